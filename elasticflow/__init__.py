@@ -1,0 +1,22 @@
+"""elasticflow: a job file, one command, and a training run that survives what happens to it.
+
+What user code may import stands here; everything else is private to the command.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "get_logger"]
+
+
+def get_logger(name: str = "user") -> FilteringBoundLogger:
+    """Return the structured logger whose lines land in this worker's log and bear run, generation and rank."""
+    from elasticflow import logs
+
+    return logs.get_logger(name)

@@ -1,0 +1,1 @@
+"""Job in, launch folder out (floor 2)."""

@@ -1,0 +1,119 @@
+"""One class per failure a user can cause, with its exit code and a remedy (floor 0)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+FINISHED = 0
+ANSWER_IS_NO = 1
+NOT_STARTED = 2
+BUDGET_SPENT = 3
+INTERRUPTED = 75
+KILLED_BY_USER = 130
+
+EXIT_CODES: dict[int, str] = {
+    FINISHED: "yes, or finished",
+    ANSWER_IS_NO: "the answer is no: findings, or the job failed",
+    NOT_STARTED: "not started: usage, or the job was refused",
+    BUDGET_SPENT: "the restart budget is spent",
+    INTERRUPTED: "interrupted: starting the same command again goes on",
+    KILLED_BY_USER: "ended at once by a second Ctrl-C",
+}
+
+
+class ElasticflowError(Exception):
+    """A failure with a known cause: shown to the user without a traceback.
+
+    Attributes:
+        message: What is wrong and where (a key, a path, a value).
+        remedy: What to do about it, or None when the message says it.
+    """
+
+    exit_code: ClassVar[int] = NOT_STARTED
+
+    def __init__(self, message: str, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return self.message if self.remedy is None else f"{self.message}\n  help: {self.remedy}"
+
+
+class JobRefusedError(ElasticflowError):
+    """The job file has errors; they have been shown as diagnostics."""
+
+
+class TorchMissingError(ElasticflowError):
+    """A command that trains was asked for and torch is not installed, or is of a version never tried."""
+
+
+class RunLockedError(ElasticflowError):
+    """Another process holds the run's lock: it is running."""
+
+
+class RunNotFoundError(ElasticflowError):
+    """No run folder, run id or job of that name."""
+
+
+class NothingToResumeError(ElasticflowError):
+    """There is no run that could go on."""
+
+
+class DriftRefusedError(ElasticflowError):
+    """The job changed in a way that would corrupt the run, or its trajectory without consent."""
+
+
+class StorageError(ElasticflowError):
+    """The snapshot URI cannot be read or written."""
+
+
+class PortTakenError(ElasticflowError):
+    """The rendezvous endpoint's port is in use."""
+
+
+class LaunchFolderError(ElasticflowError):
+    """The launch folder cannot be written: exists with other content, or is edited by hand."""
+
+
+class NotBuiltYetError(ElasticflowError):
+    """The job asks for something this version does not do; never ignored silently."""
+
+
+class JobFailedError(ElasticflowError):
+    """The job failed for good; the first failure is named."""
+
+    exit_code = ANSWER_IS_NO
+
+
+class BudgetSpentError(ElasticflowError):
+    """More failures than the restart budget allows."""
+
+    exit_code = BUDGET_SPENT
+
+
+class WorkerError(ElasticflowError):
+    """Raised inside a worker, with the failure class the budget counts it under."""
+
+    exit_code = ANSWER_IS_NO
+    failure_class: ClassVar[str] = "user_error"
+
+
+class DatasetError(WorkerError):
+    """The dataset has no length, another length than declared, or is other data than the snapshot's."""
+
+
+class StateError(WorkerError):
+    """State that cannot be expressed without pickle, or does not fit the snapshot."""
+
+
+class NonFiniteLossError(WorkerError):
+    """The loss over the global batch is infinite or not a number."""
+
+    failure_class = "nonfinite"
+
+
+class SnapshotError(WorkerError):
+    """A snapshot could not be written or none could be read."""
+
+    failure_class = "storage"

@@ -1,0 +1,94 @@
+"""Every event name and its fields: the log schema, frozen by a test (floor 0).
+
+Every line has `timestamp, level, event, job, run_id, generation`; lines written by workers add
+`node, rank, world_size, step`. `events.jsonl` holds one line per thing that happened to the run.
+"""
+
+from __future__ import annotations
+
+RUN_STARTED = "run.started"
+RUN_FINISHED = "run.finished"
+RUN_FAILED = "run.failed"
+RUN_INTERRUPTED = "run.interrupted"
+GENERATION_STARTED = "generation.started"
+GENERATION_ENDED = "generation.ended"
+WORKER_FAILED = "worker.failed"
+WORKER_RAISED = "worker.raised"
+NODE_JOINED = "node.joined"
+NODE_LOST = "node.lost"
+TRAINING_STARTED = "training.started"
+TRAINING_FIRST_STEP = "training.first_step"
+TRAINING_FINISHED = "training.finished"
+SNAPSHOT_STAGED = "snapshot.staged"
+SNAPSHOT_COMMITTED = "snapshot.committed"
+SNAPSHOT_REJECTED = "snapshot.rejected"
+SNAPSHOT_FAILED = "snapshot.failed"
+SNAPSHOT_REMOVED = "snapshot.removed"
+DRAIN_REQUESTED = "drain.requested"
+DRAIN_COMPLETED = "drain.completed"
+BUDGET_CHARGED = "budget.charged"
+BUDGET_SPENT = "budget.spent"
+BUDGET_REFILLED = "budget.refilled"
+DATASET_OPENED = "dataset.opened"
+PRELOAD_REFUSED = "preload.refused"
+ENTRY_POINT_EDITED = "entry_point.edited"
+AGENT_RESTARTED = "agent.restarted"
+HANG_DETECTED = "hang.detected"
+LOSS_SKIPPED = "loss.skipped"
+
+STEP = "step"
+EVALUATION = "evaluation"
+
+COMMON_FIELDS = ("timestamp", "level", "event", "job", "run_id", "generation")
+WORKER_FIELDS = ("node", "rank", "world_size", "step")
+
+# name -> (what it means, its own fields)
+SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
+    RUN_STARTED: ("a launch began", ("launch", "resumed", "pid", "torch", "uri")),
+    RUN_FINISHED: ("training reached its end and the last snapshot is committed", ("step", "seconds", "restarts")),
+    RUN_FAILED: ("the run ended with an error", ("class", "error", "rank", "exit_code", "step", "seconds")),
+    RUN_INTERRUPTED: ("the launch ended before training did; the same command goes on", ("reason", "step", "seconds")),
+    GENERATION_STARTED: ("a worker group was formed", ("world_size", "nodes", "reason")),
+    GENERATION_ENDED: ("a worker group ended", ("class", "reason", "step")),
+    WORKER_FAILED: ("the first worker that failed in a generation", ("rank", "node", "pid", "exit_code", "class", "error", "traceback", "others")),
+    WORKER_RAISED: ("an exception left a worker's train.py", ("class", "error", "traceback")),
+    NODE_JOINED: ("a node's agent is ready", ("node", "host", "nproc")),
+    NODE_LOST: ("a node's agent is gone", ("node", "reason")),
+    TRAINING_STARTED: ("all ranks are about to train", ("restored_from", "epoch", "samples", "device", "model_parameters")),
+    TRAINING_FIRST_STEP: ("the first step of a generation is finished", ("seconds_since_failure",)),
+    TRAINING_FINISHED: ("the last step is finished", ("epoch", "samples", "best")),
+    SNAPSHOT_STAGED: ("training goes on; the writer has the bytes", ("name", "bytes", "stall_s", "trigger")),
+    SNAPSHOT_COMMITTED: ("the snapshot exists", ("name", "bytes", "seconds", "trigger")),
+    SNAPSHOT_REJECTED: ("a snapshot was not loaded and is set aside", ("name", "reason")),
+    SNAPSHOT_FAILED: ("a snapshot could not be written; older ones are untouched", ("name", "reason")),
+    SNAPSHOT_REMOVED: ("retention removed a snapshot", ("name",)),
+    DRAIN_REQUESTED: ("workers are asked to leave after a step", ("reason", "grace_s")),
+    DRAIN_COMPLETED: ("all workers left after the same step", ("seconds",)),
+    BUDGET_CHARGED: ("a failure was counted", ("class", "left")),
+    BUDGET_SPENT: ("no restart is left", ("class", "budget")),
+    BUDGET_REFILLED: ("the budget is full again", ("budget",)),
+    DATASET_OPENED: ("which data is trained or evaluated on", ("name", "samples", "fingerprint", "source")),
+    PRELOAD_REFUSED: ("a module is imported in each worker instead of once per node", ("module", "reason")),
+    ENTRY_POINT_EDITED: ("train.py was edited by hand and runs as edited", ("path",)),
+    AGENT_RESTARTED: ("a dead agent was started again, free of charge", ("exit_code",)),
+    HANG_DETECTED: ("a rank made no progress for too long", ("rank", "phase", "seconds", "stacks")),
+    LOSS_SKIPPED: ("a step with a non-finite loss left the weights alone", ("loss",)),
+    STEP: ("one finished optimizer step", ("epoch", "samples", "loss", "lr", "time", "seconds")),
+    EVALUATION: ("metrics over the evaluation set", ("epoch", "eval", "best", "time")),
+}
+
+# Lines of a worker's log that the supervisor copies into events.jsonl; by convention one rank writes each.
+FROM_WORKERS = frozenset(
+    {
+        TRAINING_STARTED,
+        TRAINING_FIRST_STEP,
+        TRAINING_FINISHED,
+        SNAPSHOT_STAGED,
+        SNAPSHOT_COMMITTED,
+        SNAPSHOT_REJECTED,
+        SNAPSHOT_FAILED,
+        SNAPSHOT_REMOVED,
+        DATASET_OPENED,
+        LOSS_SKIPPED,
+    }
+)

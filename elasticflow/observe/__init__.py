@@ -1,0 +1,1 @@
+"""Reads run folders: status, console lines, reports (floor 4)."""

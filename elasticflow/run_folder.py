@@ -1,0 +1,109 @@
+"""Names and places of everything a run writes, here and under its snapshot URI (floor 0)."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+RUNS = "runs"
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+SNAPSHOT_NAME = re.compile(r"(?P<step>\d{12})-(?P<generation>\d{4,})-(?P<id>[0-9a-f]{8})")
+
+
+def new_run_id(now: datetime | None = None) -> str:
+    """Return an id like `20261120-104500-4f2a`: sorts by time, unique enough for one machine's second."""
+    moment = now or datetime.now(UTC)
+    return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Places inside `runs/<job>/<run id>/`; nothing is created by asking for a path."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, project_root: Path, job: str, run_id: str) -> RunFolder:
+        """Return the folder of that run under the project root."""
+        return cls(project_root / RUNS / job / run_id)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id: the folder's name."""
+        return self.path.name
+
+    @property
+    def job(self) -> str:
+        """The job's name: the parent folder's name."""
+        return self.path.parent.name
+
+    @property
+    def events(self) -> Path:
+        """The truth of the run: JSON lines, appended by the supervisor alone."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per step or evaluation, without gaps or repeats."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def metrics_redone(self) -> Path:
+        """Lines of steps that were lost and done again."""
+        return self.path / "metrics.redone.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """What was charged to the restart budget."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def state(self) -> Path:
+        """The run's state now; replaced atomically."""
+        return self.path / "state.json"
+
+    @property
+    def lock(self) -> Path:
+        """Locked (flock) while a supervisor runs."""
+        return self.path / "lock"
+
+    @property
+    def agent_log(self) -> Path:
+        """What the agent, the fork server and the writer print."""
+        return self.path / "logs" / "agent.log"
+
+    @property
+    def launches(self) -> Path:
+        """Folder of the launch folders."""
+        return self.path / "launches"
+
+    def launch(self, number: int) -> Path:
+        """Folder of launch *number* (from 1)."""
+        return self.launches / f"{number:04d}"
+
+    def launch_numbers(self) -> list[int]:
+        """Numbers of the launches that exist, ascending."""
+        if not self.launches.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.launches.iterdir() if re.fullmatch(r"\d{4,}", p.name))
+
+    def generation_logs(self, generation: int) -> Path:
+        """Folder of the rank logs of one generation."""
+        return self.path / "logs" / f"g{generation:04d}"
+
+    def rank_log(self, generation: int, rank: int, suffix: str = "jsonl") -> Path:
+        """Log of one rank: *suffix* is `jsonl`, `stdout` or `stderr`."""
+        return self.generation_logs(generation) / f"rank{rank}.{suffix}"
+
+
+def snapshot_name(step: int, generation: int, id8: str) -> str:
+    """Return a snapshot's folder name, unique for ever: `<step:012>-<generation:04>-<id8>`."""
+    return f"{step:012d}-{generation:04d}-{id8}"
+
+
+def generation_file(generation: int) -> str:
+    """Name, under `<uri>/<run id>/`, of the file whose exclusive creation makes the generation exist."""
+    return f"generations/{generation:04d}.json"

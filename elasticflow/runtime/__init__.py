@@ -1,0 +1,1 @@
+"""What the generated train.py imports (runs inside workers)."""

@@ -1,0 +1,1 @@
+"""The job as declared: files, positions, models, checks (floor 1)."""
