@@ -54,7 +54,7 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     WORKER_RAISED: ("an exception left a worker's train.py", ("class", "error", "traceback")),
     NODE_JOINED: ("a node's agent is ready", ("node", "host", "nproc")),
     NODE_LOST: ("a node's agent is gone", ("node", "reason")),
-    TRAINING_STARTED: ("all ranks are about to train", ("restored_from", "epoch", "samples", "device", "model_parameters")),
+    TRAINING_STARTED: ("all ranks are about to train", ("restored_from", "epoch", "samples", "steps", "device", "parameters")),
     TRAINING_FIRST_STEP: ("the first step of a generation is finished", ("seconds_since_failure",)),
     TRAINING_FINISHED: ("the last step is finished", ("epoch", "samples", "best")),
     SNAPSHOT_STAGED: ("training goes on; the writer has the bytes", ("name", "bytes", "stall_s", "trigger")),
