@@ -1,0 +1,235 @@
+"""The job-wide restart budget: what a failure costs, and whether the job goes on (floor 3).
+
+The ledger file is the only state, so the next launch counts on from where this one stopped. The clock is
+an argument; nothing else here depends on when or where it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from elasticflow.compiler.plan import RestartPlan
+
+# Nobody's fault: a resize or a drain was asked for, a preempted node was taken, a dead agent is started again.
+FREE = frozenset({"preempted", "resized", "drained", "agent_lost"})
+# An agent that dies again and again without a finished step is no accident: from then on it costs.
+FREE_AGENTS = 3
+
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the ledger.
+
+    Attributes:
+        time: Unix time.
+        failure_class: What failed, `class` in the file.
+        step: Last step finished in that generation; None when none was, so it failed while building.
+        epoch: Epoch of that step.
+        high: Highest step the run had ever finished by then.
+        high_epoch: Epoch of it.
+        generation: The generation that failed.
+        fingerprint: Equal for the same error.
+        charged: It counts against the budget.
+    """
+
+    time: float
+    failure_class: str
+    step: int | None
+    epoch: int | None
+    high: int
+    high_epoch: int
+    generation: int
+    fingerprint: str
+    charged: bool
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows from one failure.
+
+    Attributes:
+        restart: The job goes on with another generation.
+        delay_s: Seconds to wait before it; 0 unless failures repeat without progress.
+        left: Restarts left in the budget.
+        reason: In words, for the verdict: why it stops, or what it cost.
+        charged: The failure counted against the budget.
+        spent: It stops because the budget is spent (exit code 3), not because it cannot succeed (exit code 1).
+        refilled: Earlier failures have left the window since the last one, and the budget was full again.
+    """
+
+    restart: bool
+    delay_s: float
+    left: int
+    reason: str
+    charged: bool
+    spent: bool = False
+    refilled: bool = False
+
+
+class Budget:
+    """The restart budget of one run, kept in its ledger file.
+
+    A failure counts while it lies inside the window that `restarts.refill` states: for that many seconds, or
+    until that many steps or epochs were finished beyond it. Without `refill` it counts for the whole run.
+    """
+
+    def __init__(self, plan: RestartPlan, ledger: Path, clock: Callable[[], float] = time.time) -> None:
+        self._plan = plan
+        self._ledger = ledger
+        self._clock = clock
+        self._entries = read_ledger(ledger)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every failure of the run so far, oldest first."""
+        return tuple(self._entries)
+
+    def left(self, step: int | None = None, epoch: int | None = None) -> int:
+        """Return the restarts left, given how far training is now."""
+        high, high_epoch = self._high(step, epoch)
+        return max(0, self._plan.budget - len(self._counting(self._clock(), high, high_epoch)))
+
+    def charge(
+        self,
+        failure_class: str,
+        *,
+        step: int | None,
+        fingerprint: str = "",
+        generation: int = 0,
+        epoch: int | None = None,
+    ) -> Decision:
+        """Count one failure and return whether to go on; it is on disk before this returns.
+
+        Args:
+            failure_class: One of `failures.CLASSES`; `peer` counts as a crash.
+            step: Last step finished in the generation that failed, or None when it failed while building.
+            fingerprint: Equal for the same error (`Failure.fingerprint`).
+            generation: The generation that failed.
+            epoch: Epoch of *step*.
+        """
+        now = self._clock()
+        kind = "crash" if failure_class == "peer" else failure_class
+        high, high_epoch = self._high(step, epoch)
+        streak = self._without_progress(high)
+        charged = kind not in FREE or (kind == "agent_lost" and self._lost_agents(high) >= FREE_AGENTS)
+        before = self._counting(now, high, high_epoch)
+        refilled = not before and bool(self._counted_last_time())
+        entry = Entry(now, kind, step, epoch, high, high_epoch, generation, fingerprint, charged)
+        hopeless = self._hopeless(entry)
+        self._append(entry)
+
+        left = self._plan.budget - len(before) - int(charged)
+        if hopeless is not None:
+            return Decision(False, 0.0, max(0, left), hopeless, charged, refilled=refilled)
+        if left < 0:
+            return Decision(False, 0.0, 0, self._spent(len(before)), charged, spent=True, refilled=refilled)
+        delay_s = 0.0 if kind in {"resized", "drained", "preempted"} else _delay_s(streak)
+        reason = f"{left} of {self._plan.budget} restarts left" if charged else "free of charge"
+        return Decision(True, delay_s, left, reason, charged, refilled=refilled)
+
+    def _high(self, step: int | None, epoch: int | None) -> tuple[int, int]:
+        last = self._entries[-1] if self._entries else None
+        high, high_epoch = (last.high, last.high_epoch) if last else (0, 0)
+        return max(high, step or 0), max(high_epoch, epoch or 0)
+
+    def _counting(self, now: float, high: int, high_epoch: int) -> list[Entry]:
+        plan = self._plan
+        return [
+            e
+            for e in self._entries
+            if e.charged
+            and not (plan.refill_s is not None and now - e.time >= plan.refill_s)
+            and not (plan.refill_steps is not None and high - e.high >= plan.refill_steps)
+            and not (plan.refill_epochs is not None and high_epoch - e.high_epoch >= plan.refill_epochs)
+        ]
+
+    def _counted_last_time(self) -> list[Entry]:
+        if not self._entries:
+            return []
+        last = self._entries[-1]
+        return self._counting(last.time, last.high, last.high_epoch)
+
+    def _without_progress(self, high: int) -> int:
+        return sum(e.high >= high for e in self._entries if e.failure_class not in FREE - {"agent_lost"})
+
+    def _lost_agents(self, high: int) -> int:
+        return sum(e.high >= high for e in self._entries if e.failure_class == "agent_lost")
+
+    def _hopeless(self, now: Entry) -> str | None:
+        if now.failure_class == "user_error":
+            if now.step is None:
+                return "an error before the first step would come again"
+            if any(e.fingerprint == now.fingerprint and e.high >= now.high for e in self._of(now)):
+                return "the same error came again without progress"
+        if now.failure_class == "nonfinite" and any(e.step == now.step for e in self._of(now)):
+            return "the loss was not finite at the same step again"
+        return None
+
+    def _of(self, now: Entry) -> list[Entry]:
+        return [e for e in self._entries if e.failure_class == now.failure_class]
+
+    def _spent(self, counted: int) -> str:
+        plan = self._plan
+        if plan.budget == 0:
+            return "restarts.budget is 0"
+        window = next(
+            (
+                f" within {amount:g} {unit}"
+                for amount, unit in (
+                    (plan.refill_s, "s"),
+                    (plan.refill_steps, "steps"),
+                    (plan.refill_epochs, "epochs"),
+                )
+                if amount is not None
+            ),
+            "",
+        )
+        return f"{counted + 1} failures{window}, restarts.budget is {plan.budget}"
+
+    def _append(self, entry: Entry) -> None:
+        record = asdict(entry)
+        record["class"] = record.pop("failure_class")
+        line = json.dumps(record) + "\n"
+        self._ledger.parent.mkdir(parents=True, exist_ok=True)
+        with self._ledger.open("ab+") as file:
+            # A line torn by a crash must not swallow this one.
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else "\n" + line
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self._entries.append(entry)
+
+
+def read_ledger(ledger: Path) -> list[Entry]:
+    """Return the ledger's entries, oldest first; none if the file is absent. Torn lines are left out."""
+    try:
+        lines = ledger.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    entries = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+            record["failure_class"] = record.pop("class")
+            entries.append(Entry(**record))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return entries
+
+
+def _delay_s(streak: int) -> float:
+    # The exponent is capped so that a long streak cannot overflow a float.
+    return 0.0 if streak == 0 else min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(streak - 1, 16))

@@ -1,0 +1,232 @@
+"""What failed first in a generation, and of which class; pure (floor 3)."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+FailureClass = Literal[
+    "user_error",
+    "oom",
+    "hang",
+    "crash",
+    "nonfinite",
+    "storage",
+    "snapshot_corrupt",
+    "node_lost",
+    "preempted",
+    "resized",
+    "drained",
+    "agent_lost",
+    "peer",
+]
+CLASSES: frozenset[str] = frozenset(get_args(FailureClass))
+
+# How a collective fails when another rank died. gloo and NCCL raise plain RuntimeErrors, so only the text tells.
+_PEER = re.compile(
+    r"connection (?:was )?(?:closed by (?:remote )?peer|reset by peer|refused)|broken pipe|socket closed"
+    r"|gloo|nccl|DistNetworkError|DistStoreError|remote process exited|timed out waiting \d+ ?ms for (?:recv|send)",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_LONGEST_ERROR = 500
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known about one worker that ended.
+
+    Attributes:
+        rank: Its rank in the generation.
+        exit_code: As `Popen.returncode` gives it: negative is a signal; None when the process was lost sight of.
+        raised: Its `worker.raised` line, if it wrote one.
+        time: Unix time at which its end was noticed; the `worker.raised` line's own time goes before it.
+        node: Id of its node.
+        pid: Its process id.
+        ended_by_us: The agent killed it after another rank's failure; such an end is no failure.
+        hung: It made no progress for longer than allowed, so the agent killed it.
+        oom_killed: The kernel's out-of-memory killer was seen at work in its memory group.
+        stderr: The end of its standard error, for workers that died before they could log.
+    """
+
+    rank: int
+    exit_code: int | None
+    raised: Mapping[str, Any] | None = None
+    time: float = math.inf
+    node: str = ""
+    pid: int | None = None
+    ended_by_us: bool = False
+    hung: bool = False
+    oom_killed: bool = False
+    stderr: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The root cause of a generation's end.
+
+    Attributes:
+        failure_class: What the budget counts it under; never `peer`.
+        error: One line: `ValueError: bad label`, `killed by SIGKILL`, `exit code 3`.
+        traceback: The worker's own traceback, or None.
+        others: The other ranks' failures folded into one line, or None.
+    """
+
+    rank: int
+    node: str
+    pid: int | None
+    exit_code: int | None
+    failure_class: FailureClass
+    error: str
+    traceback: str | None
+    others: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same error again: numbers and addresses in its text do not count."""
+        return f"{self.failure_class}: {_NUMBER.sub('#', self.error)}"
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the `worker.failed` event."""
+        return {
+            "rank": self.rank,
+            "node": self.node,
+            "pid": self.pid,
+            "exit_code": self.exit_code,
+            "class": self.failure_class,
+            "error": self.error,
+            "traceback": self.traceback,
+            "others": self.others,
+        }
+
+
+def classify(
+    exit_code: int | None,
+    raised: Mapping[str, Any] | None = None,
+    *,
+    hung: bool = False,
+    oom_killed: bool = False,
+) -> FailureClass:
+    """Return the class of one worker's end, looked at alone.
+
+    A worker that ended itself with a code and no `worker.raised` line (an error before `worker.run`, or
+    `sys.exit`) is a user error: no signal was involved, so the same code would end the same way.
+    """
+    if raised is not None:
+        named = raised.get("class")
+        return named if named in CLASSES else "user_error"
+    if hung:
+        return "hang"
+    if oom_killed:
+        return "oom"
+    if exit_code is not None and exit_code > 0:
+        return "user_error"
+    return "crash"
+
+
+def first_failure(reports: Iterable[Report]) -> Failure | None:
+    """Return the root cause among *reports*, or None when no worker failed by itself.
+
+    A rank that died or raised on its own goes before one that only noticed: errors of collectives whose
+    peer is gone count as a cause only when there is nothing else. Among the rest the earliest is first.
+    """
+    failed = [r for r in reports if r.exit_code != 0 and not r.ended_by_us]
+    if not failed:
+        return None
+    own = [r for r in failed if not _noticed(r)]
+    first = min(own or failed, key=lambda r: (_time(r), r.rank))
+    kind = classify(first.exit_code, first.raised, hung=first.hung, oom_killed=first.oom_killed)
+    return Failure(
+        rank=first.rank,
+        node=first.node,
+        pid=first.pid,
+        exit_code=first.exit_code,
+        failure_class="crash" if kind == "peer" else kind,
+        error=describe(first),
+        traceback=_traceback(first),
+        others=_fold(first, [r for r in failed if r is not first]),
+    )
+
+
+def describe(report: Report) -> str:
+    """Return one line that says how a worker ended: its exception, the signal's name, or its exit code."""
+    if report.raised is not None and report.raised.get("error"):
+        return _one_line(str(report.raised["error"]))
+    if report.hung:
+        return "no progress"
+    if report.oom_killed:
+        return "killed for memory"
+    last = _last_exception(report.stderr)
+    if last is not None:
+        return last
+    if report.exit_code is None:
+        return "lost"
+    return signal_or_code(report.exit_code)
+
+
+def signal_or_code(exit_code: int) -> str:
+    """Return `killed by SIGKILL` for -9, `exit code 3` for 3."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
+
+
+def _noticed(report: Report) -> bool:
+    if report.raised is None:
+        return False
+    return report.raised.get("class") == "peer" or _PEER.search(describe(report)) is not None
+
+
+def _time(report: Report) -> float:
+    stamp = None if report.raised is None else report.raised.get("timestamp")
+    if not isinstance(stamp, str):
+        return report.time
+    try:
+        return datetime.fromisoformat(stamp).timestamp()
+    except ValueError:
+        return report.time
+
+
+def _traceback(report: Report) -> str | None:
+    if report.raised is not None:
+        text = report.raised.get("traceback")
+        return str(text) if text else None
+    at = report.stderr.rfind("Traceback (most recent call last):")
+    return report.stderr[at:].rstrip() if at >= 0 and _last_exception(report.stderr) else None
+
+
+def _last_exception(stderr: str) -> str | None:
+    if "Traceback (most recent call last):" not in stderr and "SyntaxError" not in stderr:
+        return None
+    for line in reversed(stderr.splitlines()):
+        if re.match(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b", line):
+            return _one_line(line)
+    return None
+
+
+def _fold(first: Report, others: list[Report]) -> str | None:
+    said = Counter(_short(first, other) for other in others)
+    parts = [f"{n} other rank{'' if n == 1 else 's'}: {text}" for text, n in said.most_common()]
+    return "; ".join(parts) or None
+
+
+def _short(first: Report, other: Report) -> str:
+    if describe(other) == describe(first):
+        return "the same"
+    return "connection closed by peer" if _noticed(other) else describe(other)
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 3] + "..."
