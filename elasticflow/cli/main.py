@@ -1,0 +1,99 @@
+"""The command line: one group whose commands are imported only when they are used (floor 5)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow import __version__
+from elasticflow.errors import FINISHED, KILLED_BY_USER, ElasticflowError, JobRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+    from click.shell_completion import CompletionItem
+
+# Name to the line shown in --help: known without importing the command's module.
+COMMANDS: dict[str, str] = {
+    "validate": "Check job files; nothing is run and torch is not needed.",
+    "plan": "Show what a run of a job file would do.",
+    "compile": "Write a job's launch folder: train.py, torchrun.sh, plan.json.",
+    "run": "Train a job, or go on with its run.",
+    "resume": "Go on with a run from its newest good snapshot.",
+    "runs": "List runs.",
+    "status": "Show how a run is doing.",
+    "logs": "Show a run's logs by rank and generation.",
+    "schema": "Print the JSON Schema of the job file, for editors.",
+    "explain": "Explain a code such as EF101, with a bad and a good example.",
+    "completion": "Print the completion script of a shell.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports `elasticflow.cli.cmd_<name>` when the command is called, and no sooner."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order of a job's life."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, importing its module now."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"elasticflow.cli.cmd_{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return matching command names from the table, without importing them."""
+        from click.shell_completion import CompletionItem
+
+        names = [
+            CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return names or click.Command.shell_complete(self, ctx, incomplete)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="elasticflow", message="%(prog)s %(version)s")
+def group() -> None:
+    """Turn a job file into a distributed PyTorch run that survives what happens to it.
+
+    \b
+    elasticflow validate jobs/mnist.toml     check it, in a tenth of a second
+    elasticflow run jobs/mnist.toml          train it
+    elasticflow resume mnist                 go on after an interruption
+    """
+
+
+def call(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; what went wrong stands on standard error."""
+    try:
+        code = group.main(args=arguments, prog_name="elasticflow", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return KILLED_BY_USER
+    except JobRefusedError as error:
+        click.echo(error.message, err=True)  # rendered diagnostics: they bear their own "error"
+        return error.exit_code
+    except ElasticflowError as error:
+        click.echo(f"error: {error.message}", err=True)
+        if error.remedy is not None:
+            click.echo(f"help: {error.remedy}", err=True)
+        return error.exit_code
+    return code if isinstance(code, int) else FINISHED
+
+
+def run() -> NoReturn:
+    """Run the command line and leave the process with its exit code."""
+    sys.exit(call())
