@@ -1,0 +1,79 @@
+"""Local files that are whole or absent, also after a power cut: flush, fsync, rename, fsync the folder (floor 0)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+Part = bytes | bytearray | memoryview
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in *folder* survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write(path: Path, parts: Iterable[Part]) -> int:
+    """Put *parts* at *path*, replacing what was there, and return their bytes.
+
+    A crash leaves the old file or the new one, and at worst a hidden temporary file beside it. The
+    temporary file lies in the same folder, since a rename between file systems is a copy.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    try:
+        size = _fill(temporary, parts)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    return size
+
+
+def create(path: Path, data: bytes) -> bool:
+    """Put *data* at *path* if nothing is there; True if this call made it.
+
+    A link to a finished file is made, not the file itself opened with O_EXCL: a reader would see that half
+    written, and a crash would leave it so for ever.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    try:
+        _fill(temporary, (data,))
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        sync_folder(path.parent)
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _fill(path: Path, parts: Iterable[Part]) -> int:
+    size = 0
+    with path.open("xb", buffering=0) as file:
+        for part in parts:
+            rest = memoryview(part).cast("B") if len(part) else memoryview(b"")
+            while rest:  # an unbuffered write may be short
+                done = file.write(rest)
+                size += done
+                rest = rest[done:]
+        os.fsync(file.fileno())
+    return size
