@@ -1,0 +1,105 @@
+"""Staging memory: owned by the writer, mapped by workers, kept warm over restarts (floor 1)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+
+_HUGE_PAGE = 2 << 20
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A piece of shared memory.
+
+    Attributes:
+        number: Unique in this writer.
+        descriptor: Of the memory file.
+        size: Bytes.
+        view: The writer's mapping of it.
+        busy: True while a staged share in it is being written.
+        owned: True while a connected worker may write into it.
+    """
+
+    number: int
+    descriptor: int
+    size: int
+    view: mmap.mmap
+    busy: bool = False
+    owned: bool = True
+
+
+class Pool:
+    """All staging buffers of a node; those of dead workers are used again, since first touch is what costs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[Buffer] = []
+        self._made = 0
+
+    def take(self, size: int) -> Buffer:
+        """Return a buffer of at least *size* bytes, all its pages present.
+
+        Raises:
+            OSError: the machine has no such memory to give.
+        """
+        with self._lock:
+            fitting = [b for b in self._free if size <= b.size <= 2 * size + _HUGE_PAGE]
+            if fitting:
+                buffer = min(fitting, key=lambda b: b.size)
+                self._free.remove(buffer)
+                buffer.owned = True
+                return buffer
+            self._made += 1
+            number = self._made
+            stale, self._free = self._free, []
+        for buffer in stale:  # of a state that had another size: give the memory back before taking more
+            buffer.view.close()
+            os.close(buffer.descriptor)
+        return _make(number, size)
+
+    def disown(self, buffer: Buffer) -> None:
+        """Take *buffer* back from a worker that is gone or has larger ones; free once it is written."""
+        with self._lock:
+            buffer.owned = False
+            if not buffer.busy:
+                self._free.append(buffer)
+
+    def written(self, buffer: Buffer) -> bool:
+        """Mark *buffer* as written; True if its worker may fill it again."""
+        with self._lock:
+            buffer.busy = False
+            if not buffer.owned:
+                self._free.append(buffer)
+            return buffer.owned
+
+
+def map_memory(descriptor: int, size: int) -> mmap.mmap:
+    """Map shared memory with its pages present, so that the first snapshot costs what the others do."""
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+
+
+def _make(number: int, size: int) -> Buffer:
+    whole = max(1, -(-size // _HUGE_PAGE)) * _HUGE_PAGE
+    descriptor = _memory_file()
+    try:
+        os.ftruncate(descriptor, whole)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(
+                descriptor, 0, whole
+            )  # fails here and now, where a later touch would kill by SIGBUS
+        return Buffer(number, descriptor, whole, map_memory(descriptor, whole))
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _memory_file() -> int:
+    if sys.platform == "linux":
+        return os.memfd_create("elasticflow-staging", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,131 @@
+"""The commit record of a snapshot: a snapshot exists when its MANIFEST.json does (floor 1, pure)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from elasticflow.errors import SnapshotError
+
+FORMAT = 1
+FILE_NAME = "MANIFEST.json"
+STATE_FILE = "state.json"
+BLOCK = 8 << 20  # bytes under one checksum: small enough to say where the damage is
+
+
+class DamagedSnapshotError(SnapshotError):
+    """A file of a snapshot is absent, short, or not what was written."""
+
+    failure_class = "snapshot_corrupt"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of the snapshot: its bytes, and the CRC-32 of each BLOCK of it."""
+
+    size: int
+    crc32: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """Where a tensor lies: file, safetensors dtype, shape, offset from the start of the file, bytes."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a snapshot holds and where it comes from.
+
+    Attributes:
+        name: Folder name: step, generation and id.
+        trigger: Why it was taken: steps, time, epoch, drain, end ...
+        created: Unix time of the commit.
+        parent: Name of the snapshot this generation was restored from, if any.
+        metric: Value that `keep.best` ranks by, if an evaluation preceded.
+        samples: Samples consumed.
+        aliases: Tensors that share another's memory (tied weights): key to key.
+        memory_formats: Tensors stored contiguous that live in another format.
+        fingerprints: Identities of the data sets.
+        seconds: From the first staged share to the commit.
+    """
+
+    run_id: str
+    name: str
+    step: int
+    generation: int
+    world_size: int
+    trigger: str
+    created: float
+    files: dict[str, FileEntry]
+    tensors: dict[str, TensorPlace]
+    parent: str | None = None
+    metric: float | None = None
+    epoch: int = 0
+    samples: int = 0
+    aliases: dict[str, str] = field(default_factory=dict)
+    memory_formats: dict[str, str] = field(default_factory=dict)
+    fingerprints: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    format: int = FORMAT
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(entry.size for entry in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        """Return MANIFEST.json's content, with the digest over the rest."""
+        content = asdict(self)
+        if self.metric is not None and not math.isfinite(self.metric):
+            content["metric"] = str(self.metric)  # JSON has no infinities
+        return _canonical({**content, "digest": _digest(content)}) + b"\n"
+
+
+def parse(data: bytes) -> Manifest:
+    """Return the manifest in *data*.
+
+    Raises:
+        DamagedSnapshotError: not JSON, of a format unknown here, incomplete, or not what its digest says.
+    """
+    try:
+        content = json.loads(data)
+        digest = content.pop("digest")
+    except (ValueError, KeyError, AttributeError):
+        raise DamagedSnapshotError(f"{FILE_NAME} is cut or not a manifest") from None
+    if content.get("format") != FORMAT:
+        raise DamagedSnapshotError(
+            f"{FILE_NAME} has format {content.get('format')}, this version reads {FORMAT}"
+        )
+    if digest != _digest(content):
+        raise DamagedSnapshotError(f"{FILE_NAME} does not match its digest")
+    try:
+        files = {
+            name: FileEntry(size=f["size"], crc32=tuple(f["crc32"])) for name, f in content["files"].items()
+        }
+        tensors = {key: _tensor(place) for key, place in content["tensors"].items()}
+        metric = None if content["metric"] is None else float(content["metric"])
+        return Manifest(**{**content, "files": files, "tensors": tensors, "metric": metric})
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedSnapshotError(f"{FILE_NAME} is incomplete: {error}") from None
+
+
+def _tensor(place: dict[str, Any]) -> TensorPlace:
+    return TensorPlace(**{**place, "shape": tuple(place["shape"])})
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(_canonical(content)).hexdigest()

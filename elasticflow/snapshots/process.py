@@ -1,0 +1,114 @@
+"""Starting the writer and hearing from it: for the agent, or a worker that has no agent of ours (floor 1)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import elasticflow
+from elasticflow.errors import SnapshotError
+from elasticflow.storage import Storage
+
+_START_LIMIT_S = 60.0
+_END_LIMIT_S = 5.0
+
+
+class WriterProcess:
+    """A running writer, seen by the process that started it.
+
+    Attributes:
+        process: The child.
+        address: What workers give to `StagingClient.connect`.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self._stdout = process.stdout.fileno()
+        os.set_blocking(self._stdout, False)
+        self._data = b""
+        self._waiting: list[dict[str, Any]] = []
+        self.address = ""
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return the reports since the last call (`snapshot.committed`, `.failed`, `.removed`); does not wait."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._stdout, 1 << 16):
+                self._data += chunk
+        *lines, self._data = self._data.split(b"\n")
+        found = self._waiting + [json.loads(line) for line in lines]
+        self._waiting = []
+        return found
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there are reports, or when the writer ended."""
+        return self._stdout
+
+    def close(self) -> None:
+        """End the writer at once; what is not committed is dropped (flush the clients first)."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + _START_LIMIT_S
+        while not self.address:
+            left = deadline - time.monotonic()
+            if left <= 0 or (
+                self.process.poll() is not None and not select.select([self._stdout], [], [], 0)[0]
+            ):
+                break
+            select.select([self._stdout], [], [], min(left, 0.2))
+            reports = self.reports()
+            if reports:
+                self.address = reports[0].get("address", "")
+                self._waiting = reports[1:]
+        if not self.address:
+            code = self.process.poll()
+            self.close()
+            raise SnapshotError(
+                f"the snapshot writer did not start (exit code {code}); its standard error says why"
+            )
+
+
+def start_writer(config: dict[str, Any], python: str = sys.executable) -> WriterProcess:
+    """Start the node's writer and return it ready. To be called from the main thread.
+
+    It ends when this process does: its standard input ends then, and on Linux the kernel also kills it when the
+    *thread* that started it ends.
+
+    Args:
+        config: uri, options, prefix, run_id, keep_last, keep_best, keep_every, best_mode, limits (`writer.Config`).
+        python: The interpreter.
+
+    Raises:
+        SnapshotError: it ended, or was not ready in time.
+    """
+    config = {**config, "parent": os.getpid(), "uri": Storage(config["uri"]).absolute_uri}
+    process = subprocess.Popen(
+        [python, "-m", "elasticflow.snapshots.writer"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(elasticflow.__file__).resolve().parents[1],  # so that -m finds this very package
+    )
+    assert process.stdin is not None
+    writer = WriterProcess(process)
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(config).encode() + b"\n")
+        process.stdin.flush()
+    writer._wait_ready()  # noqa: SLF001  # not for others
+    return writer
