@@ -1,0 +1,246 @@
+"""One agent per node: torch's elastic agent with the cures it needs (floor 3).
+
+It forms each generation the supervisor decides on, starts the workers from its fork server, forwards what they log,
+and reports how the generation ended. Whether to restart is never its round_.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import Store
+from torch.distributed.elastic.agent.server import WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.run import config_from_args, get_args_parser
+
+from elasticflow import environment
+from elasticflow.launcher.rank_logs import GenerationLogs, RankLog
+from elasticflow.launcher.rendezvous import Feed, SupervisedRendezvous, is_requested, join_store
+from elasticflow.launcher.workers import ForkedWorkers, environment_of
+from elasticflow.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from elasticflow.launcher.agent_process import AgentConfig
+    from elasticflow.launcher.fork_client import ForkServer
+    from elasticflow.launcher.heartbeats import Heartbeats
+    from elasticflow.snapshots.staging import WriterProcess
+
+_POLL_S = 0.02
+_ROOT_CAUSE_WAIT_S = 0.15
+
+
+class Agent(LocalElasticAgent):
+    """LocalElasticAgent with workers from a fork server and restarts decided by the supervisor."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        config: AgentConfig,
+        store: Store,
+        logs: GenerationLogs,
+        server: ForkServer,
+        writer: WriterProcess,
+        heartbeats: Heartbeats,
+    ) -> None:
+        super().__init__(spec, logs, exit_barrier_timeout=1)
+        self._config = config
+        self._control = store
+        self._logs = logs
+        self._server = server
+        self._writer = writer
+        self._heartbeats = heartbeats
+        self._folder = RunFolder(Path(config.run_folder))
+        self._feed = Feed(store)
+        self._workers: ForkedWorkers | None = None
+        self._rank_logs: list[RankLog] = []
+        self._ended_alone: set[int] = set()
+
+    @property
+    def _rendezvous_handler(self) -> SupervisedRendezvous:
+        handler = self._worker_group.spec.rdzv_handler
+        assert isinstance(handler, SupervisedRendezvous)
+        return handler
+
+    def announce(self) -> None:
+        """Tell the supervisor that this node is ready: everything is imported."""
+        refused = self._server.wait_ready()
+        self._rendezvous_handler.skip_old()
+        spec = self._worker_group.spec
+        self._feed.post(
+            {
+                "type": "node",
+                "node": self._config.node,
+                "host": socket.gethostname(),
+                "nproc": spec.local_world_size,
+                "refused": refused,
+            }
+        )
+
+    def _invoke_run(self, role: str = "default") -> RunResult:
+        """Run generation after generation until the supervisor stops the launch."""
+        while True:
+            self._initialize_workers(self._worker_group)
+            failed = self._watch()
+            self._stop_workers(self._worker_group)
+            self._worker_group.state = WorkerState.STOPPED
+            self._report_end(failed=failed)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Fork this node's workers of the decided generation.
+
+        Overrides torch's, which reads the restart count as a generation number (it differs between nodes)
+        and reuses one store prefix for all of them.
+        """
+        round_ = self._rendezvous_handler.round
+        self._logs.generation = round_.generation
+        self._heartbeats.reset(len(worker_group.workers))
+        extra = {
+            environment.RUN_ID: self._folder.run_id,
+            environment.RUN_FOLDER: str(self._folder.path),
+            environment.GENERATION: str(round_.generation),
+            environment.NODE: self._config.node,
+            environment.WRITER: self._writer.address,
+            environment.FAILED_AT: "" if round_.failed_at is None else repr(round_.failed_at),
+            environment.HEARTBEAT_FD: str(self._heartbeats.fd),
+        }
+        envs = {w.local_rank: environment_of(w, worker_group, extra) for w in worker_group.workers}
+        entry_point = str(Path(self._config.launch_folder) / "train.py")
+        self._workers = ForkedWorkers(self._server, worker_group.spec.role, entry_point, envs, self._logs)
+        self._pcontext = self._workers
+        self._rank_logs = [RankLog(self._folder, round_.generation, w.global_rank) for w in worker_group.workers]
+        self._workers.start()
+        pids = self._workers.pids()
+        workers = [
+            {"rank": w.global_rank, "pid": pids[w.local_rank], "node": self._config.node} for w in worker_group.workers
+        ]
+        self._ended_alone = set()
+        self._feed.post({"type": "workers", "generation": round_.generation, "workers": workers})
+        return pids
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Kill what is left of the group at once.
+
+        After a failure waiting is useless: a signal handler cannot run inside a collective (measured),
+        and torch's grace of 30 s cannot be set for restarts.
+        """
+        if self._workers is not None:
+            self._workers.close(signal.SIGKILL, timeout=5)
+
+    def _watch(self) -> bool:
+        """Return whether the generation failed, once its workers have all ended or one has failed."""
+        assert self._workers is not None
+        generation = self._rendezvous_handler.round.generation
+        draining = False
+        while True:
+            select.select([self._server, self._writer], [], [], _POLL_S)
+            self._forward()
+            result = self._workers.wait(0)
+            if result is not None:
+                if result.is_failed():
+                    self._await_root_cause()
+                self._forward()
+                self._ended_alone = set(self._workers.exits())
+                return bool(result.is_failed())
+            if not draining and is_requested(self._control, "drain", generation):
+                draining = True
+                self._workers.signal(signal.SIGTERM)
+            if is_requested(self._control, "stop", generation):
+                return False
+            if (hang := self._heartbeats.hung()) is not None:
+                self._report_hang(hang)
+                return True
+
+    def _await_root_cause(self) -> None:
+        """Wait a moment while all failures so far are exceptions: the rank that caused them may still be ending."""
+        assert self._workers is not None
+        deadline = time.monotonic() + _ROOT_CAUSE_WAIT_S
+        while time.monotonic() < deadline:
+            exits = self._workers.exits()
+            if len(exits) == len(self._workers.pids()) or any(code < 0 for code, _ in exits.values()):
+                return
+            self._server.pump(0.01)
+
+    def _report_hang(self, hang: dict[str, Any]) -> None:
+        """Have every rank write its stacks to its stderr log, then tell the supervisor."""
+        assert self._workers is not None
+        self._workers.signal(signal.SIGUSR2)  # faulthandler, registered by runtime/worker.py
+        time.sleep(0.2)
+        rank = self._worker_group.workers[hang["local_rank"]].global_rank
+        self._feed.post({"type": "hang", "rank": rank, "phase": hang["phase"], "seconds": hang["seconds"]})
+
+    def _forward(self) -> None:
+        """Send new lines of the rank logs and the writer's reports to the supervisor."""
+        lines = [line for log in self._rank_logs for line in log.lines()]
+        if lines:
+            self._feed.post({"type": "lines", "lines": lines})
+        reports = self._writer.reports()
+        if reports:
+            self._feed.post({"type": "writer", "reports": reports})
+
+    def _report_end(self, *, failed: bool) -> None:
+        assert self._workers is not None
+        self._forward()
+        exits = self._workers.exits()
+        pids = self._workers.pids()
+        workers = []
+        for w in self._worker_group.workers:
+            code, at = exits.get(w.local_rank, (-signal.SIGKILL, time.time()))
+            alone = w.local_rank in self._ended_alone
+            workers.append(
+                {
+                    "rank": w.global_rank,
+                    "pid": pids[w.local_rank],
+                    "exit_code": code,
+                    "at": at,
+                    "ended_by_us": not alone,
+                    "stderr": _tail(Path(self._workers.stderrs[w.local_rank])) if alone and code else "",
+                }
+            )
+        for log in self._rank_logs:
+            log.close()
+        self._rank_logs = []
+        self._feed.post(
+            {
+                "type": "ended",
+                "generation": self._rendezvous_handler.round.generation,
+                "node": self._config.node,
+                "failed": failed,
+                "workers": workers,
+            }
+        )
+
+
+def _tail(path: Path, size: int = 8192) -> str:
+    """Return the end of a worker's standard error: all there is of one that died before it could log."""
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - size))
+        return file.read().decode("utf-8", "replace")
+
+
+def build_agent(config: AgentConfig, server: ForkServer, writer: WriterProcess, heartbeats: Heartbeats) -> Agent:
+    """Return the agent, configured by parsing the very argv that was written into the launch folder."""
+    argv = (Path(config.launch_folder) / "torchrun.args").read_text(encoding="utf-8").splitlines()
+    launch, _, _ = config_from_args(get_args_parser().parse_args(argv))
+    store = join_store(config.store_host, config.store_port)
+    folder = RunFolder(Path(config.run_folder))
+    spec = WorkerSpec(
+        role=launch.role,
+        local_world_size=launch.nproc_per_node,
+        entrypoint=str(Path(config.launch_folder) / "train.py"),
+        rdzv_handler=SupervisedRendezvous(store, config.node, folder.run_id, config.store_host, config.store_port),
+        max_restarts=0,  # the supervisor's ledger is the only place where restarts are counted
+        monitor_interval=launch.monitor_interval,
+        local_addr=launch.local_addr,
+        event_log_handler="null",
+        numa_options=launch.numa_options,
+    )
+    assert launch.logs_specs is not None
+    tee = launch.logs_specs._tee  # noqa: SLF001  torch offers no public way to it
+    return Agent(spec, config, store, GenerationLogs(folder, tee), server, writer, heartbeats)

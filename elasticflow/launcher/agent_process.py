@@ -1,0 +1,110 @@
+"""Starting the agent: its configuration, its process, the port it finds the store at; free of torch (floor 3)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.errors import PortTakenError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """What the supervisor tells an agent; JSON on its command line.
+
+    Attributes:
+        launch_folder: Absolute path of the launch folder.
+        run_folder: Absolute path of the run folder.
+        node: Id of this node inside the launch.
+        store_host: Host of the supervisor's store.
+        store_port: Port of the supervisor's store.
+        path: Folders of the job's own code, absolute.
+        modules: Modules the fork server imports.
+        start_method: fork or spawn.
+        hang_timeout_s: Seconds without a heartbeat that are a hang.
+        writer: Configuration of the snapshot writer.
+    """
+
+    launch_folder: str
+    run_folder: str
+    node: str
+    store_host: str
+    store_port: int
+    path: list[str]
+    modules: list[str]
+    start_method: str
+    hang_timeout_s: float
+    writer: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the form that goes on the command line."""
+        return json.dumps(asdict(self))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket for the store; port 0 takes a free one.
+
+    Raises:
+        PortTakenError: the port is in use or may not be bound.
+    """
+    try:
+        return socket.create_server((host, port), backlog=512)
+    except OSError as error:
+        raise PortTakenError(
+            f"nodes.endpoint: cannot listen on {host or '*'}:{port}: {error.strerror}",
+            "end the process that uses the port, or name another one in nodes.endpoint",
+        ) from error
+
+
+class AgentProcess:
+    """The agent of this machine; it dies with the thread that started it."""
+
+    def __init__(self, config: AgentConfig, environment: dict[str, str], log: Path) -> None:
+        self._config = config
+        self._environment = environment
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the agent; what it and its helpers print is appended to the log.
+
+        exec'd, so it inherits none of this process' sockets or locks.
+        """
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "elasticflow.launcher.node", self._config.to_json(), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self._environment},
+                start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only
+            )
+
+    def exit_code(self) -> int | None:
+        """Return how the agent ended, or None while it lives."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def last_words(self) -> str:
+        """Return the end of what it printed."""
+        return self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+
+    def end(self, patience_s: float = 0.0) -> None:
+        """Return when the agent is gone: by itself within *patience_s*, else killed with everything below it."""
+        if self._process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()

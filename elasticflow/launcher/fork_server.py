@@ -1,0 +1,244 @@
+"""The process that has imported torch and the job's modules, and forks workers on request (floor 3).
+
+Run as `python -m elasticflow.launcher.fork_server FD PARENT_PID`, exec'd from the agent's main thread.
+It has one thread, ignores TERM and INT (a signal to the whole process group must not kill workers in
+the middle of a drain), and dies with the agent. Over the socket FD travel JSON lines:
+
+    in   {"setup": {...}}                       once, first
+         {"spawn": {local_rank, environment, stdout, stderr}}
+    out  {"ready": true, "refused": [{module, reason}]}
+         {"started": local_rank, "pid": pid}    {"exited": pid, "code": code, "at": unix time}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from elasticflow.launcher.lifeline import die_with_parent
+
+# What every worker needs and what torch imports lazily at the worst moment: `torch._dynamo` costs
+# 0.8 s in the first optimizer step of each generation when it is not here.
+WARM = (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.utils.data",
+    "elasticflow.runtime.worker",
+    "elasticflow.runtime.data",
+    "elasticflow.runtime.evaluate",
+    "elasticflow.runtime.order",
+    "elasticflow.runtime.replicas",
+    "elasticflow.runtime.snapshot",
+    "elasticflow.runtime.state",
+)
+
+# Read at import, they would freeze one worker's value for all ranks.
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+def main() -> NoReturn:
+    """Serve until the agent closes the socket or dies."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    die_with_parent(int(sys.argv[2]))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lines = Lines(channel)
+    setup = lines.wait()["setup"]
+    sys.path[:0] = setup["path"]
+    start_method, refused = setup["start_method"], []
+    if start_method == "fork":
+        refused = preload(setup["modules"])
+        start_method = "spawn" if _unsafe_to_fork() else "fork"
+    gc.collect()
+    gc.freeze()  # shared pages stay shared: the collector no longer writes into them
+    lines.send({"ready": True, "refused": refused, "start_method": start_method})
+    serve(lines, setup["entry_point"], start_method)
+
+
+class Lines:
+    """JSON lines over a stream socket."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self._rest = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message."""
+        self.channel.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """Return the messages of one `recv`, or None at the end of the stream."""
+        data = self.channel.recv(1 << 16)
+        if not data:
+            return None
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in whole]
+
+    def wait(self) -> dict[str, Any]:
+        """Return the next message; leaves the process when the other side is gone."""
+        while True:
+            messages = self.read()
+            if messages is None:
+                os._exit(0)
+            if messages:
+                return messages[0]
+
+
+def preload(modules: list[str]) -> list[dict[str, str]]:
+    """Import what workers share; return the job's modules that have to be imported in each worker instead.
+
+    A module that fails here fails again in the worker, where its traceback belongs to a rank.
+    """
+    for name in WARM:
+        importlib.import_module(name)
+    refused = []
+    for name in modules:
+        try:
+            with _rank_variables_watched() as read:
+                importlib.import_module(name)
+            reason = f"reads {', '.join(sorted(read))} at import" if read else _unsafe_to_fork()
+        except BaseException as error:  # noqa: BLE001  whatever user code raises at import, even SystemExit
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            refused.append({"module": name, "reason": reason})
+            _forget(name)
+    return refused
+
+
+@contextlib.contextmanager
+def _rank_variables_watched() -> Any:
+    """Yield the set of rank variables that are asked for inside the block."""
+    read: set[str] = set()
+    get = type(os.environ).__getitem__
+
+    def watched(self: Any, key: str) -> str:
+        if key in RANK_VARIABLES:
+            read.add(key)
+        return get(self, key)
+
+    type(os.environ).__getitem__ = watched  # type: ignore[method-assign]
+    try:
+        yield read
+    finally:
+        type(os.environ).__getitem__ = get  # type: ignore[method-assign]
+
+
+def _unsafe_to_fork() -> str | None:
+    """Return why this process must not fork workers that use what was just imported, if so."""
+    with contextlib.suppress(FileNotFoundError):
+        if any(os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia") for fd in _open_fds()):
+            return "touches the accelerator at import"
+    tasks = Path("/proc/self/task")
+    if tasks.is_dir() and len(list(tasks.iterdir())) > 1:
+        return "starts threads at import"
+    return None
+
+
+def _open_fds() -> list[str]:
+    fds = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            os.readlink(f"/proc/self/fd/{fd}")
+            fds.append(fd)
+    return fds
+
+
+def _forget(name: str) -> None:
+    top = name.partition(".")[0]
+    for known in [m for m in sys.modules if m == top or m.startswith(f"{top}.")]:
+        del sys.modules[known]
+
+
+def serve(lines: Lines, entry_point: str, start_method: str) -> NoReturn:
+    """Fork a worker for each request and report each exit, until the agent is gone."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)  # noqa: FBT003
+    os.set_blocking(wake_read, False)  # noqa: FBT003
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up to be written
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    while True:
+        ready, _, _ = select.select([lines.channel, wake_read], [], [])
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            for report in reap():
+                lines.send(report)
+        if lines.channel in ready:
+            messages = lines.read()
+            if messages is None:
+                os._exit(0)
+            for message in messages:
+                request = message["spawn"]
+                pid = os.fork()
+                if pid == 0:
+                    become_worker(lines.channel, request, entry_point, start_method)
+                lines.send({"started": request["local_rank"], "pid": pid})
+
+
+def reap() -> list[dict[str, Any]]:
+    """Return a report for each child that has ended; signals as negative codes."""
+    reports = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return reports
+        if pid == 0:
+            return reports
+        reports.append({"exited": pid, "code": os.waitstatus_to_exitcode(status), "at": time.time()})
+
+
+def become_worker(channel: socket.socket, request: dict[str, Any], entry_point: str, start_method: str) -> NoReturn:
+    """Turn this forked child into a worker and run the entry point; never returns.
+
+    The worker leads a session of its own, so that Ctrl-C reaches the supervisor only and one signal to
+    the session reaches its loader processes too.
+    """
+    code = 1
+    try:
+        parent = os.getppid()
+        die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        channel.close()
+        os.setsid()
+        for descriptor, path in ((1, request["stdout"]), (2, request["stderr"])):
+            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        os.environ.update(request["environment"])
+        if start_method == "spawn":
+            os.execv(sys.executable, [sys.executable, "-u", "-m", "elasticflow.launcher.spawned", str(parent), entry_point])
+        sys.argv = [entry_point]
+        runpy.run_path(entry_point, run_name="__main__")
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:  # noqa: BLE001  the last frame of a process: everything is shown, then it ends
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # Never unwind into the server's own frames, and never run torch's destructors.
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Dying with one's parent, without which a killed launcher leaves orphans (floor 3).
+
+Source: torch 2.13 starts workers with `start_new_session=True` and no death signal; a SIGKILLed agent
+leaves them training to the end (torch/distributed/elastic/multiprocessing/subprocess_handler).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel send SIGKILL to this process when the thread that started it ends.
+
+    fork clears the setting, so every process of the tree calls this for itself. The parent is checked
+    afterwards: it may have died before the call. Where prctl does not exist (macOS), a thread looks
+    at the parent twice a second instead.
+
+    Args:
+        parent: Process id of the expected parent.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True, name="lifeline").start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
