@@ -1,1 +1,38 @@
 """Job in, launch folder out (floor 2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from elasticflow.compiler.plan import LaunchPlan
+
+__all__ = ["compile_job"]
+
+
+def compile_job(
+    path: Path, folder: Path, *, overrides: Sequence[str] = (), force: bool = False
+) -> LaunchPlan:
+    """Turn a job file into a launch folder that `elasticflow run`, torchrun or python can start.
+
+    Args:
+        path: The job file.
+        folder: Where the launch folder's files go.
+        overrides: `key=value` texts that win over the file.
+        force: Replace files in *folder* that were edited or are not ours.
+
+    Raises:
+        JobRefusedError: the job has errors; the message shows them all.
+        LaunchFolderError: the folder cannot be written, or holds edited or foreign files.
+    """
+    from elasticflow.compiler.materialize import materialize
+    from elasticflow.compiler.plan import plan_job
+    from elasticflow.spec.load import require_job
+
+    loaded = require_job(path, overrides)
+    plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
+    materialize(plan, loaded.job, folder, project_root=loaded.project_root, overrides=overrides, force=force)
+    return plan

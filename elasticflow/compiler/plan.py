@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from elasticflow.compiler import torchrun
+from elasticflow.compiler.entry_values import intervals
+from elasticflow.compiler.resolved import job_digest
+from elasticflow.spec.job import Job
+from elasticflow.spec.units import parse_duration, parse_interval
+
+MOST_ROWS = 12
 
 
 class Fact(BaseModel):
@@ -87,3 +98,103 @@ class LaunchPlan(Fact):
     snapshots: SnapshotPlan
     log_level: str
     worlds: tuple[WorldRow, ...]
+
+
+def plan_job(job: Job, *, project_root: Path, job_files: Sequence[Path]) -> LaunchPlan:
+    """Return everything a launch of *job* needs; reads nothing but its arguments.
+
+    Args:
+        job: The resolved job.
+        project_root: Folder that the paths of the plan are relative to.
+        job_files: The job file first, then what it extends.
+
+    Raises:
+        JobRefusedError: torchrun could not do what the job asks, or an argument cannot be written down.
+    """
+    variables = torchrun.variables(job)
+    return LaunchPlan(
+        job_name=job.job.name,
+        job_digest=job_digest(job),
+        job_files=tuple(Path(os.path.relpath(path, project_root)).as_posix() for path in job_files),
+        module_path=tuple(job.job.path),
+        modules=_modules(job),
+        nodes_min=job.nodes.min,
+        nodes_max=job.nodes.max,
+        nproc_per_node=job.nodes.nproc_per_node,
+        endpoint=job.nodes.endpoint,
+        interface=job.nodes.interface,
+        torchrun_args=torchrun.arguments(job),
+        environment={variable.name: variable.value for variable in variables},
+        reasons={variable.name: variable.reason for variable in variables},
+        start_method=job.torchrun.start_method,
+        restarts=_restarts(job),
+        snapshots=SnapshotPlan(
+            uri=job.snapshots.uri,
+            every=intervals(job.snapshots.every),
+            keep_last=job.snapshots.keep.last,
+            keep_best=job.snapshots.keep.best,
+            keep_every=job.snapshots.keep.every,
+            options=job.snapshots.options,
+        ),
+        log_level=job.logging.level,
+        worlds=tuple(_worlds(job)),
+    )
+
+
+def entries(job: Job) -> dict[str, str]:
+    """Return every `package.module:attribute` of the job by its key, in the order of the job file."""
+    found = {
+        "model.entry": job.model.entry,
+        "model.loss": job.model.loss,
+        "model.step": job.model.step,
+        "optimizer.entry": job.optimizer.entry,
+        "lr_scheduler.entry": job.lr_scheduler.entry if job.lr_scheduler else None,
+        "dataset.entry": job.dataset.entry,
+        "dataset.prepare": job.dataset.prepare,
+        "dataset.collate": job.dataset.collate,
+    }
+    if job.evaluation:
+        found["evaluation.entry"] = job.evaluation.entry
+        found |= {f"evaluation.metrics.{name}": entry for name, entry in job.evaluation.metrics.items()}
+    return {key: entry for key, entry in found.items() if entry is not None}
+
+
+def _modules(job: Job) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(entry.partition(":")[0] for entry in entries(job).values()))
+
+
+def _restarts(job: Job) -> RestartPlan:
+    refill = parse_interval(job.restarts.refill) if job.restarts.refill else None
+    unit, amount = (refill.unit, refill.amount) if refill else (None, 0)
+    if unit == "sample":  # the budget counts steps: what so many samples are, rounded up
+        unit, amount = "step", -(-int(amount) // job.dataset.global_batch_size)
+    return RestartPlan(
+        budget=job.restarts.budget,
+        refill_s=amount if unit == "s" else None,
+        refill_steps=int(amount) if unit == "step" else None,
+        refill_epochs=int(amount) if unit == "epoch" else None,
+        hang_timeout_s=parse_duration(job.restarts.hang_timeout),
+        grace_s=parse_duration(job.snapshots.grace),
+    )
+
+
+def _worlds(job: Job) -> Iterable[WorldRow]:
+    """Rows of the smallest and the largest number of nodes, and of doublings between them."""
+    low, high = job.nodes.min, job.nodes.max
+    doublings = [low << power for power in range(high.bit_length()) if low << power < high]
+    between = doublings[: MOST_ROWS - 1] if high - low >= MOST_ROWS else range(low, high)
+    per_node = job.nodes.nproc_per_node
+    for nodes in (*between, high):
+        yield world_row(job, nodes, nodes * per_node if isinstance(per_node, int) else None)
+
+
+def world_row(job: Job, nodes: int, world_size: int | None) -> WorldRow:
+    """Return how a full batch is split over *world_size* ranks; unknown where it is None."""
+    if world_size is None:
+        return WorldRow(nodes=nodes, world_size=None, samples_per_rank=None, micro_batches=None)
+    batch = job.dataset.global_batch_size
+    fewest, most = batch // world_size, -(-batch // world_size)
+    micro = job.dataset.micro_batch_size or most
+    return WorldRow(
+        nodes=nodes, world_size=world_size, samples_per_rank=(fewest, most), micro_batches=-(-most // micro)
+    )

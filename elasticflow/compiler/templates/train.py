@@ -12,42 +12,48 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, nn  # = import.torch
+from torch.amp import GradScaler  # = import.scaler
 from torch.optim import Optimizer
-# if: scheduler
-from torch.optim.lr_scheduler import LRScheduler
-# end
-# if: fp16
-from torch.amp import GradScaler
-# end
-# if: ema
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-# end
+from torch.optim.lr_scheduler import LRScheduler  # = import.scheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # = import.ema
+
+from elasticflow.runtime import data, evaluate, order, replicas, snapshot, worker  # = import.runtime
+from elasticflow.runtime.state import State
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str((HERE / part).resolve()) for part in ["../../../../.."]]  #= path  # the job's own code
-
-from elasticflow.runtime import data, evaluate, order, replicas, snapshot, worker  #= imports  # noqa: E402
-from elasticflow.runtime.state import State  # noqa: E402
+ROOT = (HERE / "../../../../..").resolve()  # = root  # the project
+sys.path[:0] = [str(ROOT / part) for part in ["."]]  # = path  # the job's own code comes first
 
 # --- values -----------------------------------------------------------------------------------------------
 
-JOB = "mnist"  #= job
-JOB_DIGEST = "0000000000000000"  #= digest
-SEED = 1234  #= seed
-EPOCHS = 5  #= length  # passes over the dataset
-GLOBAL_BATCH_SIZE = 256  #= global_batch_size  # samples per step, the same at any world size
-MICRO_BATCH_SIZE = 64  #= micro_batch_size  # most samples one worker takes in one forward
-TAIL = "spill"  #= tail  # samples at an epoch's end that fill no batch
-LOADER_PROCESSES = 0  #= loader_processes  # of each worker
-THREADS = 1  #= threads  # CPU threads of each worker; None: the node's cores shared out
-PRECISION = "fp32"  #= precision
-ON_NONFINITE = "stop"  #= on_nonfinite
-CLIP_GRAD_NORM = 1.0  #= clip
-DDP: dict[str, Any] = {}  #= ddp  # options of DistributedDataParallel
-LOG_EVERY = 1  #= log_every  # steps
-EVALUATE_EVERY = ("1 epoch",)  #= evaluate_every
-SNAPSHOTS = snapshot.Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)  #= snapshots
+JOB = "mnist"  # = job
+JOB_DIGEST = "0000000000000000"  # = digest
+SEED = 1234  # = seed
+# if: epochs
+EPOCHS = 5  # = epochs  # passes over the dataset
+# end
+# if: not epochs
+STEPS = 2000  # = steps  # optimizer steps
+# end
+GLOBAL_BATCH_SIZE = 256  # = global_batch_size  # samples per step, the same at any world size
+MICRO_BATCH_SIZE = (
+    64  # = micro_batch_size  # most samples one worker takes in one forward; None: its whole share
+)
+TAIL = "spill"  # = tail  # samples at an epoch's end that fill no batch
+LOADER_PROCESSES = 0  # = loader_processes  # of each worker
+THREADS = 1  # = threads  # CPU threads of each worker; None: the node's cores shared out
+PRECISION = "fp32"  # = precision
+ON_NONFINITE = "stop"  # = on_nonfinite  # what a loss that is not finite does
+# if: clip
+CLIP_GRAD_NORM = 1.0  # = clip
+# end
+DDP: dict[str, Any] = {}  # = ddp  # options of DistributedDataParallel
+LOG_EVERY = 1  # = log_every  # steps
+# if: evaluation
+EVALUATE_EVERY = ("1 epoch",)  # = evaluate_every
+# end
+SNAPSHOTS = snapshot.Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)  # = snapshots
 
 
 # --- what the job file names ------------------------------------------------------------------------------
@@ -55,50 +61,86 @@ SNAPSHOTS = snapshot.Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3) 
 
 def build_model() -> nn.Module:
     """Return the model with its initial weights; every rank."""
-    from examples.mnist import Net  #= model.import
+    from examples.mnist import Net  # = model.import
 
-    return Net(width=16)  #= model.call
+    return Net(width=16)  # = model.call
 
 
+# if: loss
+def training_step(model: nn.Module, batch: Any) -> Tensor:
+    """Return the mean loss over one micro-batch of (inputs, targets); every rank."""
+    from torch.nn.functional import cross_entropy  # = loss.import
+
+    inputs, targets = batch
+    return cross_entropy(model(inputs), targets)  # = loss.call
+
+
+# end
+# if: not loss
+def training_step(model: nn.Module, batch: Any) -> Any:  # type: ignore[no-redef]  # noqa: F811  #= step.def
+    """Return the loss of one micro-batch, as the job's own step states it; every rank."""
+    from examples.mnist import step  # = step.import
+
+    return step(model, batch)  # = step.call
+
+
+# end
 def build_optimizer(model: nn.Module) -> Optimizer:
     """Return the optimizer over the model's parameters; every rank."""
-    from torch.optim import AdamW  #= optimizer.import
+    from torch.optim import AdamW  # = optimizer.import
 
-    return AdamW(model.parameters(), lr=1e-3)  #= optimizer.call
+    return AdamW(model.parameters(), lr=1e-3)  # = optimizer.call
 
 
 # if: scheduler
 def build_scheduler(optimizer: Optimizer) -> LRScheduler:
     """Return the learning-rate schedule; every rank."""
-    from torch.optim.lr_scheduler import CosineAnnealingLR  #= scheduler.import
+    from torch.optim.lr_scheduler import CosineAnnealingLR  # = scheduler.import
 
-    return CosineAnnealingLR(optimizer, T_max=1000)  #= scheduler.call
+    return CosineAnnealingLR(optimizer, T_max=1000)  # = scheduler.call
+
+
+# end
+# if: prepare
+def prepare_data() -> None:
+    """Get the data in place; one worker of each node."""
+    from examples.mnist import prepare  # = prepare.import
+
+    prepare()  # = prepare.call
 
 
 # end
 def build_dataset() -> Any:
     """Return the training data; every rank."""
-    from examples.mnist import digits  #= dataset.import
+    from examples.mnist import digits  # = dataset.import
 
-    return digits(split="train")  #= dataset.call
+    return digits(split="train")  # = dataset.call
 
 
-# if: evaluation
-def build_evaluation_dataset() -> Any:
-    """Return the evaluation data; every rank."""
-    from examples.mnist import digits  #= evaluation.import
+# if: collate
+def collate(samples: list[Any]) -> Any:
+    """Return the batch made of these samples; every rank."""
+    from examples.mnist import stack  # = collate.import
 
-    return digits(split="test")  #= evaluation.call
+    return stack(samples)  # = collate.call
 
 
 # end
-# if: loss
-def training_step(model: nn.Module, batch: Any) -> Tensor:
-    """Return the mean loss over one micro-batch of (inputs, targets); every rank."""
-    from torch.nn.functional import cross_entropy  #= loss.import
+# if: evaluation
+def build_evaluation_dataset() -> Any:
+    """Return the evaluation data; every rank."""
+    from examples.mnist import digits  # = evaluation.import
 
-    inputs, targets = batch
-    return cross_entropy(model(inputs), targets)  #= loss.call
+    return digits(split="test")  # = evaluation.call
+
+
+# end
+# each: metrics
+def measure_accuracy(outputs: Any, targets: Any) -> Any:  # = metric.def
+    """Return the metric `accuracy` as a mean over one batch; every rank."""  # = metric.doc
+    from examples.mnist import accuracy  # = metric.import
+
+    return accuracy(outputs, targets)  # = metric.call
 
 
 # end
@@ -107,31 +149,15 @@ def training_step(model: nn.Module, batch: Any) -> Tensor:
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    # if: step
-    from examples.mnist import training_step  #= step.import
-
-    # end
-    # if: prepare
-    from examples.mnist import prepare  #= prepare.import
-
-    # end
-    # if: collate
-    from examples.mnist import collate  #= collate.import
-
-    # end
-    # if: metrics
-    from examples.mnist import accuracy  #= metrics.import
-
-    # end
     me = worker.join(JOB, JOB_DIGEST, HERE, seed=SEED, threads=THREADS)  # process group, device, drain flag
     # if: prepare
-    data.prepare(me, prepare)  # once per node
+    data.prepare(me, prepare_data)  # once per node
     # end
-    dataset = data.open_dataset(me, build_dataset, "train")  #= dataset.open
-    schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)  #= schedule
+    dataset = data.open_dataset(me, build_dataset, "train")  # = dataset.open
+    schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=5, tail=TAIL, seed=SEED)  # = schedule
     model = build_model().to(me.device)
     # if: weights
-    snapshot.load_weights(model, "base.safetensors")  #= weights
+    snapshot.load_weights(model, "base.safetensors")  # = weights
     # end
     # if: compile
     model.compile()
@@ -144,18 +170,18 @@ def main() -> None:
     scaler = GradScaler(me.device.type)
     # end
     # if: ema
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))  #= ema
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))  # = ema
     # end
-    group = replicas.DataParallel(me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP)  #= group
+    group = replicas.DataParallel(me, model, training_step, precision=PRECISION)  # = group
     # if: evaluation
     test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation")
-    evaluation = evaluate.Evaluation(me, model, training_step, test_set, schedule, every=EVALUATE_EVERY, metrics={"accuracy": accuracy}, best="max accuracy")  #= evaluate
+    evaluation = evaluate.Evaluation(me, model, training_step, test_set, schedule)  # = evaluate
     # end
-    state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)  #= state
+    state = State(model=model, optimizer=optimizer)  # = state
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
-    loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)  #= loader
+    loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)  # = loader
 
     for batch in loader.batches(position):
         optimizer.zero_grad()
@@ -166,8 +192,11 @@ def main() -> None:
         # if: clip
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)
         # end
-        optimizer.step()  #= step.call
+        # if: not fp16
+        optimizer.step()
+        # end
         # if: fp16
+        scaler.step(optimizer)
         scaler.update()
         # end
         # if: scheduler_step

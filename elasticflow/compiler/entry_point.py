@@ -1,0 +1,100 @@
+"""Job -> train.py: the template's marked lines filled in with this job's values (floor 2, pure).
+
+Markers of `templates/train.py`, which is itself valid Python with sample values:
+`CODE  #= key` is replaced by values[key] (None drops the line; a comment after the key stays),
+`# if: flag`, `# if: not flag` and `# each: list` open a block that ends at `# end`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from elasticflow.compiler.entry_values import Values, values_of
+from elasticflow.compiler.literals import layout
+from elasticflow.spec.job import Job
+
+_MARKED = re.compile(r"(?P<margin> *)(?P<code>.*?)  #= (?P<key>[a-z0-9_.]+)(?P<comment>  # .*)?")
+_OPEN = re.compile(r" *# (?P<kind>if|each): (?P<negated>not )?(?P<key>[a-z0-9_.]+)")
+_END = re.compile(r" *# end")
+
+
+def render(
+    job: Job,
+    *,
+    digest: str,
+    job_file: str,
+    root: str,
+    overrides: Sequence[str] = (),
+    optimizer_takes_model: bool = False,
+) -> str:
+    """Return the text of train.py: the same job gives the same text.
+
+    Args:
+        job: The resolved job.
+        digest: Its digest.
+        job_file: Where it was declared, relative to the project root.
+        root: The project root as seen from the launch folder, like `../..`.
+        overrides: The `--set` values it was resolved with.
+        optimizer_takes_model: The optimizer's factory wants the model instead of its parameters.
+
+    Raises:
+        JobRefusedError: an argument that has no Python literal.
+    """
+    again = shlex.join(["elasticflow", "compile", job_file, *(f"--set={text}" for text in overrides)])
+    values = values_of(job, root=root, optimizer_takes_model=optimizer_takes_model)
+    values.code |= {
+        "header": _in_docstring(f"Made by elasticflow from {job_file} (job digest {digest[:16]})."),
+        "again": _in_docstring(f"Make it again:          {again} -o DIR"),
+        "digest": f'JOB_DIGEST = "{digest[:16]}"',
+    }
+    lines = template().splitlines()
+    lines[0] = f'"""Train the job `{job.job.name}`.'
+    return "\n".join(_filled(lines, values)) + "\n"
+
+
+def template() -> str:
+    """Return the text of the template."""
+    return (files("elasticflow.compiler") / "templates" / "train.py").read_text(encoding="utf-8")
+
+
+def _in_docstring(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+
+
+def _filled(lines: Sequence[str], values: Values) -> Iterator[str]:
+    rest = iter(lines)
+    for line in rest:
+        opening = _OPEN.fullmatch(line)
+        if opening is None:
+            yield from _line(line, values.code)
+            continue
+        block = list(_until_end(rest))
+        if opening["kind"] == "each":
+            for item in values.lists[opening["key"]]:
+                yield from _filled(block, Values(code=item))
+        elif values.flags[opening["key"]] != bool(opening["negated"]):
+            yield from _filled(block, values)
+
+
+def _until_end(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        if _END.fullmatch(line):
+            return
+        yield line
+
+
+def _line(line: str, code: Mapping[str, Any]) -> Iterator[str]:
+    marked = _MARKED.fullmatch(line)
+    if marked is None:
+        yield line
+        return
+    value = code[marked["key"]]
+    if value is None:
+        return
+    before, expression = value if isinstance(value, tuple) else ("", value)
+    comment = marked["comment"] or ""
+    yield layout(expression, indent=len(marked["margin"]), before=before, after=comment)

@@ -1,0 +1,274 @@
+"""What this job puts into the marked places of the entry point's template (floor 2, pure)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticflow.compiler.literals import Call, Code, Name, call, flat, import_line, keywords, literal, quoted
+from elasticflow.spec.job import Job
+
+# Names that mean something inside the functions a factory is imported into.
+_TAKEN = frozenset(
+    {"model", "optimizer", "batch", "inputs", "targets", "outputs", "samples", "float", "Any", "nn"}
+)
+
+Line = Code | tuple[str, Code] | None
+"""A line's expression, or what stands before it and the expression; None: no line."""
+
+
+@dataclass
+class Values:
+    """Code by key, flags of the `if` blocks, and the rows of the `each` blocks."""
+
+    code: dict[str, Line]
+    flags: dict[str, bool] = field(default_factory=dict)
+    lists: dict[str, list[dict[str, Line]]] = field(default_factory=dict)
+
+
+def values_of(job: Job, *, root: str, optimizer_takes_model: bool) -> Values:
+    """Return all values of the template but those of its header.
+
+    Raises:
+        JobRefusedError: an argument that has no Python literal.
+    """
+    return Values(
+        code=_constants(job, root) | _factories(job, takes_model=optimizer_takes_model) | _main(job),
+        flags=_flags(job),
+        lists={"metrics": _metrics(job)},
+    )
+
+
+def _flags(job: Job) -> dict[str, bool]:
+    scheduler = job.lr_scheduler
+    return {
+        "epochs": job.train.epochs is not None,
+        "loss": job.model.loss is not None,
+        "weights": job.model.weights is not None,
+        "compile": job.train.compile,
+        "clip": job.optimizer.clip_grad_norm is not None,
+        "fp16": job.train.precision == "fp16",
+        "ema": job.train.ema is not None,
+        "prepare": job.dataset.prepare is not None,
+        "collate": job.dataset.collate is not None,
+        "evaluation": job.evaluation is not None,
+        "scheduler": scheduler is not None,
+        "scheduler_step": scheduler is not None and scheduler.interval == "step",
+        "scheduler_epoch": scheduler is not None and scheduler.interval == "epoch",
+    }
+
+
+def _constants(job: Job, root: str) -> dict[str, Line]:
+    runtime = ["data", "evaluate", "order", "replicas", "snapshot", "worker"]
+    if job.evaluation is None:
+        runtime.remove("evaluate")
+    ddp = {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
+    constants = {
+        "job": ("JOB", job.job.name),
+        "seed": ("SEED", job.job.seed),
+        "epochs": ("EPOCHS", job.train.epochs),
+        "steps": ("STEPS", job.train.steps),
+        "global_batch_size": ("GLOBAL_BATCH_SIZE", job.dataset.global_batch_size),
+        "micro_batch_size": ("MICRO_BATCH_SIZE", job.dataset.micro_batch_size),
+        "tail": ("TAIL", job.dataset.tail),
+        "loader_processes": ("LOADER_PROCESSES", job.dataset.num_workers),
+        "threads": ("THREADS", job.train.threads),
+        "precision": ("PRECISION", job.train.precision),
+        "on_nonfinite": ("ON_NONFINITE", job.train.on_nonfinite),
+        "clip": ("CLIP_GRAD_NORM", job.optimizer.clip_grad_norm),
+        "ddp": ("DDP: dict[str, Any]", ddp),
+        "log_every": ("LOG_EVERY", int(job.logging.every.split()[0])),
+        "evaluate_every": ("EVALUATE_EVERY", intervals(job.evaluation.every) if job.evaluation else ()),
+    }
+    lines: dict[str, Line] = {
+        key: (f"{name} = ", literal(value, name)) for key, (name, value) in constants.items()
+    }
+    return lines | {
+        "import.torch": "from torch import Tensor, nn" if job.model.loss else "from torch import nn",
+        "import.scaler": "from torch.amp import GradScaler" if job.train.precision == "fp16" else None,
+        "import.scheduler": "from torch.optim.lr_scheduler import LRScheduler" if job.lr_scheduler else None,
+        "import.ema": (
+            "from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn" if job.train.ema else None
+        ),
+        "import.runtime": f"from elasticflow.runtime import {', '.join(runtime)}",
+        "root": ("ROOT = ", f"(HERE / {quoted(root)}).resolve()"),
+        "path": f"sys.path[:0] = [str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]",
+        "snapshots": ("SNAPSHOTS = ", _policy(job)),
+    }
+
+
+def intervals(every: str | list[str]) -> tuple[str, ...]:
+    """Return one or several intervals of the job file as several."""
+    return (every,) if isinstance(every, str) else tuple(every)
+
+
+def from_root(path: str) -> Code:
+    """Return the code of a path or URL: relative paths are relative to the project, from wherever train.py runs."""
+    is_relative = "://" not in path and not path.startswith(("/", "~"))
+    return Call("str", (("", f"ROOT / {quoted(path)}"),)) if is_relative else quoted(path)
+
+
+def _policy(job: Job) -> Code:
+    table = job.snapshots
+    optional = {
+        "keep_best": table.keep.best,
+        "keep_every": table.keep.every,
+        "options": table.options or None,
+    }
+    return call(
+        "snapshot.Policy",
+        uri=Name("None") if table.uri is None else from_root(table.uri),
+        every=intervals(table.every),
+        keep_last=table.keep.last,
+        **{key: value for key, value in optional.items() if value is not None},
+    )
+
+
+def _factories(job: Job, *, takes_model: bool) -> dict[str, Line]:
+    """Import and call of everything the job names."""
+    parameters = "model" if takes_model else "model.parameters()"
+    found = _factory("model", job.model.entry, "return ", args=job.model.args)
+    found |= _factory("optimizer", job.optimizer.entry, "return ", parameters, args=job.optimizer.args)
+    found |= _factory("dataset", job.dataset.entry, "return ", args=job.dataset.args)
+    if job.model.loss:
+        found |= _factory("loss", job.model.loss, "return ", "model(inputs)", "targets")
+    if job.model.step:
+        found |= _factory("step", job.model.step, "return ", "model", "batch")
+        found["step.def"] = "def training_step(model: nn.Module, batch: Any) -> Any:"
+    if job.lr_scheduler:
+        scheduler = job.lr_scheduler
+        found |= _factory("scheduler", scheduler.entry, "return ", "optimizer", args=scheduler.args)
+    if job.dataset.prepare:
+        found |= _factory("prepare", job.dataset.prepare, "")
+    if job.dataset.collate:
+        found |= _factory("collate", job.dataset.collate, "return ", "samples")
+    if job.evaluation:
+        found |= _factory("evaluation", job.evaluation.entry, "return ", args=job.evaluation.args)
+    return found
+
+
+def _factory(
+    key: str, entry: str, before: str, *positional: str, args: dict[str, Any] | None = None
+) -> dict[str, Line]:
+    """Lines `<key>.import` and `<key>.call` of one `package.module:attribute`."""
+    module, _, attribute = entry.partition(":")
+    first, *rest = attribute.split(".")
+    alias = f"job_{first}" if first in _TAKEN else first
+    arguments = (*(("", text) for text in positional), *keywords(args or {}, f"{key}.args"))
+    return {
+        f"{key}.import": import_line(module, first, alias),
+        f"{key}.call": (before, Call(".".join([alias, *rest]), arguments)),
+    }
+
+
+def _metric_functions(job: Job) -> dict[str, str]:
+    """Names of the functions that measure, by metric; a metric's name need not be an identifier."""
+    functions: dict[str, str] = {}
+    for metric in job.evaluation.metrics if job.evaluation else ():
+        name = "measure_" + re.sub(r"\W", "_", metric, flags=re.ASCII)
+        functions[metric] = name if name not in functions.values() else f"{name}_{len(functions)}"
+    return functions
+
+
+def _metrics(job: Job) -> list[dict[str, Line]]:
+    names = ("outputs", "targets") if job.model.loss else ("model", "batch")
+    rows: list[dict[str, Line]] = []
+    for metric, function in _metric_functions(job).items():
+        assert job.evaluation is not None
+        documented = metric.replace("\\", "\\\\").replace('"', "'")
+        rows.append(
+            {
+                "metric.def": f"def {function}({names[0]}: Any, {names[1]}: Any) -> Any:",
+                "metric.doc": f'"""Return the metric `{documented}` as a mean over one batch; every rank."""',
+                **_factory("metric", job.evaluation.metrics[metric], "return ", *names),
+            }
+        )
+    return rows
+
+
+def _main(job: Job) -> dict[str, Line]:
+    """Calls in main() whose arguments depend on the job."""
+    length = {"epochs": Name("EPOCHS")} if job.train.epochs is not None else {"steps": Name("STEPS")}
+    samples = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
+    scaler = {"scaler": Name("scaler")} if job.train.precision == "fp16" else {}
+    collate = {"collate": Name("collate")} if job.dataset.collate else {}
+    return {
+        "dataset.open": (
+            "dataset = ",
+            call("data.open_dataset", "me", "build_dataset", quoted("train"), **samples),
+        ),
+        "schedule": (
+            "schedule = ",
+            call(
+                "order.Schedule",
+                "len(dataset)",
+                "GLOBAL_BATCH_SIZE",
+                **length,
+                tail=Name("TAIL"),
+                seed=Name("SEED"),
+            ),
+        ),
+        "weights": call("snapshot.load_weights", "model", from_root(job.model.weights))
+        if job.model.weights
+        else None,
+        "ema": ("average = ", f"AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn({job.train.ema}))"),
+        "group": (
+            "group = ",
+            call(
+                "replicas.DataParallel",
+                "me",
+                "model",
+                "training_step",
+                precision=Name("PRECISION"),
+                on_nonfinite=Name("ON_NONFINITE"),
+                ddp=Name("DDP"),
+                **scaler,
+            ),
+        ),
+        "evaluate": _evaluate(job, collate),
+        "state": ("state = ", _state(job)),
+        "loader": (
+            "loader = ",
+            call(
+                "data.Loader",
+                "me",
+                "dataset",
+                "schedule",
+                "MICRO_BATCH_SIZE",
+                processes=Name("LOADER_PROCESSES"),
+                **collate,
+            ),
+        ),
+    }
+
+
+def _evaluate(job: Job, collate: dict[str, Name]) -> Line:
+    table = job.evaluation
+    if table is None:
+        return None
+    return (
+        "evaluation = ",
+        call(
+            "evaluate.Evaluation",
+            *("me", "model", "training_step", "test_set", "schedule"),
+            every=Name("EVALUATE_EVERY"),
+            metrics={metric: Name(function) for metric, function in _metric_functions(job).items()},
+            best=table.best,
+            batch_size=table.batch_size or job.dataset.micro_batch_size or 256,
+            **collate,
+            **({} if job.model.loss else {"uses_loss": False}),
+        ),
+    )
+
+
+def _state(job: Job) -> Code:
+    parts = {
+        "model": "model",
+        "optimizer": "optimizer",
+        "scheduler": "scheduler" if job.lr_scheduler else None,
+        "scaler": "scaler" if job.train.precision == "fp16" else None,
+        "ema": "average" if job.train.ema is not None else None,
+        "evaluation": "evaluation" if job.evaluation else None,
+    }
+    return call("State", **{part: Name(name) for part, name in parts.items() if name is not None})

@@ -1,0 +1,183 @@
+"""LaunchPlan -> launch folder, atomically, and back (floor 2)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from elasticflow.compiler import entry_point as train_py
+from elasticflow.compiler import torchrun
+from elasticflow.compiler.factories import first_parameter
+from elasticflow.compiler.plan import LaunchPlan
+from elasticflow.compiler.provenance import git_state, versions
+from elasticflow.compiler.resolved import from_json, job_from_json, job_to_json, to_json
+from elasticflow.compiler.writing import write_into, write_new
+from elasticflow.errors import LaunchFolderError
+from elasticflow.spec.job import Job
+
+JOB_JSON = "job.json"
+PLAN_JSON = "plan.json"
+TRAIN_PY = torchrun.ENTRY_POINT
+TORCHRUN_ARGS = "torchrun.args"
+TORCHRUN_SH = "torchrun.sh"
+SOURCES = "sources"
+
+_Record = TypeVar("_Record")
+_WRITTEN = "written"  # in plan.json: SHA-256 of the files as written, to notice edits
+
+
+def materialize(
+    plan: LaunchPlan,
+    job: Job,
+    folder: Path,
+    *,
+    project_root: Path,
+    overrides: Sequence[str] = (),
+    force: bool = False,
+    entry_point: str | None = None,
+) -> None:
+    """Write the launch folder; a folder that did not exist appears complete or not at all.
+
+    Args:
+        plan: What was decided.
+        job: The resolved job it was decided for.
+        folder: Where to write; in a folder that exists only our own files are replaced, one by one.
+        project_root: Folder that the plan's paths are relative to.
+        overrides: The `--set` values the job was resolved with.
+        force: Replace files that were edited, or that something else made.
+        entry_point: An edited train.py to carry forward instead of a new one.
+
+    Raises:
+        LaunchFolderError: the folder cannot be written, or holds other or edited files of these names.
+        JobRefusedError: an argument of the job has no Python literal.
+    """
+    try:
+        files = launch_files(
+            plan, job, folder, project_root=project_root, overrides=overrides, entry_point=entry_point
+        )
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            vouched = (
+                _read_json(folder / PLAN_JSON).get(_WRITTEN, {}) if (folder / PLAN_JSON).exists() else {}
+            )
+            write_into(folder, files, vouched={**vouched, PLAN_JSON: None}, force=force)
+        else:
+            write_new(folder, files)
+    except OSError as error:
+        raise LaunchFolderError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+def launch_files(
+    plan: LaunchPlan,
+    job: Job,
+    folder: Path,
+    *,
+    project_root: Path,
+    overrides: Sequence[str] = (),
+    entry_point: str | None = None,
+) -> dict[str, str]:
+    """Return the text of every file of the launch folder by its name; plan.json, which vouches for them, last."""
+    root = Path(os.path.relpath(project_root.resolve(), folder.resolve())).as_posix()
+    rendered = train_py.render(
+        job,
+        digest=plan.job_digest,
+        job_file=plan.job_files[0],
+        root=root,
+        overrides=overrides,
+        optimizer_takes_model=first_parameter(job.optimizer.entry, project_root, job.job.path) == "model",
+    )
+    record = {
+        "format": 1,
+        "digest": plan.job_digest,
+        "job": job_to_json(job),
+        "files": list(plan.job_files),
+        "overrides": list(overrides),
+        "root": root,
+        "git": git_state(project_root),
+        "versions": versions(),
+    }
+    files = {
+        f"{SOURCES}/{_inside(name)}": (project_root / name).read_bytes().decode() for name in plan.job_files
+    }
+    files |= {
+        JOB_JSON: _json(record),
+        TRAIN_PY: rendered if entry_point is None else entry_point,
+        TORCHRUN_ARGS: "".join(f"{argument}\n" for argument in plan.torchrun_args),
+        TORCHRUN_SH: torchrun.script(plan.job_name, plan.torchrun_args, plan.environment, plan.reasons),
+    }
+    written = {name: _sha256(text) for name, text in files.items()}
+    # An edited train.py that is carried forward stays known as edited.
+    written[TRAIN_PY] = _sha256(rendered)
+    return files | {PLAN_JSON: _json({**to_json(plan.model_dump()), _WRITTEN: written})}
+
+
+def read_plan(folder: Path) -> LaunchPlan:
+    """Return the plan that was written to *folder*.
+
+    Raises:
+        LaunchFolderError: no plan.json there, or one that this version cannot read.
+    """
+    values = _read_json(folder / PLAN_JSON)
+    values.pop(_WRITTEN, None)
+    return _checked(folder / PLAN_JSON, lambda: LaunchPlan.model_validate(from_json(values)))
+
+
+def read_job(folder: Path) -> Job:
+    """Return the resolved job that was written to *folder*.
+
+    Raises:
+        LaunchFolderError: no job.json there, or one that this version cannot read.
+    """
+    record = _read_json(folder / JOB_JSON)
+    return _checked(folder / JOB_JSON, lambda: job_from_json(record["job"]))
+
+
+def entry_point_is_edited(folder: Path) -> bool:
+    """Whether train.py in *folder* differs from what was written there."""
+    written = _read_json(folder / PLAN_JSON).get(_WRITTEN, {})
+    return _digest_of(folder / TRAIN_PY) != written.get(TRAIN_PY)
+
+
+def _inside(name: str) -> str:
+    """Return a relative path that stays inside the folder: files beside the project lie under `up/`."""
+    return PurePosixPath(*("up" if part == ".." else part for part in PurePosixPath(name).parts)).as_posix()
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest_of(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    def read() -> dict[str, Any]:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise TypeError("not a table")
+        return values
+
+    return _checked(path, read)
+
+
+def _checked(path: Path, read: Callable[[], _Record]) -> _Record:
+    try:
+        return read()
+    except OSError as error:
+        raise LaunchFolderError(
+            f"cannot read {path}: {error.strerror or error}",
+            "is this a folder that `elasticflow compile` made?",
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:  # ValidationError and JSONDecodeError are ValueErrors
+        raise LaunchFolderError(
+            f"{path} is damaged, or was written by another version of elasticflow",
+            "compile the job again",
+        ) from error

@@ -1,0 +1,100 @@
+"""Files on disk: a new folder at once, or single files replaced one by one (floor 2)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from elasticflow.errors import LaunchFolderError
+
+
+def write_new(folder: Path, files: Mapping[str, str]) -> None:
+    """Create *folder* with these files: after a crash it is there complete, or not there.
+
+    Raises:
+        OSError: it cannot be written, or has come to exist with something in it.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        for name, text in files.items():
+            _write(draft / name, text)
+        for inner in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
+            _sync_folder(inner)
+        draft.rename(folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _sync_folder(folder.parent)
+
+
+def write_into(
+    folder: Path, files: Mapping[str, str], *, vouched: Mapping[str, str | None], force: bool
+) -> None:
+    """Replace these files of *folder* one by one, in order; others stay. Checked before anything is written.
+
+    Args:
+        folder: An existing folder.
+        files: Text by name.
+        vouched: SHA-256 of the files as we last wrote them; None: replace it whatever it holds.
+        force: Replace files whatever they hold.
+
+    Raises:
+        LaunchFolderError: a file was edited, or is not ours.
+        OSError: it cannot be written.
+    """
+    if not force:
+        _refuse_others_work(folder, files, vouched)
+    for name, text in files.items():
+        path = folder / name
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            _write(draft, text)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+
+
+def _refuse_others_work(folder: Path, files: Mapping[str, str], vouched: Mapping[str, str | None]) -> None:
+    foreign, edited = [], []
+    for name, text in files.items():
+        path = folder / name
+        if not path.exists() or vouched.get(name, "") is None:
+            continue
+        content = path.read_bytes()
+        if content == text.encode() or hashlib.sha256(content).hexdigest() == vouched.get(name):
+            continue
+        (edited if name in vouched else foreign).append(name)
+    if edited:
+        raise LaunchFolderError(
+            f"{folder}: edited by hand since it was written: {', '.join(edited)}",
+            "--force replaces it; or write to another folder",
+        )
+    if foreign:
+        raise LaunchFolderError(
+            f"{folder}: made by something else: {', '.join(foreign)}",
+            "--force replaces it; or write to another folder",
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = 0o777 if text.startswith("#!") else 0o666  # less the umask
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
