@@ -1,0 +1,236 @@
+"""A run on a person's screen: one line per event that matters, one progress line; no torch (floor 4)."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import time
+from collections import deque
+from typing import TYPE_CHECKING, TextIO
+
+from elasticflow.observe.formats import elapsed, moment, number
+from elasticflow.observe.lines import Line, Record, Symbol, Tone, amount, whole
+from elasticflow.observe.story import Story
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DRAW_EVERY_S = 0.1
+PLAIN_EVERY_S = 10.0
+# Speed is a mean over this much training time: long enough to be steady, short enough to notice a change.
+SPEED_OVER_S = 8.0
+
+_PRETTY: dict[Symbol, str] = {
+    "start": "→",
+    "done": "✓",
+    "wrong": "✗",
+    "again": "↻",
+    "stop": "■",
+    "note": "·",
+    "warning": "!",
+}
+_ASCII: dict[Symbol, str] = {
+    "start": ">",
+    "done": "+",
+    "wrong": "x",
+    "again": "@",
+    "stop": "#",
+    "note": "-",
+    "warning": "!",
+}
+_COLOURS: dict[Tone, str] = {
+    "head": "36",
+    "good": "32",
+    "bad": "31",
+    "notice": "33",
+    "plain": "",
+    "quiet": "2",
+}
+_TEXT_COLOURS: dict[Tone, str] = {
+    "head": "1",
+    "good": "1",
+    "bad": "1",
+    "notice": "",
+    "plain": "",
+    "quiet": "2",
+}
+_TIME_WIDTH = 8
+_LABEL_WIDTH = 13
+_TEXT_COLUMN = _TIME_WIDTH + 2 + 2 + _LABEL_WIDTH + 2
+_WIDE = 110
+
+
+class Console:
+    """Shows records as they come; never fails: a closed stream makes it silent.
+
+    Args:
+        stream: Where to write; not closed.
+        tty: The stream is a terminal: progress is one line, redrawn in place.
+        colour: Use colours.
+        folder: The run folder as it is to be shown at the end.
+        clock: Seconds, for throttling only.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        tty: bool,
+        colour: bool,
+        folder: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream: TextIO | None = stream
+        self._tty = tty
+        self._colour = colour
+        self._clock = clock
+        self._story = Story(folder)
+        self._pretty = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
+        self._symbols = _PRETTY if self._pretty else _ASCII
+        self._drawn_at = clock() if not tty else -DRAW_EVERY_S
+        self._progress = ""
+        self._recent: deque[tuple[float, int, int]] = deque()
+
+    @classmethod
+    def on(cls, stream: TextIO, environment: Mapping[str, str], folder: str | None = None) -> Console:
+        """Return a console that suits *stream*: TERM=dumb means no redrawing, NO_COLOR no colours."""
+        tty = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
+        colour = (tty or bool(environment.get("FORCE_COLOR"))) and not environment.get("NO_COLOR")
+        return cls(stream, tty=tty, colour=colour, folder=folder)
+
+    def event(self, record: Record) -> None:
+        """Show one record of events.jsonl."""
+        line = self._story.event(record)
+        if line is None:
+            return
+        if line.symbol in {"wrong", "again", "stop"} or line.tone == "good":
+            # What the progress line says is no longer so.
+            self._progress = ""
+            self._recent.clear()
+        self._show(line)
+
+    def metrics(self, record: Record) -> None:
+        """Show one record of metrics.jsonl: an evaluation as a line, a step as progress."""
+        line = self._story.metrics(record)
+        if line is not None:
+            self._show(line)
+        elif record.get("loss") is not None:
+            self._remember(record)
+            now = self._clock()
+            if now - self._drawn_at >= (DRAW_EVERY_S if self._tty else PLAIN_EVERY_S):
+                self._drawn_at = now
+                self._draw(record)
+
+    def close(self) -> None:
+        """Take the progress line away; the stream stays open."""
+        self._progress = ""
+        self._write("\r\x1b[K" if self._tty else "")
+
+    def _show(self, line: Line) -> None:
+        seconds = "" if line.seconds is None else elapsed(line.seconds)
+        head = self._paint(f"{seconds:>{_TIME_WIDTH}}", "2")
+        label = self._paint(f"{self._symbols[line.symbol]} {line.label:<{_LABEL_WIDTH}}", _COLOURS[line.tone])
+        indent = " " * _TEXT_COLUMN
+        rows = [indent + self._paint(row, _TEXT_COLOURS[line.tone]) for row in self._wrap(line.text)]
+        rows[0] = f"{head}  {label}  {rows[0].removeprefix(indent)}"
+        rows += [indent + self._paint(row, "2") for more in line.more for row in self._wrap(more)]
+        edge = self._paint("│" if self._pretty else "|", _COLOURS["bad"])
+        rows += [f"{' ' * (_TIME_WIDTH + 2)}{edge} {_clean(row)}".rstrip() for row in line.quote]
+        clear = "\r\x1b[K" if self._tty else ""
+        self._write(clear + "\n".join(rows) + "\n" + self._progress)
+
+    def _wrap(self, text: str) -> list[str]:
+        text = _clean(text)
+        if not self._tty:
+            return [text]
+        room = max(30, self._width() - _TEXT_COLUMN - 1)
+        # Paths and commands are copied with the mouse, so they are never broken.
+        return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+
+    def _remember(self, record: Record) -> None:
+        at = moment(record.get("time", record.get("timestamp")))
+        if at is None:
+            return
+        step = whole(record, "step")
+        if self._recent and (step <= self._recent[-1][1] or at < self._recent[-1][0]):
+            self._recent.clear()
+        self._recent.append((at, step, whole(record, "samples")))
+        while len(self._recent) > 2 and at - self._recent[1][0] > SPEED_OVER_S:
+            self._recent.popleft()
+
+    def _draw(self, record: Record) -> None:
+        step, steps = whole(record, "step"), self._story.steps
+        seconds = self._story.seconds(record)
+        head = f"{'' if seconds is None else elapsed(seconds):>{_TIME_WIDTH}}  "
+        label = f"{self._symbols['note']} {'training':<{_LABEL_WIDTH}}  "
+        count = f"step {step}" if steps is None else f"step {step:>{len(str(steps))}}/{steps}"
+        parts = self._parts(record, step, steps)
+        if not self._tty:
+            share = "" if steps is None else f" ({100 * step // steps} %)"
+            self._write(f"{head}{label}{count}{share}  {'  '.join(parts)}\n")
+            return
+        bar_width = 0 if steps is None else 20 if self._width() >= _WIDE else 10
+        room = self._width() - 1 - _TEXT_COLUMN - len(count) - (bar_width and bar_width + 2)
+        row = self._paint(head, "2") + label + count
+        if bar_width and steps is not None:
+            row += "  " + self._bar(step / steps, bar_width)
+        for part in parts:
+            room -= 2 + len(part)
+            if room < 0:
+                break
+            row += "  " + part
+        self._progress = row
+        self._write("\r\x1b[K" + row)
+
+    def _parts(self, record: Record, step: int, steps: int | None) -> list[str]:
+        # What matters most comes first: a narrow terminal shows only so many.
+        parts = [f"loss {number(record.get('loss'))}", *self._speed(step, steps)]
+        if record.get("epoch") is not None:
+            parts.append(f"epoch {record['epoch']}")
+        if record.get("lr") is not None:
+            parts.append(f"lr {amount(record, 'lr') or 0:.1e}")
+        if self._story.snapshot:
+            parts.append(f"snapshot at {self._story.snapshot}")
+        return parts
+
+    def _speed(self, step: int, steps: int | None) -> list[str]:
+        if len(self._recent) < 2:
+            return []
+        (t0, step0, samples0), (t1, step1, samples1) = self._recent[0], self._recent[-1]
+        if t1 <= t0:
+            return []
+        speed = f"{(samples1 - samples0) / (t1 - t0):,.0f} samples/s"
+        if steps is None or step1 <= step0:
+            return [speed]
+        left = max(0, steps - step) * (t1 - t0) / (step1 - step0)
+        return [f"{elapsed(left).split('.')[0]} left", speed]
+
+    def _bar(self, share: float, width: int) -> str:
+        full = max(0, min(width, round(share * width)))
+        done, rest = ("━", "─") if self._pretty else ("=", "-")
+        return self._paint(done * full, "36") + self._paint(rest * (width - full), "2")
+
+    def _width(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns if self._stream else 80
+        except (OSError, ValueError):
+            return 80
+
+    def _paint(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colour and code and text else text
+
+    def _write(self, text: str) -> None:
+        if self._stream is None or not text:
+            return
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        try:
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
+            self._stream.flush()
+        except (OSError, ValueError):
+            # Whoever watched has gone (a closed pipe or terminal); the run goes on.
+            self._stream = None
+
+
+def _clean(text: str) -> str:
+    # An error's text may hold terminal codes; they must not move the cursor.
+    return "".join(c if c.isprintable() else " " for c in text.expandtabs(4))

@@ -1,0 +1,160 @@
+"""Events as lines for a person: those that stand alone, and the shape of a line; pure (floor 4)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from elasticflow import events
+from elasticflow.observe.formats import moment, number, plural, span
+
+Record = Mapping[str, Any]
+"""One parsed line of events.jsonl or metrics.jsonl. Any value may be missing or odd: a view never fails."""
+Tone = Literal["head", "good", "bad", "notice", "plain", "quiet"]
+Symbol = Literal["start", "done", "wrong", "again", "stop", "note", "warning"]
+
+LONGEST_QUOTE = 40
+
+# Frames that are not the user's: this package, torch and everything else that is installed or frozen.
+_NOT_THEIRS = re.compile(
+    r'^\s*File "(?:[^"]*/(?:elasticflow/(?:runtime|launcher)|site-packages|lib/python3[^/]*)/|<)'
+)
+_FRAME = re.compile(r'^  File "')
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that happened, ready to be laid out.
+
+    Attributes:
+        symbol: What kind of thing it is.
+        tone: How it is coloured.
+        label: One or two words.
+        text: The rest of the line.
+        more: Lines that follow it, under the text.
+        quote: Somebody else's text (a traceback), shown as it is.
+        seconds: Seconds since the launch began, or None.
+    """
+
+    symbol: Symbol
+    tone: Tone
+    label: str
+    text: str
+    more: tuple[str, ...] = ()
+    quote: tuple[str, ...] = ()
+    seconds: float | None = None
+
+
+def whole(record: Record, key: str) -> int:
+    """Return that field as a whole number; 0 when it is missing or none."""
+    return int(amount(record, key) or 0)
+
+
+def amount(record: Record, key: str) -> float | None:
+    """Return that field as a finite number of seconds, bytes or the like, or None."""
+    value = record.get(key)
+    found = None if isinstance(value, str) else moment(value)
+    return found if found is not None and math.isfinite(found) else None
+
+
+def values(metrics: Mapping[str, Any]) -> str:
+    """Return `accuracy 0.9806, loss 0.0712`; the loss comes last."""
+    names = sorted(metrics, key=lambda name: (name == "loss", str(name)))
+    return ", ".join(f"{name} {number(metrics[name])}" for name in names)
+
+
+def user_frames(traceback: str) -> tuple[str, ...]:
+    """Return the lines of *traceback* without frames of torch, elasticflow and the standard library.
+
+    Everything stays if nothing else would: then the error is theirs, not the user's. Very long tracebacks
+    keep their end, where the error is.
+    """
+    kept: list[str] = []
+    left_out, has_own, skipping = 0, False, False
+    lines = traceback.rstrip().splitlines()
+    for line in lines:
+        if _FRAME.match(line):
+            skipping = _NOT_THEIRS.match(line) is not None
+            left_out += skipping
+            has_own = has_own or not skipping
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    if not has_own:
+        kept, left_out = lines, 0
+    if len(kept) > LONGEST_QUOTE:
+        kept = [kept[0], "  ...", *kept[-(LONGEST_QUOTE - 2) :]]
+    if left_out:
+        kept.append(f"({plural(left_out, 'frame')} of installed packages left out)")
+    return tuple(kept)
+
+
+def _snapshot_rejected(record: Record) -> Line:
+    return Line("warning", "notice", "set aside", f"snapshot {record.get('name')}: {record.get('reason')}")
+
+
+def _snapshot_failed(record: Record) -> Line:
+    more = ("older snapshots are untouched; training goes on",)
+    return Line(
+        "warning", "bad", "no snapshot", f"of step {record.get('step')}: {record.get('reason')}", more
+    )
+
+
+def _drain_requested(record: Record) -> Line:
+    grace = amount(record, "grace_s")
+    within = "" if grace is None else f", within {span(grace)}"
+    return Line(
+        "stop", "notice", "drain", f"{record.get('reason')}: workers leave after the same step{within}"
+    )
+
+
+def _drain_completed(record: Record) -> Line:
+    return Line("done", "plain", "drained", f"all workers left after {span(amount(record, 'seconds') or 0)}")
+
+
+def _budget_spent(record: Record) -> Line:
+    return Line("wrong", "bad", "no restart", f"restarts.budget = {record.get('budget')} is spent")
+
+
+def _budget_refilled(record: Record) -> Line:
+    return Line("note", "quiet", "budget", f"full again: {plural(whole(record, 'budget'), 'restart')}")
+
+
+def _preload_refused(record: Record) -> Line:
+    text = f"{record.get('module')} is imported in each worker: {record.get('reason')}"
+    return Line("note", "quiet", "preload", text)
+
+
+def _entry_point_edited(record: Record) -> Line:
+    return Line("warning", "notice", "edited", f"{record.get('path')} was edited by hand and runs as edited")
+
+
+def _hang_detected(record: Record) -> Line:
+    text = f"rank {record.get('rank')} made no progress for {span(amount(record, 'seconds') or 0)}"
+    if record.get("phase"):
+        text += f" in phase {record['phase']}"
+    return Line("wrong", "bad", "hang", text)
+
+
+def _loss_skipped(record: Record) -> Line:
+    text = f"step {record.get('step')}: loss {number(record.get('loss'))}; the weights are left alone"
+    return Line("warning", "notice", "skipped", text)
+
+
+ALONE: dict[str, Callable[[Record], Line]] = {
+    events.SNAPSHOT_REJECTED: _snapshot_rejected,
+    events.SNAPSHOT_FAILED: _snapshot_failed,
+    events.DRAIN_REQUESTED: _drain_requested,
+    events.DRAIN_COMPLETED: _drain_completed,
+    events.BUDGET_SPENT: _budget_spent,
+    events.BUDGET_REFILLED: _budget_refilled,
+    events.PRELOAD_REFUSED: _preload_refused,
+    events.ENTRY_POINT_EDITED: _entry_point_edited,
+    events.HANG_DETECTED: _hang_detected,
+    events.LOSS_SKIPPED: _loss_skipped,
+}
+"""Events whose line needs nothing but the record."""
