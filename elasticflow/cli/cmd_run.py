@@ -1,0 +1,50 @@
+"""`elasticflow run JOB`: compile, then launch exactly what was written (floor 5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from elasticflow.cli.view import log_format_option, shown, warn
+
+
+@click.command("run")
+@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key, e.g. train.epochs=3.")
+@click.option("--run-id", metavar="ID", help="Make run ID, or go on with it: safe to start again and again.")
+@click.option("--accept-drift", is_flag=True, help="With --run-id: go on although the job changed the trajectory.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
+@log_format_option
+def command(
+    job_file: Path, overrides: tuple[str, ...], run_id: str | None, accept_drift: bool, dry_run: bool, log_format: str
+) -> int:
+    """Train a job. Ctrl-C or SIGTERM: snapshot, leave, exit 75; a second one: leave at once, exit 130.
+
+    \b
+    elasticflow run jobs/mnist.toml
+    elasticflow run jobs/mnist.toml --set train.epochs=3
+    elasticflow run jobs/mnist.toml --run-id nightly   makes it, or goes on with it
+    """
+    if dry_run:
+        from elasticflow.cli.cmd_plan import command as plan
+
+        context = click.get_current_context()
+        return int(context.invoke(plan, job_file=job_file, overrides=overrides) or 0)
+    from elasticflow.errors import FINISHED
+    from elasticflow.launcher.launch import Request, launch
+    from elasticflow.observe.status import is_finished
+    from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id
+    from elasticflow.spec.load import require_job
+
+    if run_id is not None and not RUN_ID.fullmatch(run_id):
+        raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
+    loaded = require_job(job_file, overrides)
+    assert loaded.job is not None
+    folder = RunFolder.of(loaded.project_root, loaded.job.job.name, run_id or new_run_id())
+    if is_finished(folder):
+        click.echo(f"run {folder.run_id} is finished")
+        return FINISHED
+    request = Request(loaded.job, loaded.files, overrides, loaded.project_root, folder, accept_drift)
+    with shown(log_format) as show:
+        return launch(request, show, warn)

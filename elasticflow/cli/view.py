@@ -1,0 +1,50 @@
+"""How `run` and `resume` show a launch: for people, or as JSON lines (floor 5)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    envvar="ELASTICFLOW_LOG_FORMAT",
+    show_default=True,
+    show_envvar=True,
+    help="Lines for people, or every event and metrics line as JSON.",
+)
+
+
+def warn(sentence: str) -> None:
+    """Tell a person something on standard error."""
+    click.echo(f"warning: {sentence}", err=True)
+
+
+@contextmanager
+def shown(log_format: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield the function that shows one event or metrics record on standard output."""
+    if log_format == "json":
+        yield _print_json
+        return
+    from elasticflow.observe.console import Console
+
+    tty = sys.stdout.isatty()
+    console = Console(sys.stdout, tty=tty, colour=tty and "NO_COLOR" not in os.environ)
+    try:
+        yield lambda record: console.metrics(record) if record["event"] in ("step", "evaluation") else console.event(record)
+    finally:
+        console.close()
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
