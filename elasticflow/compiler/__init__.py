@@ -33,6 +33,7 @@ def compile_job(
     from elasticflow.spec.load import require_job
 
     loaded = require_job(path, overrides)
+    assert loaded.job is not None
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
     materialize(plan, loaded.job, folder, project_root=loaded.project_root, overrides=overrides, force=force)
     return plan

@@ -1,7 +1,7 @@
 """Job -> train.py: the template's marked lines filled in with this job's values (floor 2, pure).
 
 Markers of `templates/train.py`, which is itself valid Python with sample values:
-`CODE  #= key` is replaced by values[key] (None drops the line; a comment after the key stays),
+`CODE  # = key` is replaced by values[key] (None drops the line; a comment after the key stays),
 `# if: flag`, `# if: not flag` and `# each: list` open a block that ends at `# end`.
 """
 
@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.entry_values import Values, values_of
 from elasticflow.compiler.literals import layout
-from elasticflow.spec.job import Job
 
-_MARKED = re.compile(r"(?P<margin> *)(?P<code>.*?)  #= (?P<key>[a-z0-9_.]+)(?P<comment>  # .*)?")
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from elasticflow.spec.job import Job
+
+_MARKED = re.compile(r"(?P<margin> *)(?P<code>.*?)  # = (?P<key>[a-z0-9_.]+)(?P<comment>  # .*)?")
 _OPEN = re.compile(r" *# (?P<kind>if|each): (?P<negated>not )?(?P<key>[a-z0-9_.]+)")
 _END = re.compile(r" *# end")
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
-from elasticflow.compiler.literals import Call, Code, Name, call, flat, import_line, keywords, literal, quoted
-from elasticflow.spec.job import Job
+from elasticflow.compiler.entry_factories import Line, factories, metric_functions, metrics
+from elasticflow.compiler.literals import Call, Code, Name, call, flat, literal, quoted
 
-# Names that mean something inside the functions a factory is imported into.
-_TAKEN = frozenset(
-    {"model", "optimizer", "batch", "inputs", "targets", "outputs", "samples", "float", "Any", "nn"}
-)
-
-Line = Code | tuple[str, Code] | None
-"""A line's expression, or what stands before it and the expression; None: no line."""
+if TYPE_CHECKING:
+    from elasticflow.spec.job import Job
 
 
 @dataclass
@@ -34,9 +28,9 @@ def values_of(job: Job, *, root: str, optimizer_takes_model: bool) -> Values:
         JobRefusedError: an argument that has no Python literal.
     """
     return Values(
-        code=_constants(job, root) | _factories(job, takes_model=optimizer_takes_model) | _main(job),
+        code=_constants(job, root) | factories(job, takes_model=optimizer_takes_model) | _main(job),
         flags=_flags(job),
-        lists={"metrics": _metrics(job)},
+        lists={"metrics": metrics(job)},
     )
 
 
@@ -125,68 +119,6 @@ def _policy(job: Job) -> Code:
     )
 
 
-def _factories(job: Job, *, takes_model: bool) -> dict[str, Line]:
-    """Import and call of everything the job names."""
-    parameters = "model" if takes_model else "model.parameters()"
-    found = _factory("model", job.model.entry, "return ", args=job.model.args)
-    found |= _factory("optimizer", job.optimizer.entry, "return ", parameters, args=job.optimizer.args)
-    found |= _factory("dataset", job.dataset.entry, "return ", args=job.dataset.args)
-    if job.model.loss:
-        found |= _factory("loss", job.model.loss, "return ", "model(inputs)", "targets")
-    if job.model.step:
-        found |= _factory("step", job.model.step, "return ", "model", "batch")
-        found["step.def"] = "def training_step(model: nn.Module, batch: Any) -> Any:"
-    if job.lr_scheduler:
-        scheduler = job.lr_scheduler
-        found |= _factory("scheduler", scheduler.entry, "return ", "optimizer", args=scheduler.args)
-    if job.dataset.prepare:
-        found |= _factory("prepare", job.dataset.prepare, "")
-    if job.dataset.collate:
-        found |= _factory("collate", job.dataset.collate, "return ", "samples")
-    if job.evaluation:
-        found |= _factory("evaluation", job.evaluation.entry, "return ", args=job.evaluation.args)
-    return found
-
-
-def _factory(
-    key: str, entry: str, before: str, *positional: str, args: dict[str, Any] | None = None
-) -> dict[str, Line]:
-    """Lines `<key>.import` and `<key>.call` of one `package.module:attribute`."""
-    module, _, attribute = entry.partition(":")
-    first, *rest = attribute.split(".")
-    alias = f"job_{first}" if first in _TAKEN else first
-    arguments = (*(("", text) for text in positional), *keywords(args or {}, f"{key}.args"))
-    return {
-        f"{key}.import": import_line(module, first, alias),
-        f"{key}.call": (before, Call(".".join([alias, *rest]), arguments)),
-    }
-
-
-def _metric_functions(job: Job) -> dict[str, str]:
-    """Names of the functions that measure, by metric; a metric's name need not be an identifier."""
-    functions: dict[str, str] = {}
-    for metric in job.evaluation.metrics if job.evaluation else ():
-        name = "measure_" + re.sub(r"\W", "_", metric, flags=re.ASCII)
-        functions[metric] = name if name not in functions.values() else f"{name}_{len(functions)}"
-    return functions
-
-
-def _metrics(job: Job) -> list[dict[str, Line]]:
-    names = ("outputs", "targets") if job.model.loss else ("model", "batch")
-    rows: list[dict[str, Line]] = []
-    for metric, function in _metric_functions(job).items():
-        assert job.evaluation is not None
-        documented = metric.replace("\\", "\\\\").replace('"', "'")
-        rows.append(
-            {
-                "metric.def": f"def {function}({names[0]}: Any, {names[1]}: Any) -> Any:",
-                "metric.doc": f'"""Return the metric `{documented}` as a mean over one batch; every rank."""',
-                **_factory("metric", job.evaluation.metrics[metric], "return ", *names),
-            }
-        )
-    return rows
-
-
 def _main(job: Job) -> dict[str, Line]:
     """Calls in main() whose arguments depend on the job."""
     length = {"epochs": Name("EPOCHS")} if job.train.epochs is not None else {"steps": Name("STEPS")}
@@ -253,7 +185,7 @@ def _evaluate(job: Job, collate: dict[str, Name]) -> Line:
             "evaluate.Evaluation",
             *("me", "model", "training_step", "test_set", "schedule"),
             every=Name("EVALUATE_EVERY"),
-            metrics={metric: Name(function) for metric, function in _metric_functions(job).items()},
+            metrics={metric: Name(function) for metric, function in metric_functions(job).items()},
             best=table.best,
             batch_size=table.batch_size or job.dataset.micro_batch_size or 256,
             **collate,

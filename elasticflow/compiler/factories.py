@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _MOST_HOPS = 5  # re-exports followed
 

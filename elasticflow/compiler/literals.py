@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,24 +122,28 @@ def literal(value: Any, where: str) -> Code:
             return value
         case Name():
             return value.text
-        case str():
-            return quoted(value)
-        case float() if not math.isfinite(value):
-            return f'float("{value}")'
-        case bool() | int() | float() | None:
-            return repr(value)
         case Mapping():
-            items = ((f"{quoted(key)}: ", literal(item, f"{where}.{key}")) for key, item in value.items())
+            items = [(f"{quoted(key)}: ", literal(item, f"{where}.{key}")) for key, item in value.items()]
             return Display("{", tuple(items), "}")
-        case Sequence():
-            brackets = "()" if isinstance(value, tuple) else "[]"
-            items = (("", literal(item, f"{where}[{place}]")) for place, item in enumerate(value))
-            return Display(brackets[0], tuple(items), brackets[1])
+        case list() | tuple():
+            opening, closing = "()" if isinstance(value, tuple) else "[]"
+            items = [("", literal(item, f"{where}[{place}]")) for place, item in enumerate(value)]
+            return Display(opening, tuple(items), closing)
         case _:
-            raise JobRefusedError(
-                f"{where}: a {type(value).__name__} cannot be an argument",
-                "write it as a string and let the factory parse it",
-            )
+            return _scalar(value, where)
+
+
+def _scalar(value: object, where: str) -> str:
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    raise JobRefusedError(
+        f"{where}: a {type(value).__name__} cannot be an argument",
+        "write it as a string and let the factory parse it",
+    )
 
 
 def quoted(text: str) -> str:

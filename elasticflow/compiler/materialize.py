@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticflow.compiler import entry_point as train_py
 from elasticflow.compiler import torchrun
@@ -17,7 +16,11 @@ from elasticflow.compiler.provenance import git_state, versions
 from elasticflow.compiler.resolved import from_json, job_from_json, job_to_json, to_json
 from elasticflow.compiler.writing import write_into, write_new
 from elasticflow.errors import LaunchFolderError
-from elasticflow.spec.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from elasticflow.spec.job import Job
 
 JOB_JSON = "job.json"
 PLAN_JSON = "plan.json"
@@ -138,7 +141,7 @@ def read_job(folder: Path) -> Job:
 def entry_point_is_edited(folder: Path) -> bool:
     """Whether train.py in *folder* differs from what was written there."""
     written = _read_json(folder / PLAN_JSON).get(_WRITTEN, {})
-    return _digest_of(folder / TRAIN_PY) != written.get(TRAIN_PY)
+    return bool(_digest_of(folder / TRAIN_PY) != written.get(TRAIN_PY))
 
 
 def _inside(name: str) -> str:

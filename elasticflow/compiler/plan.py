@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from elasticflow.compiler import torchrun
 from elasticflow.compiler.entry_values import intervals
 from elasticflow.compiler.resolved import job_digest
-from elasticflow.spec.job import Job
 from elasticflow.spec.units import parse_duration, parse_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from elasticflow.spec.job import Job
 
 MOST_ROWS = 12
 
@@ -52,13 +55,19 @@ class RestartPlan(Fact):
 
 
 class SnapshotPlan(Fact):
-    """Where snapshots go (None: the run folder), when, and which stay; intervals as written in the job file."""
+    """Where snapshots go (None: the run folder), when, and which stay; intervals as written in the job file.
+
+    Attributes:
+        uri: As written; a relative path starts at the project root.
+        best_mode: Whether the best snapshot's metric is the greatest or the least; None: there is no best.
+    """
 
     uri: str | None
     every: tuple[str, ...]
     keep_last: int
     keep_best: int | None
     keep_every: str | None
+    best_mode: Literal["max", "min"] | None
     options: dict[str, Any]
 
 
@@ -134,6 +143,7 @@ def plan_job(job: Job, *, project_root: Path, job_files: Sequence[Path]) -> Laun
             keep_last=job.snapshots.keep.last,
             keep_best=job.snapshots.keep.best,
             keep_every=job.snapshots.keep.every,
+            best_mode=_best_mode(job),
             options=job.snapshots.options,
         ),
         log_level=job.logging.level,
@@ -161,6 +171,13 @@ def entries(job: Job) -> dict[str, str]:
 
 def _modules(job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys(entry.partition(":")[0] for entry in entries(job).values()))
+
+
+def _best_mode(job: Job) -> Literal["max", "min"] | None:
+    best = job.evaluation.best if job.evaluation else None
+    if best is None:
+        return None
+    return "max" if best.startswith("max ") else "min"
 
 
 def _restarts(job: Job) -> RestartPlan:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import platform
 import subprocess
 from importlib import metadata
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _PACKAGES = ("elasticflow", "torch", "numpy", "safetensors", "fsspec")
 _LIMIT_S = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from elasticflow.errors import JobRefusedError
@@ -49,7 +49,7 @@ def to_json(value: Any, where: str = "") -> Any:
         case Mapping():
             dot = " " if where.endswith("]") else "."
             return {key: to_json(item, f"{where}{dot}{key}") for key, item in value.items()}
-        case Sequence():
+        case list() | tuple():
             return [to_json(item, f"{where}[{place}]") for place, item in enumerate(value)]
         case _:
             raise JobRefusedError(

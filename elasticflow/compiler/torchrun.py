@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from elasticflow import environment
 from elasticflow.errors import JobRefusedError
-from elasticflow.spec.job import Job
 from elasticflow.spec.units import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from elasticflow.spec.job import Job
 
 ENTRY_POINT = "train.py"
 BY_HAND = "by-hand"

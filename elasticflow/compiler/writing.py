@@ -6,10 +6,13 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elasticflow.errors import LaunchFolderError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 
 def write_new(folder: Path, files: Mapping[str, str]) -> None:
@@ -61,7 +64,8 @@ def write_into(
 
 
 def _refuse_others_work(folder: Path, files: Mapping[str, str], vouched: Mapping[str, str | None]) -> None:
-    foreign, edited = [], []
+    foreign: list[str] = []
+    edited: list[str] = []
     for name, text in files.items():
         path = folder / name
         if not path.exists() or vouched.get(name, "") is None:

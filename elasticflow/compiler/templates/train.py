@@ -1,7 +1,7 @@
 """Train the job `mnist`.
 
-Made by elasticflow from jobs/mnist.toml (job digest 0000000000000000).  #= header
-Make it again:          elasticflow compile jobs/mnist.toml -o DIR  #= again
+Made by elasticflow from jobs/mnist.toml (job digest 0000000000000000).  # = header
+Make it again:          elasticflow compile jobs/mnist.toml -o DIR  # = again
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
 """
@@ -37,9 +37,7 @@ EPOCHS = 5  # = epochs  # passes over the dataset
 STEPS = 2000  # = steps  # optimizer steps
 # end
 GLOBAL_BATCH_SIZE = 256  # = global_batch_size  # samples per step, the same at any world size
-MICRO_BATCH_SIZE = (
-    64  # = micro_batch_size  # most samples one worker takes in one forward; None: its whole share
-)
+MICRO_BATCH_SIZE = 64  # = micro_batch_size  # most samples of one forward; None: all of the worker's
 TAIL = "spill"  # = tail  # samples at an epoch's end that fill no batch
 LOADER_PROCESSES = 0  # = loader_processes  # of each worker
 THREADS = 1  # = threads  # CPU threads of each worker; None: the node's cores shared out
@@ -77,7 +75,7 @@ def training_step(model: nn.Module, batch: Any) -> Tensor:
 
 # end
 # if: not loss
-def training_step(model: nn.Module, batch: Any) -> Any:  # type: ignore[no-redef]  # noqa: F811  #= step.def
+def training_step(model: nn.Module, batch: Any) -> Any:  # type: ignore[no-redef]  # noqa: F811  # = step.def
     """Return the loss of one micro-batch, as the job's own step states it; every rank."""
     from examples.mnist import step  # = step.import
 
