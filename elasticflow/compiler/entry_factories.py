@@ -1,0 +1,82 @@
+"""Imports and calls of what the job file names, for the entry point (floor 2, pure)."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.compiler.literals import Call, Code, import_line, keywords, quoted
+
+if TYPE_CHECKING:
+    from elasticflow.spec.job import Job
+
+# Names that mean something inside the functions a factory is imported into.
+_TAKEN = frozenset(
+    {"model", "optimizer", "batch", "inputs", "targets", "outputs", "samples", "float", "Any", "nn"}
+)
+
+Line = Code | tuple[str, Code] | None
+"""A line's expression, or what stands before it and the expression; None: no line."""
+
+
+def factories(job: Job, *, takes_model: bool) -> dict[str, Line]:
+    """Import and call of everything the job names."""
+    parameters = "model" if takes_model else "model.parameters()"
+    found = _factory("model", job.model.entry, "return ", args=job.model.args)
+    found |= _factory("optimizer", job.optimizer.entry, "return ", parameters, args=job.optimizer.args)
+    found |= _factory("dataset", job.dataset.entry, "return ", args=job.dataset.args)
+    if job.model.loss:
+        found |= _factory("loss", job.model.loss, "return ", "model(inputs)", "targets")
+    if job.model.step:
+        found |= _factory("step", job.model.step, "return ", "model", "batch")
+        found["step.def"] = "def training_step(model: nn.Module, batch: Any) -> Any:"
+    if job.lr_scheduler:
+        scheduler = job.lr_scheduler
+        found |= _factory("scheduler", scheduler.entry, "return ", "optimizer", args=scheduler.args)
+    if job.dataset.prepare:
+        found |= _factory("prepare", job.dataset.prepare, "")
+    if job.dataset.collate:
+        found |= _factory("collate", job.dataset.collate, "return ", "samples")
+    if job.evaluation:
+        found |= _factory("evaluation", job.evaluation.entry, "return ", args=job.evaluation.args)
+    return found
+
+
+def _factory(
+    key: str, entry: str, before: str, *positional: str, args: dict[str, Any] | None = None
+) -> dict[str, Line]:
+    """Lines `<key>.import` and `<key>.call` of one `package.module:attribute`."""
+    module, _, attribute = entry.partition(":")
+    first, *rest = attribute.split(".")
+    alias = f"job_{first}" if first in _TAKEN else first
+    arguments = (*(("", text) for text in positional), *keywords(args or {}, f"{key}.args"))
+    return {
+        f"{key}.import": import_line(module, first, alias),
+        f"{key}.call": (before, Call(".".join([alias, *rest]), arguments)),
+    }
+
+
+def metric_functions(job: Job) -> dict[str, str]:
+    """Return the name of the function that measures each metric; a metric's name need not be an identifier."""
+    functions: dict[str, str] = {}
+    for metric in job.evaluation.metrics if job.evaluation else ():
+        name = "measure_" + re.sub(r"\W", "_", metric, flags=re.ASCII)
+        functions[metric] = name if name not in functions.values() else f"{name}_{len(functions)}"
+    return functions
+
+
+def metrics(job: Job) -> list[dict[str, Line]]:
+    """Return the values of the template's `each: metrics` block, one row per metric."""
+    names = ("outputs", "targets") if job.model.loss else ("model", "batch")
+    rows: list[dict[str, Line]] = []
+    for metric, function in metric_functions(job).items():
+        assert job.evaluation is not None
+        documented = quoted(metric)[1:-1].replace('"', "'")
+        rows.append(
+            {
+                "metric.def": f"def {function}({names[0]}: Any, {names[1]}: Any) -> Any:",
+                "metric.doc": f'"""Return the metric `{documented}` as a mean over one batch; every rank."""',
+                **_factory("metric", job.evaluation.metrics[metric], "return ", *names),
+            }
+        )
+    return rows
