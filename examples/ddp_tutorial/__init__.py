@@ -1,0 +1,1 @@
+"""The plain way: distributed training written by hand, for comparison."""
