@@ -214,6 +214,8 @@ def become_worker(channel: socket.socket, request: dict[str, Any], entry_point: 
         parent = os.getppid()
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)
+        # A drain asked for before `worker.join` has its handler up must wait, not kill; join unblocks it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         channel.close()
