@@ -12,14 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from elasticflow.runtime import data, evaluate, order, replicas, snapshot, worker  # = import.runtime
+from elasticflow.runtime.state import State
 from torch import Tensor, nn  # = import.torch
 from torch.amp import GradScaler  # = import.scaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler  # = import.scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # = import.ema
-
-from elasticflow.runtime import data, evaluate, order, replicas, snapshot, worker  # = import.runtime
-from elasticflow.runtime.state import State
 
 HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../../..").resolve()  # = root  # the project
@@ -77,9 +76,9 @@ def training_step(model: nn.Module, batch: Any) -> Tensor:
 # if: not loss
 def training_step(model: nn.Module, batch: Any) -> Any:  # type: ignore[no-redef]  # noqa: F811  # = step.def
     """Return the loss of one micro-batch, as the job's own step states it; every rank."""
-    from examples.mnist import step  # = step.import
+    from torch.nn.functional import cross_entropy  # = step.import
 
-    return step(model, batch)  # = step.call
+    return cross_entropy(model(batch[0]), batch[1])  # = step.call
 
 
 # end
@@ -102,9 +101,9 @@ def build_scheduler(optimizer: Optimizer) -> LRScheduler:
 # if: prepare
 def prepare_data() -> None:
     """Get the data in place; one worker of each node."""
-    from examples.mnist import prepare  # = prepare.import
+    from examples.mnist import digits  # = prepare.import
 
-    prepare()  # = prepare.call
+    digits("train")  # = prepare.call
 
 
 # end
@@ -118,9 +117,9 @@ def build_dataset() -> Any:
 # if: collate
 def collate(samples: list[Any]) -> Any:
     """Return the batch made of these samples; every rank."""
-    from examples.mnist import stack  # = collate.import
+    from torch.utils.data import default_collate  # = collate.import
 
-    return stack(samples)  # = collate.call
+    return default_collate(samples)  # = collate.call
 
 
 # end
@@ -147,7 +146,7 @@ def measure_accuracy(outputs: Any, targets: Any) -> Any:  # = metric.def
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    me = worker.join(JOB, JOB_DIGEST, HERE, seed=SEED, threads=THREADS)  # process group, device, drain flag
+    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)  # process group, device
     # if: prepare
     data.prepare(me, prepare_data)  # once per node
     # end
@@ -168,9 +167,9 @@ def main() -> None:
     scaler = GradScaler(me.device.type)
     # end
     # if: ema
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))  # = ema
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))  # type: ignore[no-untyped-call]  # = ema
     # end
-    group = replicas.DataParallel(me, model, training_step, precision=PRECISION)  # = group
+    group = replicas.DataParallel(me, model, training_step, precision="fp32", on_nonfinite="stop", ddp={})  # = group
     # if: evaluation
     test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation")
     evaluation = evaluate.Evaluation(me, model, training_step, test_set, schedule)  # = evaluate

@@ -1,0 +1,114 @@
+"""What differs between two resolved jobs, and how much it matters to a run (floor 2, pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.spec.job import Job
+
+Weight = Literal["harmless", "trajectory", "corrupting"]
+
+_NOT_THERE = object()
+
+_OTHER_STATE = "the snapshots hold other state than the job would"
+_OTHER_CURVE = "the rest of the run is trained in another way"
+
+# The longest prefix of a key that stands here decides; what is in no table of this kind changes the trajectory.
+_WEIGHTS: dict[str, tuple[Weight, str]] = {
+    "job": ("harmless", "names and places only"),
+    "job.seed": ("corrupting", "the order of samples is another: some would be repeated, some left out"),
+    "model.entry": ("corrupting", _OTHER_STATE),
+    "model.args": ("corrupting", _OTHER_STATE),
+    "model.loss": ("trajectory", "another loss from here on"),
+    "model.step": ("trajectory", "another training step from here on"),
+    "model.weights": ("harmless", "a resumed run takes its weights from the snapshot"),
+    "optimizer.entry": ("corrupting", _OTHER_STATE),
+    "optimizer.args": ("trajectory", _OTHER_CURVE),
+    "optimizer.clip_grad_norm": ("trajectory", _OTHER_CURVE),
+    "lr_scheduler": ("trajectory", _OTHER_CURVE),
+    "lr_scheduler.entry": ("corrupting", _OTHER_STATE),
+    "dataset": ("trajectory", _OTHER_CURVE),
+    "dataset.entry": ("corrupting", "a position in one dataset means nothing in another"),
+    "dataset.args": ("trajectory", "other data is refused when the run starts, by its fingerprint"),
+    "dataset.prepare": ("harmless", "the data itself is compared when the run starts"),
+    "dataset.samples": ("harmless", "compared with the data when the run starts"),
+    "dataset.micro_batch_size": ("harmless", "the global batch stays the same"),
+    "dataset.num_workers": ("harmless", "who loads a sample does not change it"),
+    "evaluation": ("harmless", "the weights do not depend on it"),
+    "evaluation.best": ("trajectory", "the best value so far cannot be compared with the new ones"),
+    "evaluation.entry": ("trajectory", "the best value so far was measured on other data"),
+    "train": ("trajectory", _OTHER_CURVE),
+    "train.epochs": ("harmless", "the run ends sooner or later"),
+    "train.steps": ("harmless", "the run ends sooner or later"),
+    "train.compile": ("harmless", "equal up to rounding"),
+    "train.threads": ("harmless", "equal up to rounding"),
+    "ddp": ("harmless", "equal up to rounding"),
+    "ddp.sync_batchnorm": ("trajectory", "batch statistics are taken over other samples"),
+    "nodes": ("harmless", "the global batch is the same at every world size"),
+    "restarts": ("harmless", "counts from now on"),
+    "snapshots": ("harmless", "counts from now on"),
+    "snapshots.uri": ("trajectory", "the run starts again unless its snapshots were moved there"),
+    "logging": ("harmless", "counts from now on"),
+    "torchrun": ("harmless", "counts from now on"),
+}
+
+# Keys whose coming or going gives the snapshot other parts.
+_PARTS = frozenset({"lr_scheduler.entry", "evaluation.entry", "train.ema"})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key that differs.
+
+    Attributes:
+        key: Dotted, as in the job file: `optimizer.args.lr`.
+        old: Value of the run so far; None if the key was not there.
+        new: Value now; None if the key is gone.
+        weight: What it does to a run that goes on: nothing, another trajectory, or corruption.
+        reason: Why it has that weight.
+    """
+
+    key: str
+    old: Any
+    new: Any
+    weight: Weight
+    reason: str
+
+
+def compare(old: Job, new: Job) -> list[Difference]:
+    """Return what differs, in the order of the job file, keys that came last."""
+    before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
+    found = []
+    for key in {**before, **after}:
+        was, now = before.get(key, _NOT_THERE), after.get(key, _NOT_THERE)
+        if was != now or type(was) is not type(now):
+            was, now = (None if value is _NOT_THERE else value for value in (was, now))
+            if was is not None or now is not None:
+                found.append(Difference(key, was, now, *_weigh(key, was, now)))
+    return found
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and (value or not key):
+        for name, item in value.items():
+            yield from _leaves(item, f"{key}.{name}" if key else name)
+    else:
+        yield key, value
+
+
+def _weigh(key: str, was: Any, now: Any) -> tuple[Weight, str]:
+    if key in _PARTS and (was is None or now is None):
+        return "corrupting", _OTHER_STATE
+    if key == "train.precision" and "fp16" in (was, now):
+        return "corrupting", f"{_OTHER_STATE}: fp16 has a gradient scaler"
+    parts = key.split(".")
+    for length in range(len(parts), 0, -1):
+        found = _WEIGHTS.get(".".join(parts[:length]))
+        if found is not None:
+            return found
+    return "trajectory", _OTHER_CURVE
