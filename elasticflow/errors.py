@@ -56,6 +56,10 @@ class RunNotFoundError(ElasticflowError):
     """No run folder, run id or job of that name."""
 
 
+class LogsNotFoundError(ElasticflowError):
+    """The run has no log of that generation or rank."""
+
+
 class NothingToResumeError(ElasticflowError):
     """There is no run that could go on."""
 

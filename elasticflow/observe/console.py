@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
+from elasticflow import events
 from elasticflow.observe.formats import elapsed, moment, number
 from elasticflow.observe.lines import Line, Record, Symbol, Tone, amount, whole
 from elasticflow.observe.story import Story
@@ -97,6 +98,11 @@ class Console:
         tty = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
         colour = (tty or bool(environment.get("FORCE_COLOR"))) and not environment.get("NO_COLOR")
         return cls(stream, tty=tty, colour=colour, folder=folder)
+
+    def show(self, record: Record) -> None:
+        """Show one record of either file."""
+        is_metric = record.get("event") in {events.STEP, events.EVALUATION} or "event" not in record
+        (self.metrics if is_metric else self.event)(record)
 
     def event(self, record: Record) -> None:
         """Show one record of events.jsonl."""

@@ -116,9 +116,9 @@ class Story:
         return Line("done", "good", "finished", ", ".join(parts), self._place())
 
     def _run_failed(self, record: Record) -> Line:
-        text = str(record.get("error") or record.get("class"))
-        if text == self._error:
-            text = f"{record.get('class')} of rank {record.get('rank')}, see above"
+        error, why = str(record.get("error") or record.get("class")), record.get("why")
+        told = error == self._error
+        text = str(why or error) if told or not why else f"{why}: {error}"
         if whole(record, "step"):
             text += f", after step {whole(record, 'step')}"
         return Line("wrong", "bad", "failed", text, self._place())

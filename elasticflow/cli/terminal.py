@@ -1,0 +1,34 @@
+"""What the commands that print facts share: where the project is, JSON, colours (floor 5)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def here() -> Path:
+    """Return the project root above the working folder."""
+    from elasticflow.spec.load import project_root_of
+
+    return project_root_of(Path.cwd() / "job.toml")
+
+
+def shown(path: Path) -> str:
+    """Return *path* as short as it can be typed here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
+    """Return *text* in colour; click takes the colour away where nobody would see it."""
+    if os.environ.get("NO_COLOR"):
+        return text
+    return click.style(text, fg=colour, bold=bold or None, dim=dim or None)
+
+
+def print_json(facts: Any) -> None:
+    """Print *facts* as indented JSON."""
+    click.echo(json.dumps(facts, indent=2, default=str))

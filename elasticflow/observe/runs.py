@@ -1,0 +1,77 @@
+"""Which runs there are, and the one that a command's RUN means (floor 4)."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from elasticflow.errors import RunNotFoundError
+from elasticflow.observe.formats import moment
+from elasticflow.observe.records import read
+from elasticflow.run_folder import RUN_ID, RUNS, RunFolder
+
+
+def list_runs(project_root: Path, job: str | None = None) -> list[RunFolder]:
+    """Return the runs under *project_root*, of one job if it is named, the newest launch first."""
+    runs = project_root / RUNS
+    if not runs.is_dir():
+        return []
+    folders = [
+        RunFolder(path)
+        for of_job in runs.iterdir()
+        if of_job.is_dir() and job in {None, of_job.name}
+        for path in of_job.iterdir()
+        if _is_run(path)
+    ]
+    return sorted(folders, key=lambda f: (_started(f), f.run_id, f.job), reverse=True)
+
+
+def find_run(project_root: Path, text: str | None) -> RunFolder:
+    """Return the run that *text* means: a run folder, a run id, or a job's name (its newest run).
+
+    Without a text it is the newest run of the project.
+
+    Raises:
+        RunNotFoundError: there is none, or an id that two jobs use.
+    """
+    runs = list_runs(project_root)
+    place = project_root / RUNS
+    if text is None:
+        if not runs:
+            raise RunNotFoundError(f"there are no runs in {place}", "start one: elasticflow run JOB.toml")
+        return runs[0]
+    if "/" in text or Path(text).is_dir():
+        path = Path(text).absolute()
+        if _is_run(path):
+            return RunFolder(path)
+    by_id = [run for run in runs if run.run_id == text]
+    if len(by_id) > 1:
+        folders = ", ".join(str(run.path) for run in by_id)
+        raise RunNotFoundError(f'"{text}" is the id of {len(by_id)} runs: {folders}', "give the run's folder")
+    found = by_id or [run for run in runs if run.job == text]
+    if not found:
+        raise RunNotFoundError(f'no run "{text}" in {place}', _remedy(text, runs))
+    return found[0]
+
+
+def _is_run(path: Path) -> bool:
+    if RUN_ID.fullmatch(path.name) is None:
+        return False
+    return any((path / name).exists() for name in ("state.json", "events.jsonl", "launches"))
+
+
+def _started(folder: RunFolder) -> float:
+    state = next(read(folder.state), {})
+    return moment(state.get("started")) or folder.path.stat().st_mtime
+
+
+def _remedy(text: str, runs: list[RunFolder]) -> str:
+    if not runs:
+        return "there are no runs yet; start one: elasticflow run JOB.toml"
+    if text.endswith(".toml"):
+        return "give the job's name, not its file"
+    names = sorted({run.job for run in runs}) + [run.run_id for run in runs]
+    near = difflib.get_close_matches(text, names, n=1)
+    if near:
+        return f'did you mean "{near[0]}"?'
+    return f"give a run folder, a run id or a job's name, such as {names[0]}; `elasticflow runs` lists them"

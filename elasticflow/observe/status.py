@@ -1,0 +1,166 @@
+"""How a run is doing, read from its folder alone (floor 4)."""
+
+from __future__ import annotations
+
+import fcntl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from elasticflow import events
+from elasticflow.observe.formats import moment
+from elasticflow.observe.lines import amount, whole
+from elasticflow.observe.records import last_of, read, tail
+
+if TYPE_CHECKING:
+    from elasticflow.run_folder import RunFolder
+
+Status = Literal["running", "finished", "interrupted", "failed"]
+_SPEED_OVER_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker of the generation that runs."""
+
+    rank: int
+    pid: int
+    node: str
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run's state now.
+
+    Attributes:
+        folder: The run folder.
+        status: What it is doing; a supervisor that vanished leaves an interrupted run.
+        launch: Number of the newest launch; 0 when none was written.
+        generation: Number of the newest worker group; 0 when there was none.
+        step: Last finished step.
+        steps: Steps of the whole training, once known.
+        loss: Of the last step.
+        restarts: In the newest launch.
+        workers: Of the group that runs; empty when none does.
+        evaluation: The newest metrics over the evaluation set.
+        evaluated_step: The step they belong to.
+        best: The best value of the metric that `evaluation.best` names.
+        samples_per_s: Speed over the last steps.
+        seconds_left: To the end of training at that speed, while the run is running.
+        snapshot: Name of the newest committed snapshot.
+        started: Unix time at which the newest launch began.
+        updated: Unix time of the last sign of life.
+        pid: The supervisor's process id while it runs.
+        failure: The newest `worker.failed` event of a run that failed.
+        verdict: How the newest launch ended.
+    """
+
+    folder: RunFolder
+    status: Status
+    launch: int
+    generation: int
+    step: int
+    steps: int | None
+    epoch: int | None
+    loss: float | str | None
+    restarts: int
+    workers: tuple[Worker, ...]
+    evaluation: dict[str, Any]
+    evaluated_step: int | None
+    best: float | None
+    samples_per_s: float | None
+    seconds_left: float | None
+    snapshot: str | None
+    started: float | None
+    updated: float | None
+    pid: int | None
+    failure: dict[str, Any] | None
+    verdict: dict[str, Any] | None
+
+
+def is_locked(folder: RunFolder) -> bool:
+    """Return whether a supervisor runs this run now.
+
+    The lock is tried for an instant and shared, so that two who look do not see each other.
+    """
+    try:
+        with folder.lock.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+    except FileNotFoundError:
+        return False
+
+
+def read_status(folder: RunFolder) -> RunStatus:
+    """Return the state of the run in *folder*; files that are not there yet count as empty."""
+    state = next(read(folder.state), {})
+    metrics = tail(folder.metrics)
+    steps = last_of(metrics, "loss", _SPEED_OVER_STEPS)
+    evaluation = (last_of(metrics, "eval") or [{}])[0]
+    now = steps[-1] if steps else {}
+    status = _status(state, folder)
+    is_running = status == "running"
+    total = whole(state, "steps") or None
+    step = max(whole(state, "step"), whole(now, "step"))
+    per_s, steps_per_s = _speed(steps)
+    happened = tail(folder.events)
+    failures = [e for e in happened if e.get("event") == events.WORKER_FAILED]
+    committed = [e for e in happened if e.get("event") == events.SNAPSHOT_COMMITTED]
+    found = evaluation.get("eval")
+    return RunStatus(
+        folder=folder,
+        status=status,
+        launch=whole(state, "launch") or (folder.launch_numbers() or [0])[-1],
+        generation=whole(state, "generation"),
+        step=step,
+        steps=total,
+        epoch=state.get("epoch") if state.get("epoch") is not None else now.get("epoch"),
+        loss=state.get("loss") if state.get("loss") is not None else now.get("loss"),
+        restarts=whole(state, "restarts"),
+        workers=_workers(state) if is_running else (),
+        evaluation=found if isinstance(found, dict) else {},
+        evaluated_step=evaluation.get("step"),
+        best=amount(evaluation, "best"),
+        samples_per_s=per_s,
+        seconds_left=(total - step) / steps_per_s if is_running and total and steps_per_s else None,
+        snapshot=state.get("snapshot") or (committed[-1].get("name") if committed else None),
+        started=moment(state.get("started")) or (moment(happened[0].get("timestamp")) if happened else None),
+        updated=moment(state.get("updated")) or (moment(happened[-1].get("timestamp")) if happened else None),
+        pid=state.get("pid") if is_running else None,
+        failure=failures[-1] if failures and status == "failed" else None,
+        verdict=state.get("verdict"),
+    )
+
+
+def _status(state: dict[str, Any], folder: RunFolder) -> Status:
+    said = state.get("status")
+    if said in {"finished", "interrupted", "failed"}:
+        return said  # type: ignore[no-any-return]
+    # "running" is what a supervisor wrote that may have been killed since; only the lock dies with it.
+    return "running" if is_locked(folder) else "interrupted"
+
+
+def _workers(state: dict[str, Any]) -> tuple[Worker, ...]:
+    found = state.get("workers")
+    if not isinstance(found, list):
+        return ()
+    return tuple(
+        Worker(whole(w, "rank"), whole(w, "pid"), str(w.get("node", "")))
+        for w in found
+        if isinstance(w, dict)
+    )
+
+
+def _speed(steps: list[dict[str, Any]]) -> tuple[float | None, float | None]:
+    """Return samples and steps per second over the newest generation's last steps."""
+    steps = [s for s in steps if s.get("generation") == steps[-1].get("generation")]
+    if len(steps) < 2:
+        return None, None
+    first, last = steps[0], steps[-1]
+    seconds = (moment(last.get("time")) or 0.0) - (moment(first.get("time")) or 0.0)
+    if seconds <= 0:
+        return None, None
+    samples = whole(last, "samples") - whole(first, "samples")
+    return samples / seconds, (whole(last, "step") - whole(first, "step")) / seconds
