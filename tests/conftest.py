@@ -1,0 +1,45 @@
+"""Fixtures for all tests: a real S3 server on loopback."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from moto.server import ThreadedMotoServer
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """Serve S3 on loopback for the whole session and return its URL."""
+    from moto.server import ThreadedMotoServer
+
+    server: ThreadedMotoServer = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a new bucket; endpoint and keys are in the environment, for child processes too."""
+    import s3fs
+
+    environment = {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",  # else clients ask a host that is not there
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"bucket-{uuid.uuid4().hex[:8]}"
+    s3fs.S3FileSystem(skip_instance_cache=True).mkdir(bucket)
+    return bucket
