@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -99,12 +100,17 @@ def start_writer(config: dict[str, Any], python: str = sys.executable) -> Writer
         SnapshotError: it ended, or was not ready in time.
     """
     config = {**config, "parent": os.getpid(), "uri": Storage(config["uri"]).absolute_uri}
-    process = subprocess.Popen(
-        [python, "-m", "elasticflow.snapshots.writer"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(elasticflow.__file__).resolve().parents[1],  # so that -m finds this very package
-    )
+    # The child inherits the mask, so a signal to the whole group cannot end it before it ignores them itself.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    try:
+        process = subprocess.Popen(
+            [python, "-m", "elasticflow.snapshots.writer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(elasticflow.__file__).resolve().parents[1],  # so that -m finds this very package
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert process.stdin is not None
     writer = WriterProcess(process)
     with contextlib.suppress(BrokenPipeError):

@@ -1,0 +1,158 @@
+"""Which shares have come, and which generation may still commit: the writer's shared memory of itself (floor 1).
+
+The rule that keeps history in one line: a snapshot of an older generation may be committed only while no worker of a
+newer one can have chosen where to start from. Workers learn that their writer is ready by its answer to their greeting,
+so the answer waits until older snapshots have an outcome.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elasticflow.snapshots.shards import WrittenFile
+
+
+@dataclass(eq=False)
+class ShareSet:
+    """The shares of one snapshot that this node holds.
+
+    Attributes:
+        staged: Ranks whose share was handed over.
+        done: Ranks whose share is on the store, or failed.
+        files: What is on the store.
+        record: What rank 0 gave with its share.
+        error: Why the snapshot cannot be committed.
+        listeners: Who is told of the outcome, by rank.
+        is_over: No more shares can come.
+    """
+
+    name: str
+    step: int
+    generation: int
+    world_size: int
+    local_world_size: int
+    began: float = field(default_factory=time.monotonic)
+    staged: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    files: list[WrittenFile] = field(default_factory=list)
+    record: dict[str, Any] | None = None
+    error: str | None = None
+    listeners: dict[int, Any] = field(default_factory=dict)
+    is_over: bool = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether all ranks are on this node."""
+        return self.local_world_size == self.world_size
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing of it is still coming or being written."""
+        return self.done == self.staged and (self.is_over or len(self.staged) == self.local_world_size)
+
+    def end(self) -> None:
+        """No more shares can come: unless all are here, the snapshot cannot be committed."""
+        if len(self.staged) < self.local_world_size:
+            self.is_over = True
+            self.error = self.error or "the generation ended before all shares were staged"
+
+
+@dataclass
+class _Generation:
+    is_alone: bool
+    answered: bool = False
+
+
+class Board:
+    """Share sets and generations of one writer; safe to use from all its threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sets: dict[str, ShareSet] = {}
+        self._generations: dict[int, _Generation] = {}
+
+    @property
+    def newest(self) -> int:
+        """The newest generation that greeted; 0 before the first."""
+        return max(self._generations, default=0)
+
+    @property
+    def open_names(self) -> set[str]:
+        """Names of the snapshots without an outcome."""
+        with self._changed:
+            return set(self._sets)
+
+    def greet(self, generation: int, *, is_alone: bool) -> tuple[bool, list[ShareSet]]:
+        """Take note of a worker of *generation*.
+
+        Returns:
+            Whether it is welcome (no newer generation is here), and the sets this settled: they can never be whole.
+        """
+        with self._changed:
+            if generation < self.newest:
+                return False, []
+            self._generations.setdefault(generation, _Generation(is_alone))
+            waiting = [s for s in self._sets.values() if s.generation < generation and not s.is_settled]
+            for share_set in waiting:
+                share_set.end()
+            self._changed.notify_all()
+            return True, [s for s in waiting if s.is_settled]
+
+    def settle(self, generation: int, limit_s: float) -> None:
+        """Return when no snapshot before *generation* is open, or after *limit_s*; then none of them is committed."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all(s.generation >= generation for s in self._sets.values()), limit_s
+            )
+            self._generations[generation].answered = True
+
+    def add(self, share: ShareSet, rank: int, record: dict[str, Any] | None, listener: Any) -> ShareSet:
+        """Note that *rank* handed over a share of the snapshot that *share* describes; return its set."""
+        with self._changed:
+            share_set = self._sets.setdefault(share.name, share)
+            share_set.staged.add(rank)
+            share_set.listeners[rank] = listener
+            share_set.record = record or share_set.record
+            if share_set.generation < self.newest:
+                share_set.end()
+            return share_set
+
+    def finish(self, share_set: ShareSet, rank: int, files: list[WrittenFile], error: str | None) -> bool:
+        """Note that *rank*'s share is on the store or failed; True if that settles the set."""
+        with self._changed:
+            share_set.done.add(rank)
+            share_set.files += files
+            share_set.error = share_set.error or error
+            return share_set.is_settled
+
+    def close(self, share_set: ShareSet) -> None:
+        """The snapshot has an outcome."""
+        with self._changed:
+            self._sets.pop(share_set.name, None)
+            self._changed.notify_all()
+
+    def is_current(self, share_set: ShareSet) -> bool:
+        """Return whether no newer generation has greeted."""
+        with self._changed:
+            return share_set.generation >= self.newest
+
+    def await_successor(self, share_set: ShareSet, limit_s: float) -> int | None:
+        """Return the newer generation that waits for this snapshot's outcome, or None if there is none.
+
+        Asked when a newer generation was claimed: by this node's own launcher, whose workers greet in a moment and
+        wait for their answer, or by another launch, whose workers never come here.
+        """
+        if not share_set.is_alone:
+            return None
+        with self._changed:
+            self._changed.wait_for(lambda: self.newest > share_set.generation, limit_s)
+            newer = [n for n in self._generations if n > share_set.generation]
+            if not newer or any(
+                self._generations[n].answered or not self._generations[n].is_alone for n in newer
+            ):
+                return None
+            return max(newer)

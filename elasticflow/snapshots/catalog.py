@@ -1,0 +1,153 @@
+"""Committed snapshots and generations of a run at its URI (floor 1)."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import run_folder
+from elasticflow.snapshots import manifest
+from elasticflow.snapshots.manifest import DamagedSnapshotError, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.storage import Storage
+
+_GENERATION = re.compile(r"(?P<number>\d{4,})\.json")
+_VERDICT = re.compile(rf"(?P<name>{run_folder.SNAPSHOT_NAME.pattern})\.json")
+_JOB = "JOB.json"
+
+
+class Catalog:
+    """What a run has at its snapshot URI.
+
+    Attributes:
+        storage: The URI.
+        prefix: The run's place under it: `""` when the URI is the run folder itself, else `<run id>/`.
+    """
+
+    def __init__(self, storage: Storage, prefix: str = "") -> None:
+        self.storage = storage
+        self.prefix = prefix
+
+    def folder(self, name: str = "") -> str:
+        """Return the path of snapshot *name* in the storage, or of the folder of all snapshots."""
+        return f"{self.prefix}snapshots/{name}" if name else f"{self.prefix}snapshots"
+
+    def committed(self) -> list[Manifest]:
+        """Return the snapshots that could be restored, newest (step, generation) first.
+
+        Without those that are uncommitted, set aside, or whose manifest is damaged (`damaged` names these).
+        """
+        return self._scan()[0]
+
+    def newest(self) -> Manifest | None:
+        """Return the newest snapshot that could be restored."""
+        return next(iter(self.committed()), None)
+
+    def damaged(self) -> dict[str, str]:
+        """Return name and reason of snapshots whose manifest cannot be read and that are not set aside yet."""
+        return self._scan()[1]
+
+    def uncommitted(self) -> list[str]:
+        """Return the names of snapshot folders without a manifest: being written, or left by a dead writer."""
+        names = self._names()
+        return [
+            name for name in names if not self.storage.exists(f"{self.folder(name)}/{manifest.FILE_NAME}")
+        ]
+
+    def manifest(self, name: str) -> Manifest:
+        """Return the manifest of snapshot *name*.
+
+        Raises:
+            FileNotFoundError: it is not committed.
+            DamagedSnapshotError: its manifest is not what was written.
+        """
+        found = manifest.parse(self.storage.read(f"{self.folder(name)}/{manifest.FILE_NAME}"))
+        if found.name != name:
+            raise DamagedSnapshotError(f"{manifest.FILE_NAME} is that of snapshot {found.name}")
+        return found
+
+    def quarantine(self, name: str, reason: str) -> None:
+        """Set snapshot *name* aside: it is never restored, never counted as kept, and stays for inspection."""
+        verdict = {"name": name, "reason": reason, "created": time.time()}
+        self.storage.create(f"{self.prefix}verdicts/{name}.json", json.dumps(verdict).encode())
+
+    def quarantined(self) -> dict[str, str]:
+        """Return name and reason of the snapshots set aside."""
+        found = {}
+        for file in self.storage.list(f"{self.prefix}verdicts"):
+            match = _VERDICT.fullmatch(file)
+            if match:
+                found[match["name"]] = str(
+                    self._read(f"verdicts/{file}").get("reason", "no reason is readable")
+                )
+        return found
+
+    def remove_snapshot(self, name: str) -> None:
+        """Remove snapshot *name*, its manifest first: half removed, it is invisible instead of damaged."""
+        self.storage.remove(f"{self.folder(name)}/{manifest.FILE_NAME}")
+        self.storage.remove_tree(self.folder(name))
+
+    def claim_generation(self, info: Mapping[str, Any]) -> int:
+        """Make the next generation exist and return its number; two launches never get the same one."""
+        number = self.newest_generation() + 1
+        data = json.dumps({**info, "created": time.time()}).encode()
+        while not self.storage.create(self._generation(number), data):
+            number += 1
+        return number
+
+    def newest_generation(self) -> int:
+        """Return the highest generation that exists; 0 if there is none."""
+        matches = map(_GENERATION.fullmatch, self.storage.list(f"{self.prefix}generations"))
+        return max((int(match["number"]) for match in matches if match), default=0)
+
+    def is_fenced(self, generation: int) -> bool:
+        """Return whether a later generation exists, by one look: numbers are claimed without gaps."""
+        return self.storage.exists(self._generation(generation + 1))
+
+    def write_job_record(self, record: Mapping[str, Any]) -> bool:
+        """Write JOB.json if there is none; False if there is one, which the caller then compares."""
+        return self.storage.create(f"{self.prefix}{_JOB}", json.dumps(record, indent=1).encode())
+
+    def read_job_record(self) -> dict[str, Any] | None:
+        """Return JOB.json's content, or None if there is none."""
+        return self._read(_JOB) or None
+
+    def _generation(self, number: int) -> str:
+        return f"{self.prefix}{run_folder.generation_file(number)}"
+
+    def _names(self) -> list[str]:
+        """Names of all snapshot folders, newest first; `.tmp-` folders and strangers are none."""
+        names = self.storage.list(self.folder())
+        return sorted(filter(run_folder.SNAPSHOT_NAME.fullmatch, names), key=_age, reverse=True)
+
+    def _scan(self) -> tuple[list[Manifest], dict[str, str]]:
+        set_aside = self.quarantined()
+        committed, damaged = [], {}
+        for name in self._names():
+            if name in set_aside:
+                continue
+            try:
+                committed.append(self.manifest(name))
+            except FileNotFoundError:
+                continue
+            except DamagedSnapshotError as error:
+                damaged[name] = error.message
+        return committed, damaged
+
+    def _read(self, path: str) -> dict[str, Any]:
+        try:
+            content = json.loads(self.storage.read(self.prefix + path))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+
+def _age(name: str) -> tuple[int, int, str]:
+    match = run_folder.SNAPSHOT_NAME.fullmatch(name)
+    assert match is not None
+    return int(match["step"]), int(match["generation"]), name

@@ -1,0 +1,217 @@
+"""The writer's committing thread: one snapshot after the other, then retention (floor 1)."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.snapshots import manifest, policy
+from elasticflow.snapshots.manifest import Manifest
+from elasticflow.snapshots.publish import Publisher, PublishError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.snapshots.board import Board, ShareSet
+    from elasticflow.snapshots.catalog import Catalog
+    from elasticflow.snapshots.shards import WrittenFile
+
+_FENCED = "fenced"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long the writer waits, in seconds.
+
+    Attributes:
+        fence_grace_s: For the workers of the generation that fenced a whole snapshot off.
+        settle_s: Before new workers are answered although older snapshots are open.
+        shares_s: For other nodes' shares, and for their commit.
+    """
+
+    fence_grace_s: float = 10.0
+    settle_s: float = 30.0
+    shares_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the writer is told on its standard input, one JSON line.
+
+    Attributes:
+        uri: Snapshot URI; a local one absolute.
+        options: For the file system.
+        prefix: The run's place under the URI.
+        run_id: For the manifest.
+        keep_last: As in the job file; so are the next two.
+        best_mode: Whether the largest or the smallest metric is the best.
+        limits: See Limits.
+        parent: Process id of the process that started the writer.
+    """
+
+    uri: str
+    run_id: str
+    options: dict[str, Any]
+    prefix: str = ""
+    keep_last: int = 3
+    keep_best: int | None = None
+    keep_every: str | None = None
+    best_mode: policy.Best | None = None
+    limits: Limits = Limits()
+    parent: int | None = None
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Config:
+        """Return the configuration in *content*; absent keys have their defaults."""
+        limits = Limits(**(content.get("limits") or {}))
+        return cls(**{"options": {}, **content, "limits": limits})
+
+
+class Committer:
+    """Commits the share sets given to `put`, in order; `run` is the thread's body."""
+
+    def __init__(self, config: Config, catalog: Catalog, board: Board, report: Callable[..., None]) -> None:
+        self._config = config
+        self._catalog = catalog
+        self._publisher = Publisher(catalog)
+        self._board = board
+        self._report = report
+        self._queue: queue.SimpleQueue[ShareSet] = queue.SimpleQueue()
+
+    def put(self, share_set: ShareSet) -> None:
+        """Hand over a settled set."""
+        self._queue.put(share_set)
+
+    def run(self) -> None:
+        """Commit for ever; a failure is reported, and the next snapshot is tried."""
+        while True:
+            share_set = self._queue.get()
+            try:
+                committed = self._settle(share_set)
+            except Exception as error:  # noqa: BLE001  # whatever the store raises, the next snapshot is tried
+                reason = str(error) if isinstance(error, PublishError) else f"{type(error).__name__}: {error}"
+                self._give_up(share_set, reason)
+            else:
+                self._board.close(share_set)
+                if committed is not None:
+                    self._retain(share_set, committed)
+
+    def _settle(self, share_set: ShareSet) -> Manifest | None:
+        """Bring the snapshot to its end here; return the manifest if this writer committed it."""
+        if share_set.error is not None:
+            raise PublishError(share_set.error)
+        if 0 in share_set.staged:
+            return self._commit(share_set)
+        for rank, file in zip(
+            sorted(share_set.staged), sorted(share_set.files, key=lambda f: f.name), strict=True
+        ):
+            self._publisher.announce(share_set.name, rank, file.to_json())
+        self._publisher.await_commit(
+            share_set.name,
+            min(share_set.staged),
+            self._config.limits.shares_s,
+            lambda: self._board.is_current(share_set),
+        )
+        self._tell(share_set, "snapshot.committed", to_parent=False)
+        return None
+
+    def _commit(self, share_set: ShareSet) -> Manifest:
+        others = sorted(set(range(share_set.world_size)) - share_set.staged)
+        files = share_set.files
+        if others:
+            files = files + self._publisher.await_shares(
+                share_set.name,
+                others,
+                self._config.limits.shares_s,
+                lambda: self._board.is_current(share_set),
+            )
+        record = self._manifest(share_set, files)
+        self._check_fence(share_set)
+        self._publisher.publish(record)
+        self._tell(
+            share_set, "snapshot.committed", bytes=record.size, seconds=record.seconds, trigger=record.trigger
+        )
+        if others:
+            self._publisher.remove_records(share_set.name, others)
+        return record
+
+    def _manifest(self, share_set: ShareSet, files: list[WrittenFile]) -> Manifest:
+        about = (share_set.record or {}).get("manifest", {})
+        metric = about.get("metric")
+        return Manifest(
+            **{
+                "trigger": "unknown",
+                **about,
+                "metric": None if metric is None else float(metric),
+                "run_id": self._config.run_id,
+                "name": share_set.name,
+                "step": share_set.step,
+                "generation": share_set.generation,
+                "world_size": share_set.world_size,
+                "created": time.time(),
+                "seconds": round(time.monotonic() - share_set.began, 4),
+                "files": {file.name: file.entry for file in files},
+                "tensors": {key: place for file in files for key, place in file.tensors.items()},
+            }
+        )
+
+    def _check_fence(self, share_set: ShareSet) -> None:
+        if not self._catalog.is_fenced(share_set.generation):
+            return
+        successor = self._board.await_successor(share_set, self._config.limits.fence_grace_s)
+        if successor is None or self._catalog.is_fenced(successor):
+            raise PublishError(_FENCED)
+
+    def _give_up(self, share_set: ShareSet, reason: str) -> None:
+        with contextlib.suppress(OSError):
+            if 0 in share_set.staged or share_set.is_alone:
+                self._publisher.discard(share_set.name)
+            if not share_set.is_alone:
+                self._publisher.announce(share_set.name, min(share_set.staged), {"failed": reason})
+        self._tell(share_set, "snapshot.failed", reason=reason)
+        self._board.close(share_set)
+
+    def _tell(self, share_set: ShareSet, event: str, *, to_parent: bool = True, **facts: Any) -> None:
+        report = {
+            "event": event,
+            "name": share_set.name,
+            "step": share_set.step,
+            "generation": share_set.generation,
+            **facts,
+        }
+        self._report(report, list(share_set.listeners.values()), to_parent=to_parent)
+
+    def _retain(self, share_set: ShareSet, committed: Manifest) -> None:
+        """Remove what retention does not keep; its failures never touch the snapshot just committed."""
+        config = self._config
+        try:
+            snapshots = self._catalog.committed()
+            keep = policy.keep(
+                snapshots,
+                last=config.keep_last,
+                best=config.keep_best,
+                every=config.keep_every,
+                best_mode=config.best_mode,
+            )
+            keep |= {committed.name, *({committed.parent} if committed.parent else ())}
+            for snapshot in snapshots:
+                if snapshot.name not in keep:
+                    self._catalog.remove_snapshot(snapshot.name)
+                    self._tell_removed(share_set, snapshot)
+            self._publisher.sweep(committed.generation, self._board.open_names)
+        except (OSError, manifest.DamagedSnapshotError) as error:
+            sys.stderr.write(f"snapshot writer: retention failed, the next commit tries again: {error}\n")
+
+    def _tell_removed(self, share_set: ShareSet, snapshot: Manifest) -> None:
+        report = {
+            "event": "snapshot.removed",
+            "name": snapshot.name,
+            "step": snapshot.step,
+            "generation": snapshot.generation,
+        }
+        listener = share_set.listeners.get(0)
+        self._report(report, [listener] if listener else [], to_parent=True)

@@ -1,0 +1,167 @@
+"""From files to a snapshot in one act: a rename on local disks, one exclusive put elsewhere (floor 1)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import durable, run_folder
+from elasticflow.snapshots import manifest, shards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from elasticflow.snapshots.catalog import Catalog
+    from elasticflow.snapshots.manifest import Manifest
+    from elasticflow.snapshots.shards import WrittenFile
+
+_UNFINISHED = ".tmp-"
+_POLL_LEAST_S, _POLL_MOST_S = 0.02, 1.0
+
+
+class PublishError(Exception):
+    """The snapshot cannot be committed; the text says why."""
+
+
+class Publisher:
+    """Writes snapshots of one run so that each is whole or not there.
+
+    On a local disk files go to a hidden folder that is renamed when all is in. Elsewhere a rename is copy and delete,
+    so files go to their final keys, and the manifest, put last and only if none is there, makes them a snapshot.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._storage = catalog.storage
+
+    def place(self, name: str) -> str:
+        """Return the folder that files of snapshot *name* are written to before the commit."""
+        hidden = _UNFINISHED if self._storage.is_local else ""
+        return f"{self._catalog.folder()}/{hidden}{name}"
+
+    def is_committed(self, name: str) -> bool:
+        """Return whether snapshot *name* exists."""
+        return self._storage.exists(f"{self._catalog.folder(name)}/{manifest.FILE_NAME}")
+
+    def publish(self, record: Manifest) -> None:
+        """Commit the snapshot whose files are all in `place`.
+
+        Raises:
+            PublishError: a file is not there as written, or the name is taken.
+            OSError: the store failed; the snapshot is not committed.
+        """
+        place = self.place(record.name)
+        for name, entry in record.files.items():
+            size = self._storage.size(f"{place}/{name}")
+            if size != entry.size:
+                raise PublishError(f"{name} has {size} bytes on the store, {entry.size} were written")
+        if not self._put_manifest(f"{place}/{manifest.FILE_NAME}", record.to_bytes()):
+            raise PublishError("there is a manifest already: a snapshot is never overwritten")
+        if self._storage.is_local:
+            final = self._storage.local_path(self._catalog.folder(record.name))
+            self._storage.local_path(place).rename(final)  # fails if the name is taken
+            durable.sync_folder(final.parent)
+
+    def discard(self, name: str) -> None:
+        """Remove what was written of snapshot *name*, unless it is committed; errors are left for the next sweep."""
+        with contextlib.suppress(OSError):
+            if self._storage.is_local or not self.is_committed(name):
+                self._storage.remove_tree(self.place(name))
+
+    def sweep(self, generation: int, busy: Collection[str]) -> None:
+        """Remove what writers of generations before *generation* left uncommitted, but for the names in *busy*."""
+        names = [name.removeprefix(_UNFINISHED) for name in self._storage.list(self._catalog.folder())]
+        for name in names:
+            match = run_folder.SNAPSHOT_NAME.fullmatch(name)
+            if (
+                match
+                and int(match["generation"]) < generation
+                and name not in busy
+                and not self.is_committed(name)
+            ):
+                self._storage.remove_tree(self.place(name))
+
+    def announce(self, name: str, rank: int, content: dict[str, Any]) -> None:
+        """Tell the node of rank 0 that this rank's share is written, or why it is not."""
+        self._storage.replace_text(_record(self.place(name), rank), json.dumps(content).encode())
+
+    def await_shares(
+        self, name: str, ranks: Collection[int], limit_s: float, alive: Callable[[], bool]
+    ) -> list[WrittenFile]:
+        """Return the shares of *ranks*, which other nodes write.
+
+        Raises:
+            PublishError: a node failed, *limit_s* passed, or *alive* became false.
+        """
+        found: dict[int, WrittenFile] = {}
+        deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
+        while missing := [rank for rank in ranks if rank not in found]:
+            for rank in missing:
+                content = self._read(_record(self.place(name), rank))
+                if content is not None and "failed" in content:
+                    raise PublishError(f"rank {rank}: {content['failed']}")
+                if content is not None:
+                    found[rank] = shards.WrittenFile.from_json(content)
+            if len(found) == len(ranks):
+                break
+            if not alive():
+                raise PublishError("the generation ended before all shares were staged")
+            if time.monotonic() > deadline:
+                raise PublishError(f"the shares of ranks {missing} did not come within {limit_s:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_MOST_S)
+        return list(found.values())
+
+    def await_commit(self, name: str, rank: int, limit_s: float, alive: Callable[[], bool]) -> None:
+        """Return when the node of rank 0 has committed snapshot *name*, to which *rank* here gave a share.
+
+        Raises:
+            PublishError: that node gave it up, *limit_s* passed, or *alive* became false.
+        """
+        deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
+        record = _record(self.place(name), rank)
+        while not self.is_committed(name):
+            verdict = self._read(_record(self.place(name), 0))
+            # Records go away with the commit, or when the node of rank 0 discards the files.
+            if verdict is not None or not self._storage.exists(record):
+                if self.is_committed(name):
+                    return
+                raise PublishError(
+                    f"the node of rank 0: {(verdict or {}).get('failed', 'gave the snapshot up')}"
+                )
+            if not alive():
+                raise PublishError("the generation ended before the snapshot was committed")
+            if time.monotonic() > deadline:
+                raise PublishError(f"the node of rank 0 did not commit within {limit_s:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_MOST_S)
+
+    def remove_records(self, name: str, ranks: Sequence[int]) -> None:
+        """Remove the other nodes' records from the committed snapshot *name*."""
+        with contextlib.suppress(OSError):
+            for rank in ranks:
+                self._storage.remove(_record(self._catalog.folder(name), rank))
+
+    def _put_manifest(self, path: str, data: bytes) -> bool:
+        """Create the manifest; True as well if our own put succeeded and only its answer was lost."""
+        try:
+            if self._storage.create(path, data):
+                return True
+        except OSError:
+            if self._storage.exists(path) and self._storage.read(path) == data:
+                return True
+            raise
+        return self._storage.read(path) == data
+
+    def _read(self, path: str) -> dict[str, Any] | None:
+        try:
+            content: dict[str, Any] = json.loads(self._storage.read(path))
+        except (FileNotFoundError, ValueError):  # absent, or half seen on a store without atomic puts
+            return None
+        return content
+
+
+def _record(folder: str, rank: int) -> str:
+    return f"{folder}/shard-{rank:05d}.json"

@@ -1,0 +1,225 @@
+"""The writer process of a node: `python -m elasticflow.snapshots.writer` (floor 1, never imports torch).
+
+It owns the staging memory, hashes and writes shares, and commits snapshots. TERM and INT are ignored, since they go to
+whole process groups while the last snapshot is still being written; it leaves at once when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.snapshots import shards, wire
+from elasticflow.snapshots.board import Board, ShareSet
+from elasticflow.snapshots.buffers import Buffer, Pool
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.snapshots.commit import Committer, Config
+from elasticflow.snapshots.manifest import STATE_FILE
+from elasticflow.snapshots.publish import Publisher
+from elasticflow.snapshots.staging import TensorEntry
+from elasticflow.storage import Storage
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from elasticflow.snapshots.shards import WrittenFile
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_WRITING_THREADS = 2
+_NICENESS = 5  # training goes first; while a worker waits for us, it does not compete
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A connected rank."""
+
+    channel: wire.Channel
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    generation: int = 0
+    buffers: dict[int, Buffer] = field(default_factory=dict)
+
+    def send(self, message: wire.Message, descriptors: tuple[int, ...] = ()) -> None:
+        try:
+            self.channel.send(message, descriptors)
+        except OSError:
+            return  # it is gone; its own thread sees that too
+
+
+class Writer:
+    """Serves the workers of one node; every method with a worker runs in that worker's thread."""
+
+    def __init__(self, config: Config) -> None:
+        self._limits = config.limits
+        storage = Storage(config.uri, config.options)
+        catalog = Catalog(storage, config.prefix)
+        self._storage = storage
+        self._run_id = config.run_id
+        self._publisher = Publisher(catalog)
+        self._board = Board()
+        self._pool = Pool()
+        self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
+        self._committer = Committer(config, catalog, self._board, self._report)
+        self._out: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Listen, and say where on standard output."""
+        server, address = wire.listen()
+        for body in (self._print, self._committer.run):
+            threading.Thread(target=_or_die, args=(body,), daemon=True).start()
+        threading.Thread(target=_or_die, args=(self._accept, server), daemon=True).start()
+        self._out.put({"event": "ready", "address": address})
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            connection, _ = server.accept()
+            if wire.is_own_user(connection):
+                worker = _Worker(wire.Channel(connection))
+                threading.Thread(target=_or_die, args=(self._serve, worker), daemon=True).start()
+            else:
+                connection.close()
+
+    def _serve(self, worker: _Worker) -> None:
+        try:
+            if not self._greet(worker):
+                return
+            while (message := worker.channel.receive()) is not None:
+                if "reserve" in message:
+                    self._reserve(worker, message["reserve"])
+                elif "stage" in message:
+                    self._stage(worker, message["stage"])
+        finally:
+            for buffer in worker.buffers.values():
+                self._pool.disown(buffer)
+            worker.channel.close()
+
+    def _greet(self, worker: _Worker) -> bool:
+        message = worker.channel.receive()
+        if message is None or "hello" not in message:
+            return False
+        hello = message["hello"]
+        worker.rank, worker.world_size = hello["rank"], hello["world_size"]
+        worker.local_world_size, worker.generation = hello["local_world_size"], hello["generation"]
+        is_alone = worker.local_world_size == worker.world_size
+        welcome, broken = self._board.greet(worker.generation, is_alone=is_alone)
+        for share_set in broken:
+            self._committer.put(share_set)
+        if not welcome:
+            worker.send({"refused": f"generation {worker.generation} is over, {self._board.newest} is here"})
+            return False
+        self._board.settle(worker.generation, self._limits.settle_s)
+        worker.send({"welcome": True})
+        return True
+
+    def _reserve(self, worker: _Worker, nbytes: int) -> None:
+        for buffer in worker.buffers.values():
+            self._pool.disown(buffer)
+        worker.buffers = {}
+        try:
+            pair = [self._pool.take(nbytes), self._pool.take(nbytes)]
+        except OSError as error:
+            worker.send({"no_memory": str(error)})
+            return
+        worker.buffers = {buffer.number: buffer for buffer in pair}
+        size = min(buffer.size for buffer in pair)
+        worker.send({"buffers": [b.number for b in pair], "size": size}, tuple(b.descriptor for b in pair))
+
+    def _stage(self, worker: _Worker, message: dict[str, Any]) -> None:
+        """Take a share over; its bytes are written by a thread of the pool."""
+        buffer = worker.buffers.get(message["buffer"])
+        if buffer is not None:
+            buffer.busy = True
+        share = ShareSet(
+            message["name"], message["step"], worker.generation, worker.world_size, worker.local_world_size
+        )
+        share_set = self._board.add(share, worker.rank, message["record"], worker)
+        self._threads.submit(_or_die, self._write, worker, share_set, message, buffer)
+
+    def _write(
+        self, worker: _Worker, share_set: ShareSet, message: dict[str, Any], buffer: Buffer | None
+    ) -> None:
+        error, files = None, []
+        try:
+            files = self._write_files(worker, share_set, message, buffer)
+        except Exception as caught:  # noqa: BLE001  # whatever the store raises is the snapshot's reason
+            error = f"{type(caught).__name__}: {caught}"
+        if buffer is not None and self._pool.written(buffer):
+            worker.send({"released": buffer.number})
+        if self._board.finish(share_set, worker.rank, files, error):
+            self._committer.put(share_set)
+
+    def _write_files(
+        self, worker: _Worker, share_set: ShareSet, message: dict[str, Any], buffer: Buffer | None
+    ) -> list[WrittenFile]:
+        if share_set.error is not None:
+            return []
+        place = self._publisher.place(share_set.name)
+        tensors = [TensorEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in message["tensors"]]
+        staged = memoryview(buffer.view if buffer is not None else b"")[: message["nbytes"]]
+        about = {"run_id": self._run_id, "snapshot": share_set.name, "step": str(share_set.step)}
+        name = shards.shard_name(worker.rank, worker.world_size)
+        files = [shards.write_shard(self._storage, place, name, tensors=tensors, staged=staged, about=about)]
+        if message["record"] is not None:
+            files.append(shards.write_json(self._storage, place, STATE_FILE, message["record"]["state"]))
+        return files
+
+    def _report(self, report: dict[str, Any], listeners: list[_Worker], *, to_parent: bool) -> None:
+        if to_parent:
+            self._out.put(report)
+        for worker in listeners:
+            worker.send({"report": report})
+
+    def _print(self) -> None:
+        """Write reports to standard output; a thread of its own, since the parent may be slow to read."""
+        while True:
+            line = json.dumps(self._out.get()).encode() + b"\n"
+            while line:
+                line = line[os.write(1, line) :]
+
+
+def _or_die(body: Callable[..., None], *args: Any) -> None:
+    """Run *body*; an error nobody foresaw ends the whole process, so that workers notice."""
+    try:
+        body(*args)
+    except BaseException:  # noqa: BLE001  # printed, then the process ends
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _die_with(parent: int | None) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> None:
+    """Read the configuration, serve, and leave when standard input ends."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        os._exit(0)
+    config = Config.from_json(json.loads(line))
+    _die_with(config.parent)
+    os.nice(_NICENESS)
+    Writer(config).start()
+    while os.read(0, 1 << 12):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
