@@ -9,6 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
     from moto.server import ThreadedMotoServer
 
 

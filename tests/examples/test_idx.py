@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import gzip
 import struct
+from typing import TYPE_CHECKING
 
 import pytest
 
 from examples.mnist import idx
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
