@@ -47,6 +47,15 @@ class LazyGroup(click.Group):
         command: click.Command = importlib.import_module(f"elasticflow.cli.cmd_{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of the first argument; an unknown one gets a suggestion from the table."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=list(COMMANDS), ctx=ctx) from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table, without importing them."""
         with formatter.section("Commands"):
@@ -62,10 +71,12 @@ class LazyGroup(click.Group):
         return names or click.Command.shell_complete(self, ctx, incomplete)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="elasticflow", message="%(prog)s %(version)s")
 def group() -> None:
-    """Turn a job file into a distributed PyTorch run that survives what happens to it.
+    r"""Turn a job file into a distributed PyTorch run that survives what happens to it.
 
     \b
     elasticflow validate jobs/mnist.toml     check it, in a tenth of a second

@@ -1,0 +1,190 @@
+"""What needs several tables, or is not built yet: closed forms over the whole node range (floor 1, pure)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import keyword
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.spec import codes
+from elasticflow.spec.expectations import dotted, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.spec.diagnostics import Diagnostic
+    from elasticflow.spec.job import DatasetTable, NodesTable
+    from elasticflow.spec.positions import KeyPath
+    from elasticflow.spec.source import Source
+
+Tables = dict[str, Any]
+
+_FREE = (("model", "args"), ("optimizer", "args"), ("lr_scheduler", "args"), ("dataset", "args"), ("evaluation", "args"), ("snapshots", "options"))  # fmt: skip
+_SECRET_KEY = re.compile(r"secret|passw|token|credential|^key$|api_?key|access_?key", re.IGNORECASE)
+
+
+def check(source: Source, tables: Tables) -> list[Diagnostic]:
+    """Return every problem between tables; a table that is itself wrong is left out of *tables*."""
+    return [
+        *_batch(source, tables),
+        *_best(source, tables),
+        *_not_built(source, tables),
+        *_schedule(source, tables),
+        *_several_machines(source, tables),
+        *_values(source),
+        *_secrets(source),
+    ]
+
+
+def largest_world_size(nodes: NodesTable) -> tuple[int, bool]:
+    """Return the most workers the job may have, and whether that is exact (else: at least so many)."""
+    if isinstance(nodes.nproc_per_node, int):
+        return nodes.max * nodes.nproc_per_node, True
+    return nodes.max, False
+
+
+def _batch(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    dataset: DatasetTable | None = tables.get("dataset")
+    nodes: NodesTable | None = tables.get("nodes")
+    if dataset is None:
+        return
+    size, path = dataset.global_batch_size, ("dataset", "global_batch_size")
+    if nodes is not None:
+        workers, is_exact = largest_world_size(nodes)
+        if size < workers:
+            per_node = f"{nodes.nproc_per_node} per node" if is_exact else "at least one per node"
+            message = f"dataset.global_batch_size ({size}) is smaller than the largest world size ({workers})"
+            remedy = (
+                f"nodes.max is {nodes.max} with {per_node}, so {workers} workers may share a batch:\n"
+                f"raise the batch to {workers} or more, or lower nodes.max"
+            )
+            yield source.problem(codes.BATCH_TOO_SMALL, message, path, remedy=remedy)
+    if dataset.samples is not None and dataset.tail == "drop" and dataset.samples < size:
+        message = f"no step is ever made: an epoch has {dataset.samples} samples, a batch {size}, and the tail is dropped"
+        yield source.problem(
+            codes.NO_STEP, message, path, remedy='use a smaller batch, or tail = "spill" or "short"'
+        )
+
+
+def _best(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    snapshots = tables.get("snapshots")
+    if snapshots is None or snapshots.keep.best is None or "evaluation" not in tables:
+        return
+    evaluation, path = tables["evaluation"], ("snapshots", "keep", "best")
+    if evaluation is None:
+        message = "snapshots.keep.best needs to know what is best, and there is no [evaluation]"
+        remedy = 'add [evaluation] with best = "max accuracy", or leave keep.best out'
+        yield source.problem(codes.NO_METRIC, message, path, remedy=remedy)
+    elif evaluation.best is None:
+        message = "snapshots.keep.best needs to know what is best, and evaluation.best is not given"
+        names = sorted({*evaluation.metrics, "loss"})
+        example = "min loss" if names == ["loss"] else f"max {names[0]}"
+        remedy = f'add to [evaluation]: best = "{example}"'
+        yield source.problem(codes.NO_METRIC, message, path, remedy=remedy)
+
+
+def _not_built(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    train, snapshots, logging = (tables.get(name) for name in ("train", "snapshots", "logging"))
+    asked: list[tuple[KeyPath, str]] = []
+    if train is not None and train.consistency == "exact":
+        asked.append((("train", "consistency"), 'use "batch", the default'))
+    if train is not None and train.virtual_shards is not None:
+        asked.append((("train", "virtual_shards"), 'it belongs to consistency = "exact": leave it out'))
+    if snapshots is not None and snapshots.memory is not None:
+        asked.append((("snapshots", "memory"), "leave it out; snapshots.every can be as short as you like"))
+    if logging is not None and logging.sinks:
+        asked.append(
+            (("logging", "sinks"), "leave it out; all metrics are in the run folder's metrics.jsonl")
+        )
+    for path, remedy in asked:
+        what = dotted(path) + (' = "exact"' if path[-1] == "consistency" else "")
+        message = f"{what} is not supported by this version"
+        yield source.problem(codes.NOT_BUILT, message, path, remedy=remedy)
+
+
+def _schedule(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    scheduler = tables.get("lr_scheduler")
+    if scheduler is not None and scheduler.entry.endswith(":ReduceLROnPlateau"):
+        message = "ReduceLROnPlateau needs a metric at each step, and a schedule is stepped without one"
+        remedy = "use a schedule of steps alone, such as torch.optim.lr_scheduler:CosineAnnealingLR"
+        yield source.problem(codes.NEEDS_METRIC, message, ("lr_scheduler", "entry"), remedy=remedy)
+
+
+def _several_machines(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
+    if nodes is None:
+        return
+    if nodes.max > 1 and nodes.endpoint is None:
+        message = f"nodes.max is {nodes.max}, but without nodes.endpoint no second machine can join"
+        remedy = (
+            'add to [nodes]: endpoint = "host:29400" (the first machine), if there is more than one machine'
+        )
+        yield source.problem(codes.NO_ENDPOINT, message, ("nodes", "max"), severity="warning", remedy=remedy)
+    if nodes.endpoint is not None and nodes.max > 1 and snapshots is not None and _is_local(snapshots.uri):
+        where = "in the run folder" if snapshots.uri is None else f"at {show(snapshots.uri)}"
+        message = f"snapshots are kept {where}: every machine must see the same folder there"
+        remedy = 'set snapshots.uri to an object store ("s3://bucket/name") or to a shared file system'
+        path = ("snapshots", "uri") if snapshots.uri is not None else ("nodes", "endpoint")
+        yield source.problem(codes.LOCAL_SNAPSHOTS, message, path, severity="warning", remedy=remedy)
+
+
+def _is_local(uri: str | None) -> bool:
+    return uri is None or "://" not in uri or uri.startswith(("file://", "local://"))
+
+
+def _values(source: Source) -> Iterator[Diagnostic]:
+    """Values that cannot be passed on to a call, or kept in JSON without loss."""
+    for table, name in _FREE:
+        free = _inside(source.raw, (table, name))
+        for key in free:
+            if name == "args" and (not key.isidentifier() or keyword.iskeyword(key)):
+                message = f"{show(key)} cannot be the name of an argument"
+                yield source.problem(codes.NOT_PASSABLE, message, (table, name, key), at_key=True)
+        for path, value in _leaves(free, (table, name)):
+            reason = _not_passable(value)
+            if reason is not None:
+                message, remedy = reason
+                yield source.problem(codes.NOT_PASSABLE, f"{dotted(path)} is {message}", path, remedy=remedy)
+
+
+def _not_passable(value: object) -> tuple[str, str] | None:
+    if isinstance(value, dt.date | dt.time):
+        return "a date or time, which cannot be passed on", "write it as a text in quotes"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "not a finite number", "leave it out, or have your own function turn a word into it"
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return "a whole number beyond 64 bits", "write it as a text in quotes"
+    return None
+
+
+def _secrets(source: Source) -> Iterator[Diagnostic]:
+    remedy = "take it out; credentials come from the environment or from the machine's role"
+    for path, value in _leaves(_inside(source.raw, ("snapshots", "options")), ("snapshots", "options")):
+        if isinstance(value, str) and any(_SECRET_KEY.search(str(part)) for part in path[2:]):
+            message = f"{dotted(path)} looks like a secret, and a job file is checked in"
+            yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=remedy)
+    uri = _inside(source.raw, ("snapshots",)).get("uri")
+    if isinstance(uri, str) and re.search(r"://[^/@]*:[^/@]*@", uri):
+        message = "snapshots.uri holds a password, and a job file is checked in"
+        yield source.problem(
+            codes.SECRET_IN_FILE, message, ("snapshots", "uri"), severity="warning", remedy=remedy
+        )
+
+
+def _inside(raw: object, names: tuple[str, ...]) -> dict[str, Any]:
+    for name in names:
+        raw = raw.get(name, {}) if isinstance(raw, dict) else {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def _leaves(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, (*path, number))
+    else:
+        yield path, value

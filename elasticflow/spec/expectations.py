@@ -1,0 +1,115 @@
+"""What may stand at a place of the job file, in words, read off the models (floor 1, pure)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import types
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from elasticflow.spec.fields import Kind
+from elasticflow.spec.job import Job
+
+if TYPE_CHECKING:
+    from elasticflow.spec.positions import KeyPath
+
+
+def keys_at(path: KeyPath) -> list[str]:
+    """Return the keys that the table at *path* can have; none for a free one."""
+    model = annotation_at(path)
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def describe(annotation: Any) -> str:
+    """Return what a value of this type is, as in "must be ..."."""
+    for mark in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
+        if isinstance(mark, Kind):
+            return mark.words
+    if get_origin(annotation) is Annotated:
+        return describe(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, types.UnionType}:
+        words = [describe(part) for part in get_args(annotation) if part is not type(None)]
+        return " or ".join(dict.fromkeys(words))
+    if get_origin(annotation) is Literal:
+        *others, last = [json.dumps(choice) for choice in get_args(annotation)]
+        return f"{', '.join(others)} or {last}" if others else last
+    if get_origin(annotation) is list:
+        return f"a list ({describe(get_args(annotation)[0])}, ...)" if get_args(annotation) else "a list"
+    if get_origin(annotation) is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return "a table"
+    plain = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+    return plain.get(annotation, "something else")
+
+
+def show(value: object) -> str:
+    """Return a value as the job file would write it, shortened."""
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False)
+        return text if len(text) <= 60 else f'{text[:56]}..."'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a number beyond 64 bits"
+    if isinstance(value, dict | list):
+        empty = "" if value else "n empty"
+        return f"a{empty} {'table' if isinstance(value, dict) else 'list'}"
+    if isinstance(value, dt.date | dt.time):
+        return f"the date or time {value}"
+    return str(value)
+
+
+def dotted(path: KeyPath) -> str:
+    """Return a key as people write it: `snapshots.keep.last`, `job.path[1]`."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            bare = part.replace("_", "a").replace("-", "a")
+            name = part if bare.isascii() and bare.isalnum() else json.dumps(part, ensure_ascii=False)
+            text += f".{name}" if text else name
+    return text
+
+
+def annotation_at(path: KeyPath) -> Any:
+    """Return the type of what stands at *path*; None where the models know no such key."""
+    annotation: Any = Job
+    for part in path:
+        annotation = _inside(annotation, part)
+    while get_origin(annotation) in {Union, types.UnionType} and len(_some(annotation)) == 1:
+        annotation = _some(annotation)[0]
+    return annotation
+
+
+def _some(union: Any) -> list[Any]:
+    return [part for part in get_args(union) if part is not type(None)]
+
+
+def _inside(annotation: Any, part: str | int) -> Any:
+    if get_origin(annotation) in {Union, types.UnionType}:
+        inner = [_inside(each, part) for each in _some(annotation)]
+        return next((each for each in inner if each is not None), None)
+    if get_origin(annotation) is list and isinstance(part, int):
+        return get_args(annotation)[0]
+    if get_origin(annotation) is dict:
+        return get_args(annotation)[1]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and part in annotation.model_fields:
+        field = annotation.model_fields[str(part)]
+        marks = [mark for mark in field.metadata if isinstance(mark, Kind)]
+        return Annotated[field.annotation, marks[0]] if marks else field.annotation
+    return None
+
+
+def kind_of_key(path: KeyPath) -> str:
+    """Return what the keys of the free table around *path* are."""
+    table = annotation_at(path[:-1])
+    return describe(get_args(table)[0]) if get_origin(table) is dict else "a name"
+
+
+def choices(annotation: Any) -> list[object]:
+    """Return the words a type allows, if it lists them."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for part in get_args(annotation) for choice in choices(part)]

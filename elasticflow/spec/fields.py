@@ -1,0 +1,101 @@
+"""What the job file's tables are made of: strict types with bounds, and their names for people (floor 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from elasticflow.spec import codes
+from elasticflow.spec.units import parse_duration, parse_interval
+
+MOST_NODES = 65_536
+MOST_SAMPLES = 10**15
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+ENTRY = rf"^{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*$"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a text is, as in "must be <kind>"."""
+
+    words: str
+
+
+def bad_key(key: str, code: str, message: str) -> PydanticCustomError:
+    """Return the error a table's own check raises: shown at *key*, under *code*."""
+    return PydanticCustomError("bad_key", "{message}", {"key": key, "code": code, "message": message})
+
+
+def one_of(first: str, second: str) -> PydanticCustomError:
+    """Return the error of a table that has both of two keys, or neither."""
+    return bad_key(second, codes.EXCLUSIVE, f"exactly one of {first} and {second} must be given")
+
+
+def _interval(text: str) -> str:
+    parse_interval(text)
+    return text
+
+
+def _progress(text: str) -> str:
+    if parse_interval(text).unit == "sample":
+        raise ValueError("must be a time, or counted in steps or epochs")
+    return text
+
+
+def _duration(text: str) -> str:
+    parse_duration(text)
+    return text
+
+
+def _endpoint(text: str) -> str:
+    if not 1 <= int(text.rpartition(":")[2]) <= 65_535:
+        raise ValueError("must have a port from 1 to 65535")
+    return text
+
+
+Entry = Annotated[
+    str,
+    Field(pattern=ENTRY, max_length=500, examples=["examples.mnist:Net"]),
+    Kind('"package.module:name", like "examples.mnist:Net"'),
+]
+"""`package.module:attribute`."""
+IntervalText = Annotated[
+    str,
+    AfterValidator(_interval),
+    Field(examples=["500 steps", "10 min", "1 epoch"]),
+    Kind('a number and a unit, like "500 steps", "10 min" or "1 epoch"'),
+]
+DurationText = Annotated[
+    str,
+    AfterValidator(_duration),
+    Field(examples=["30 s", "10 min"]),
+    Kind('a time, like "30 s" or "10 min"'),
+]
+ProgressText = Annotated[
+    str,
+    AfterValidator(_progress),
+    Field(examples=["1 h", "1000 steps"]),
+    Kind('a number and a unit, like "1 h" or "1000 steps"'),
+]
+Endpoint = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9._-]+:[0-9]{1,5}$", examples=["head:29400"]),
+    AfterValidator(_endpoint),
+    Kind('"host:port", like "head:29400"'),
+]
+Name = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100),
+    Kind('a name of letters, digits, ".", "_" and "-", at most 100'),
+]
+Args = dict[str, Any]
+
+
+class Table(BaseModel):
+    """A closed, frozen, strict table: "8" is not 8, unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -1,0 +1,136 @@
+"""The tables that say how a job is launched and kept: nodes, restarts, snapshots, logs, torchrun (floor 1)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from elasticflow.spec import codes
+from elasticflow.spec.fields import (
+    MOST_NODES,
+    Args,
+    DurationText,
+    Endpoint,
+    IntervalText,
+    Kind,
+    ProgressText,
+    Table,
+    bad_key,
+)
+
+Interface = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9._-]{1,15}$", examples=["eth0"]), Kind('a network interface, like "eth0"')
+]
+StepsText = Annotated[
+    str,
+    Field(pattern=r"^[1-9][0-9]{0,8} steps?$", examples=["1 step", "10 steps"]),
+    Kind('steps, like "10 steps"'),
+]
+Streams = Annotated[
+    str,
+    Field(pattern=r"^([0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*)$", examples=["3", "0:3,1:2"]),
+    Kind('0 to 3 for all workers, or per local rank like "0:3,1:2"'),
+]
+
+
+class NodesTable(Table):
+    """The range of nodes the job may run on."""
+
+    min: int = Field(default=1, ge=1, le=MOST_NODES, description="Fewest nodes the job trains on.")
+    max: int = Field(default=1, ge=1, le=MOST_NODES, description="Most nodes the job trains on.")
+    nproc_per_node: Literal["auto", "gpu", "cpu"] | Annotated[int, Field(ge=1, le=1024)] = Field(
+        default="auto", description="Workers per node; auto: one per GPU, else one per core."
+    )
+    endpoint: Endpoint | None = Field(
+        default=None,
+        description="host:port of the rendezvous, for several machines.",
+    )
+    interface: Interface | None = Field(default=None, description="Network interface the workers talk over.")
+
+    @model_validator(mode="after")
+    def _min_is_at_most_max(self) -> NodesTable:
+        if self.min > self.max:
+            raise bad_key(
+                "max", codes.EMPTY_RANGE, f"nodes.min ({self.min}) is greater than nodes.max ({self.max})"
+            )
+        return self
+
+
+class RestartsTable(Table):
+    """What a failure costs."""
+
+    budget: int = Field(
+        default=3,
+        ge=0,
+        le=10**6,
+        description="Failures in one window; resizes, drains and preemptions are free.",
+    )
+    refill: ProgressText | None = Field(
+        default=None,
+        description='The budget is full again after this much progress or time: "1 h", "1000 steps".',
+    )
+    hang_timeout: DurationText = Field(
+        default="10 min", description="A rank without progress for this long is a failure."
+    )
+
+
+class KeepTable(Table):
+    """Which snapshots stay."""
+
+    last: int = Field(default=3, ge=1, le=10**6, description="The newest ones.")
+    best: int | None = Field(default=None, ge=1, le=10**6, description="The best ones by evaluation.best.")
+    every: IntervalText | None = Field(
+        default=None, description='One at each of these: "5000 steps", "1 epoch".'
+    )
+
+
+class SnapshotsTable(Table):
+    """When snapshots are taken, where they go, which stay."""
+
+    uri: str | None = Field(
+        default=None, min_length=1, description="Any fsspec URL or path; default: the run folder."
+    )
+    every: IntervalText | list[IntervalText] = Field(
+        default=["10 min", "1 epoch"], description="Any of these; always at the end and on drain."
+    )
+    memory: IntervalText | None = Field(default=None, description="A tier in the node's memory.")
+    keep: KeepTable = Field(default=KeepTable(), description="Which snapshots stay.")
+    grace: DurationText = Field(default="30 s", description="Time a preempted worker has.")
+    options: Args = Field(default={}, description="For the file system; secrets come from the environment.")
+
+
+class LoggingTable(Table):
+    """What is logged."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Lines below it are dropped."
+    )
+    every: StepsText = Field(default="1 step", description="A metrics line at each of these.")
+    sinks: list[Literal["tensorboard", "mlflow", "wandb", "trackio"]] = Field(
+        default=[], description="Where metrics go besides the run folder."
+    )
+
+
+class TorchrunTable(Table):
+    """Every torchrun option that no other table owns."""
+
+    rdzv_backend: Literal["c10d", "etcd-v2", "static"] = Field(
+        default="c10d", description="Rendezvous backend of the torchrun command."
+    )
+    rdzv_conf: dict[str, str | int | float | bool] = Field(
+        default={}, description="Extra rendezvous configuration."
+    )
+    start_method: Literal["fork", "spawn"] = Field(
+        default="fork", description="How `elasticflow run` starts workers; fork: from a warm server."
+    )
+    monitor_interval: float = Field(
+        default=0.1, gt=0, le=60, description="Seconds between torchrun's looks at its workers."
+    )
+    tee: Streams | None = Field(default=None, description="torchrun --tee.")
+    redirects: Streams | None = Field(default=None, description="torchrun --redirects.")
+    local_ranks_filter: str | None = Field(default=None, description="torchrun --local-ranks-filter.")
+    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = Field(
+        default=None, description="torchrun --numa-binding."
+    )
+    log_dir: str | None = Field(default=None, description="torchrun --log-dir.")

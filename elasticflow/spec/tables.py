@@ -1,0 +1,118 @@
+"""The merged dict -> validated tables, one by one, so that a bad table hides nothing in another (floor 1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from elasticflow.spec import codes
+from elasticflow.spec.expectations import dotted
+from elasticflow.spec.job import RESERVED_TABLES, Job
+from elasticflow.spec.wording import Finding, find, unknown_key
+
+if TYPE_CHECKING:
+    from elasticflow.spec.diagnostics import Diagnostic
+    from elasticflow.spec.source import Source
+
+# Of each pair exactly one key must be given; looked at before types, so that both problems show.
+_ONE_OF = {"model": ("loss", "step"), "train": ("epochs", "steps")}
+_EXAMPLES = {
+    "job": 'name = "mnist"',
+    "model": 'entry = "examples.mnist:Net" and loss = "torch.nn.functional:cross_entropy"',
+    "optimizer": 'entry = "torch.optim:AdamW"',
+    "dataset": 'entry = "examples.mnist:digits" and global_batch_size = 256',
+    "train": "epochs = 5",
+}
+
+
+def model_of(name: str) -> type[BaseModel]:
+    """Return the model of a table."""
+    annotation = Job.model_fields[name].annotation
+    members = [annotation, *get_args(annotation)]
+    return next(each for each in members if isinstance(each, type) and issubclass(each, BaseModel))
+
+
+def read_tables(source: Source) -> tuple[dict[str, Any], list[Diagnostic]]:
+    """Return the tables that are right by name, defaults for those left out, and what is wrong with the others."""
+    tables: dict[str, Any] = {}
+    found = [_foreign(source, name) for name in source.raw if name not in Job.model_fields]
+    for name, field in Job.model_fields.items():
+        if name not in source.raw:
+            if field.is_required():
+                found.append(_missing_table(source, name))
+            else:
+                tables[name] = field.get_default()
+            continue
+        findings = _one_of(name, source.raw[name])
+        try:
+            tables[name] = model_of(name).model_validate(source.raw[name])
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_input=False)
+            findings += _sifted([find(each, name, source.raw) for each in details])
+        found += [_placed(source, each) for each in findings]
+    return tables, found
+
+
+def _placed(source: Source, finding: Finding) -> Diagnostic:
+    return source.problem(
+        finding.code, finding.message, finding.path, at_key=finding.at_key, remedy=finding.remedy
+    )
+
+
+def _foreign(source: Source, name: str) -> Diagnostic:
+    if name in RESERVED_TABLES:
+        message = f"[{name}] is not supported by this version"
+        return source.problem(codes.NOT_BUILT, message, (name,), at_key=True, remedy="take the table out")
+    if name == "extends":  # files' own were taken out on reading
+        message = "extends cannot be set by a flag"
+        return source.problem(codes.BAD_SET, message, (name,), at_key=True, remedy="write it in the job file")
+    return _placed(source, unknown_key((name,)))
+
+
+def _missing_table(source: Source, name: str) -> Diagnostic:
+    remedy = f"add [{name}] with {_EXAMPLES[name]}"
+    return source.problem(codes.MISSING, f"missing table [{name}]", (name,), remedy=remedy)
+
+
+def _one_of(name: str, raw: object) -> list[Finding]:
+    if name not in _ONE_OF or not isinstance(raw, dict):
+        return []
+    first, second = _ONE_OF[name]
+    if first in raw and second in raw:
+        message = f"{dotted((name, first))} and {dotted((name, second))} exclude each other"
+        remedy = (
+            f"keep one of them; where the other comes from a base, leave it out with --set {name}.{first}="
+        )
+        return [Finding(codes.EXCLUSIVE, message, (name, second), True, remedy)]
+    if first not in raw and second not in raw:
+        message = f"[{name}] needs {first} or {second}"
+        examples = {"loss": 'loss = "torch.nn.functional:cross_entropy"', "epochs": "epochs = 5"}
+        return [Finding(codes.EXCLUSIVE, message, (name,), True, f"add a line such as: {examples[first]}")]
+    return []
+
+
+def _sifted(findings: list[Finding]) -> list[Finding]:
+    """Return one finding per place: of what the members of a union say, the one that says most."""
+    weight = {codes.WRONG_TYPE: 0, codes.EXCLUSIVE: -1}
+    best: dict[object, Finding] = {}
+    for each in findings:
+        if each.code == codes.EXCLUSIVE:
+            continue  # said by _one_of already, also when types are wrong
+        at = (each.path, each.message) if each.at_key else each.path
+        rival = best.get(at)
+        if rival is None or _rank(each, weight) > _rank(rival, weight):
+            best[at] = each
+    paths = [each.path for each in best.values()]
+    return [
+        each
+        for each in best.values()
+        if each.code != codes.WRONG_TYPE
+        or not any(len(path) > len(each.path) and path[: len(each.path)] == each.path for path in paths)
+    ]
+
+
+def _rank(finding: Finding, weight: dict[str, int]) -> tuple[int, int]:
+    # A bound or a form says more than a list of choices, and that more than a type.
+    is_choice = finding.code == codes.OUT_OF_RANGE and " or " in finding.message
+    return weight.get(finding.code, 1 if is_choice else 2), len(finding.message)
