@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import structlog
 
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
     from pathlib import Path
 
     from structlog.typing import FilteringBoundLogger, Processor
@@ -16,9 +17,17 @@ if TYPE_CHECKING:
 LEVELS = ("debug", "info", "warning", "error")
 
 
+def _ask_live(logger: object, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key, value in line.items():
+        if callable(value):
+            line[key] = value()
+    return line
+
+
 def _shared() -> list[Processor]:
     return [
         structlog.contextvars.merge_contextvars,
+        _ask_live,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
@@ -36,7 +45,7 @@ def configure(stream: TextIO, level: str = "info", **bound: Any) -> None:
     Args:
         stream: An open text stream, owned by the caller.
         level: One of LEVELS; lines below it are dropped.
-        bound: Fields on every line (`run_id`, `generation`, `rank`, ...).
+        bound: Fields on every line (`run_id`, `generation`, `rank`, ...); a callable is asked for each line.
     """
     number = getattr(logging, level.upper())
     structlog.contextvars.clear_contextvars()

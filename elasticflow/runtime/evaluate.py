@@ -1,0 +1,175 @@
+"""Metrics over an evaluation set, every sample once, at any world size (floor R)."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from elasticflow import events
+from elasticflow.runtime import buffers, data, streams
+from elasticflow.runtime.order import split
+from elasticflow.snapshots.policy import Due
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from elasticflow.runtime.order import Position, Schedule
+    from elasticflow.runtime.worker import Worker
+
+_LOSS = "loss"
+
+
+class Evaluation:
+    """Measures a model when it is due and remembers the best value.
+
+    Args:
+        me: This worker.
+        model: The bare model (or an average of it): a forward through DDP would be a collective.
+        training_step: Gives the loss.
+        dataset: What `open_dataset` returned.
+        schedule: Its end is always due.
+        every: Intervals, any of which makes an evaluation due.
+        metrics: Name to callable: (outputs, targets) -> mean over the batch, or (model, batch) without uses_loss.
+        best: "max accuracy" or "min loss"; None remembers nothing.
+        batch_size: Samples per forward.
+        collate: Makes a batch of a list of samples; None for torch's.
+        uses_loss: training_step calls the model once on the inputs of (inputs, targets).
+    """
+
+    def __init__(
+        self,
+        me: Worker,
+        model: nn.Module,
+        training_step: Callable[[nn.Module, Any], Any],
+        dataset: Any,
+        schedule: Schedule,
+        *,
+        every: tuple[str, ...] = ("1 epoch",),
+        metrics: Mapping[str, Callable[..., Any]] | None = None,
+        best: str | None = None,
+        batch_size: int = 256,
+        collate: Callable[[list[Any]], Any] | None = None,
+        uses_loss: bool = True,
+    ) -> None:
+        self._me, self._model, self._training_step = me, model, training_step
+        self._dataset, self._schedule, self._due = dataset, schedule, Due(every)
+        self._metrics = dict(metrics or {})
+        mode, _, self._best_name = (best or "").partition(" ")
+        self.best_mode: Literal["max", "min"] | None = {"max": "max", "min": "min"}.get(mode)  # type: ignore[assignment]
+        self._batch_size, self._collate, self._uses_loss = batch_size, collate or default_collate, uses_loss
+        self._best: float | None = None
+        self._last: Position | None = None
+        self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
+        self._last_time = time.monotonic()
+        if me.rank == 0:
+            me.vote.evaluation_wanted = lambda: self._due.is_due_by_time(time.monotonic() - self._last_time)
+
+    def due(self, position: Position) -> bool:
+        """True if an evaluation is due after this step; the same on every rank."""
+        previous, self._last = self._last or self._me.started_at or self._schedule.start, position
+        by_time = self._me.vote.evaluation
+        return by_time or self._due.is_due(previous, position) or self._schedule.is_end(position)
+
+    def run(self, position: Position) -> dict[str, float]:
+        """Return and log the metrics over the whole set. Collective: every rank."""
+        me, began = self._me, time.time()
+        me.phase("evaluating")
+        buffers.make_equal(me, self._model)
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                sums = self._sums()
+        finally:
+            self._model.train(was_training)
+        if me.world_size > 1:
+            dist.all_reduce(sums)
+        names = [_LOSS, *self._metrics]
+        found = {name: value / len(self._dataset) for name, value in zip(names, sums.tolist(), strict=True)}
+        self._remember(position, found)
+        if me.rank == 0:
+            me.event(
+                events.EVALUATION, epoch=position.epoch, eval=found, best=self._best, time=round(began, 3)
+            )
+        self._last_time = time.monotonic()
+        me.phase("training")
+        me.progress.go_on()
+        return found
+
+    def metric_at(self, position: Position) -> float | None:
+        """Return the value of the metric that `best` names, if it was measured after exactly this step."""
+        if self._measured is None or self._measured[0] != position.step:
+            return None
+        return self._measured[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a snapshot keeps."""
+        return {"best": self._best, "measured": self._measured}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what a snapshot kept."""
+        self._best = self._me.best = state["best"]
+        measured = state["measured"]
+        self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
+
+    def _sums(self) -> Tensor:
+        me = self._me
+        sums = torch.zeros(1 + len(self._metrics), dtype=torch.float64)
+        precision = (
+            nullcontext() if me.autocast_dtype is None else torch.autocast(me.device.type, me.autocast_dtype)
+        )
+        with precision:
+            for number, (batch, count) in enumerate(self._batches()):
+                streams.seeder_of_model(me.device)(streams.model_key(me.seed, 0, me.rank, number))
+                sums += torch.tensor(self._measure(batch), dtype=torch.float64) * count
+                me.heartbeat.beat()
+        return sums
+
+    def _batches(self) -> Iterator[tuple[Any, int]]:
+        me = self._me
+        low, high = split(len(self._dataset), me.world_size, me.rank)
+        for begin in range(low, high, self._batch_size):
+            end = min(begin + self._batch_size, high)
+            batch = self._collate([self._dataset[i] for i in range(begin, end)])
+            yield data.to_device(batch, me.device), end - begin
+
+    def _measure(self, batch: Any) -> list[float]:
+        if not self._uses_loss:
+            loss = _mean_loss(self._training_step(self._model, batch))
+            return [loss, *(float(metric(self._model, batch)) for metric in self._metrics.values())]
+        recorder = _Recorder(self._model)
+        loss = _mean_loss(self._training_step(recorder, batch))  # type: ignore[arg-type]  # called like a model
+        targets = batch[1]
+        return [loss, *(float(metric(recorder.outputs, targets)) for metric in self._metrics.values())]
+
+    def _remember(self, position: Position, found: dict[str, float]) -> None:
+        if self.best_mode is None:
+            return
+        value = found[self._best_name]
+        self._measured = (position.step, value)
+        better = max if self.best_mode == "max" else min
+        self._best = self._me.best = value if self._best is None else better(self._best, value)
+
+
+class _Recorder:
+    """The model, remembering its last outputs: metrics need no second forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.outputs: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.outputs = self._model(*args, **kwargs)
+        return self.outputs
+
+
+def _mean_loss(result: Any) -> float:
+    if isinstance(result, tuple):
+        return float(result[0]) / float(result[1])
+    return float(result["loss"] if isinstance(result, dict) else result)

@@ -1,0 +1,40 @@
+"""The exception that ends a worker, as the launcher's classes and as text (floor R)."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+import torch.distributed as dist
+
+from elasticflow.errors import ElasticflowError, StorageError, WorkerError
+
+# What gloo raises in the survivors of a dead rank: RuntimeErrors, told by where in gloo they come from.
+_GLOO = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "gloo/gloo")
+
+
+def classify(error: BaseException) -> str:
+    """Return the failure class that the restart budget counts *error* under."""
+    if isinstance(error, WorkerError):
+        return error.failure_class
+    if isinstance(error, StorageError):
+        return "storage"
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return "oom"
+    if isinstance(error, dist.DistError):
+        return "peer"
+    if isinstance(error, RuntimeError) and any(mark in str(error) for mark in _GLOO):
+        return "peer"
+    return "user_error"
+
+
+def describe(error: BaseException) -> str:
+    """Return the error in one line or two, without a traceback."""
+    if isinstance(error, ElasticflowError):
+        return str(error)
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def text(error: BaseException) -> str:
+    """Return the traceback, the innermost frame last."""
+    return "".join(traceback.format_exception(error))

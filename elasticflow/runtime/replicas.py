@@ -1,0 +1,225 @@
+"""Gradients of the global batch on every rank: DistributedDataParallel, weighted by true counts (floor R).
+
+Besides the gradients, all ranks learn after each step whether to leave and whether a snapshot is due. This
+ballot travels as the gradient of one small parameter of our own, so it costs no collective of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elasticflow import events
+from elasticflow.errors import NonFiniteLossError
+from elasticflow.runtime import buffers, streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from torch.amp import GradScaler
+
+    from elasticflow.runtime.data import Batch
+    from elasticflow.runtime.worker import Worker
+
+# The ballot: weighted loss, samples counted by the user's step, changed buffers, and three wishes of `vote`.
+_LOSS, _COUNT, _BUFFERS, _WISHES = 0, 1, 2, slice(3, 6)
+_SIZE = 6
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class DataParallel:
+    """A model with one replica per rank.
+
+    Args:
+        me: This worker.
+        model: On its device; every rank has rank 0's weights afterwards.
+        training_step: Called with the bare model and a micro-batch; returns the mean loss, or (sum of losses,
+            count), or a mapping with `loss`.
+        precision: fp32, bf16 or fp16 (autocast).
+        on_nonfinite: What a loss that is not finite does: "stop", or "skip" the step.
+        ddp: Options of DistributedDataParallel, and sync_batchnorm.
+        scaler: For fp16.
+    """
+
+    def __init__(
+        self,
+        me: Worker,
+        model: nn.Module,
+        training_step: Callable[[nn.Module, Any], Any],
+        *,
+        precision: str,
+        on_nonfinite: str,
+        ddp: dict[str, Any],
+        scaler: GradScaler | None = None,
+    ) -> None:
+        options = dict(ddp)
+        if options.pop("sync_batchnorm", False) and me.world_size > 1:
+            nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        self._me, self._on_nonfinite, self._scaler = me, on_nonfinite, scaler
+        me.autocast_dtype = _AUTOCAST.get(precision)
+        self._autocast = me.autocast_dtype
+        self._seed = streams.seeder_of_model(me.device)
+        self._step = _StepModule(model, training_step, me.world_size).to(me.device)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._ddp: DistributedDataParallel | None = None
+        if me.world_size > 1:
+            self._ddp = DistributedDataParallel(self._step, broadcast_buffers=False, **options)
+            self._settle(self._ddp)
+        self._buffers = buffers.Watch(me, model)
+        self._send_buffers = True
+
+    def _settle(self, ddp: DistributedDataParallel) -> None:
+        # DDP orders its buckets anew after the first backward: without these two, a run that goes on from a
+        # snapshot would sum in another order than one that was never interrupted (seen at 3 workers).
+        for _ in range(2):
+            ddp(None, 0, 1, (0.0,) * 4).backward()
+        for parameter in self._step.parameters():
+            parameter.grad = None
+
+    def gradients(self, batch: Batch) -> float:
+        """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
+
+        Raises:
+            NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
+        """
+        me, step = self._me, self._step
+        if self._send_buffers and self._ddp is not None:
+            self._buffers.make_equal()
+        step.loss, step.count = 0.0, 0.0
+        step.ballot.grad = None
+        last = batch.num_micro_batches - 1
+        for piece, (data, count) in enumerate(batch.micro_batches):
+            self._seed(streams.model_key(me.seed, batch.end.step, me.rank, piece))
+            if piece < last:
+                with nullcontext() if self._ddp is None else self._ddp.no_sync():
+                    self._backward(data, count, batch.count, None)
+            else:
+                self._backward(data, count, batch.count, self._wishes())
+        if last < 0:
+            self._backward(None, 0, batch.count, self._wishes())
+        return self._outcome(batch.end.step)
+
+    def _wishes(self) -> tuple[float, ...]:
+        return float(self._buffers.have_changed()), *self._me.vote.wishes()
+
+    def _backward(self, data: Any, count: int, total: int, wishes: tuple[float, ...] | None) -> None:
+        with self._precision():
+            loss = (self._step if self._ddp is None else self._ddp)(data, count, total, wishes)
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._me.device.type, dtype=self._autocast)
+
+    def _outcome(self, number: int) -> float:
+        me = self._me
+        grad = self._step.ballot.grad
+        assert grad is not None
+        found = grad.tolist()  # waits for the device
+        weight = me.world_size  # DDP averages over the ranks
+        me.vote.settle(*found[_WISHES])
+        self._send_buffers = found[_BUFFERS] > 0
+        loss = found[_LOSS] * weight
+        if found[_COUNT] > 0:  # the step returned sums: only now is the count of all ranks known
+            count = round(found[_COUNT] * weight)
+            loss /= count
+            grads = [p.grad for p in self._parameters if p.grad is not None]
+            torch._foreach_div_(grads, count)
+        me.skipped_step = not math.isfinite(loss)
+        if me.skipped_step:
+            self._refuse(number, loss)
+        return float(loss)
+
+    def _refuse(self, number: int, loss: float) -> None:
+        if self._on_nonfinite == "stop":
+            raise NonFiniteLossError(
+                f"the loss of step {number} is {loss}",
+                'look at the data and the learning rate; train.on_nonfinite = "skip" leaves such steps out',
+            )
+        if self._me.rank == 0:
+            self._me.event(events.LOSS_SKIPPED, level="warning", step=number, loss=str(loss))
+        for parameter in self._parameters:
+            if self._scaler is None:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.fill_(math.nan)  # what makes the scaler leave the step out
+
+
+class _StepModule(nn.Module):
+    """What DistributedDataParallel wraps: the user's step on the bare model, and the ballot."""
+
+    def __init__(self, model: nn.Module, step: Callable[[nn.Module, Any], Any], world_size: int) -> None:
+        super().__init__()
+        self.model = model
+        self.ballot = nn.Parameter(torch.zeros(_SIZE))
+        self.loss: float | Tensor = 0.0  # of this rank so far, weighted
+        self.count = 0.0
+        self._call, self._world_size = step, world_size
+
+    def forward(self, data: Any, count: int, total: int, wishes: tuple[float, ...] | None) -> Tensor:
+        """Return what to differentiate; with *wishes*, its backward also casts the ballot."""
+        if data is None:
+            loss = _nothing(self.model)
+        else:
+            loss, samples = _parse(self._call(self.model, data))
+            if samples is None:
+                weight = count / total
+            else:
+                weight = 1.0
+                self.count += float(samples)
+            value = loss.detach()
+            self.loss = self.loss + (value.item() if value.device.type == "cpu" else value.float()) * weight
+            weight *= self._world_size
+            if weight != 1.0:
+                loss = loss * weight
+        if wishes is None:
+            return loss
+        values = torch.tensor((0.0, self.count, *wishes), device=self.ballot.device)
+        values[_LOSS] = self.loss
+        cast: Tensor = _Cast.apply(loss, self.ballot, values)
+        return cast
+
+
+class _Cast(torch.autograd.Function):
+    """The loss unchanged; in backward the ballot's gradient is what this rank votes."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, ballot: Tensor, values: Tensor) -> Tensor:
+        ctx.values = values
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grads[0], ctx.values, None
+
+
+def _nothing(model: nn.Module) -> Tensor:
+    # An empty slice: gradients are zeros of the right shape even where a weight is not finite. The order of
+    # the sum makes the gradients ready in the order a real backward has: last layer first.
+    parts = [(p if p.dim() else p.reshape(1))[:0].sum() for p in model.parameters() if p.requires_grad]
+    loss = parts[0].float()
+    for part in parts[1:]:
+        loss = loss + part
+    return loss
+
+
+def _parse(result: Any) -> tuple[Tensor, float | None]:
+    if isinstance(result, Tensor):
+        return result, None
+    if isinstance(result, tuple) and len(result) == 2:
+        loss, count = result
+        return loss, float(count)
+    if isinstance(result, dict) and isinstance(result.get("loss"), Tensor):
+        return result["loss"], None
+    raise TypeError(
+        f"the training step returned a {type(result).__name__}: it must return a loss, (loss_sum, count) or a dict with `loss`"
+    )

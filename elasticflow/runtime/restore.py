@@ -1,0 +1,85 @@
+"""Finding the newest snapshot that every rank can read (floor R)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+from elasticflow.errors import SnapshotError, StorageError
+from elasticflow.runtime import tree
+from elasticflow.runtime.order import Position
+from elasticflow.runtime.state import view_of
+from elasticflow.snapshots import reader
+from elasticflow.snapshots.manifest import STATE_FILE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from elasticflow.runtime.worker import Worker
+    from elasticflow.snapshots.catalog import Catalog
+    from elasticflow.snapshots.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Found:
+    """A snapshot read and verified on every rank: its manifest, the content of state.json, its tensors."""
+
+    manifest: Manifest
+    state: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def newest_good(me: Worker, catalog: Catalog) -> Found | None:
+    """Return the newest snapshot that all ranks read and verified, or None if there is none. Collective: every rank.
+
+    One that any rank finds damaged is set aside with the reason, and all go on to the next older one.
+
+    Raises:
+        SnapshotError: the storage cannot be read on this rank or another.
+    """
+    if me.rank == 0:
+        for name, reason in catalog.damaged().items():
+            _set_aside(me, catalog, name, reason)
+    # Rank 0 chooses: a listing can differ between nodes.
+    names = [m.name for m in catalog.committed()] if me.rank == 0 else []
+    for name in me.gather_text("\n".join(names))[0].split("\n"):
+        if not name:
+            return None
+        found, problem = _read(catalog, name)
+        problems = [text for text in me.gather_text(problem) if text]
+        if not problems:
+            return found
+        if me.rank == 0:
+            _set_aside(me, catalog, name, problems[0])
+        me.barrier()
+    return None
+
+
+def position_of(content: dict[str, Any]) -> Position:
+    """Return the position that state.json states."""
+    return Position(**content)
+
+
+def _read(catalog: Catalog, name: str) -> tuple[Found | None, str]:
+    try:
+        manifest = catalog.manifest(name)
+        state = reader.read_state(catalog, manifest)
+        folder = catalog.folder(name)
+        shards = {
+            file: reader.read_shard(catalog.storage, f"{folder}/{file}", entry)
+            for file, entry in manifest.files.items()
+            if file != STATE_FILE
+        }
+    except (OSError, SnapshotError, StorageError, ValueError) as error:
+        return None, getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+    tensors = {
+        key: view_of(shards[place.file], tree.BY_NAME[place.dtype], place.shape, place.offset)
+        for key, place in manifest.tensors.items()
+    }
+    return Found(manifest, state, tensors), ""
+
+
+def _set_aside(me: Worker, catalog: Catalog, name: str, reason: str) -> None:
+    catalog.quarantine(name, reason)
+    me.event(events.SNAPSHOT_REJECTED, level="warning", name=name, reason=reason)

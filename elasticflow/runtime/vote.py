@@ -1,0 +1,35 @@
+"""What all ranks decide together at each step: to leave, and what is due by the clock (floor R)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Vote:
+    """One rank's wishes and what all ranks settled on; `replicas` carries it once per step.
+
+    Attributes:
+        leave_wanted: Set by the signal handler, and by nothing else.
+        snapshot_wanted: Rank 0's clock, asked once per step.
+        evaluation_wanted: The same for evaluations.
+        leave: All ranks leave after this step.
+        snapshot: All ranks take a snapshot after this step, because of the time.
+        evaluation: All ranks evaluate after this step, because of the time.
+    """
+
+    def __init__(self) -> None:
+        self.leave_wanted = False
+        self.snapshot_wanted: Callable[[], bool] = bool
+        self.evaluation_wanted: Callable[[], bool] = bool
+        self.leave = self.snapshot = self.evaluation = False
+
+    def wishes(self) -> tuple[float, float, float]:
+        """Return what this rank wants now: to leave, a snapshot, an evaluation; 1 or 0 each."""
+        return float(self.leave_wanted), float(self.snapshot_wanted()), float(self.evaluation_wanted())
+
+    def settle(self, leave: float, snapshot: float, evaluation: float) -> None:
+        """Take over what any rank wished: what is more than 0."""
+        self.leave, self.snapshot, self.evaluation = leave > 0, snapshot > 0, evaluation > 0
