@@ -70,7 +70,8 @@ def _as_text(line: LogLine) -> str:
         name = "" if line.stream == "jsonl" else f" {line.stream}"
         return f"{paint(f'{where}{name}', dim=True)}  {line.text}"
     at = moment(record.get("timestamp"))
-    clock = "" if at is None else f"{local_time(at)[11:]}.{int(at % 1 * 1000):03d} "
+    seconds, thousandths = divmod(round((at or 0) * 1000), 1000)
+    clock = "" if at is None else f"{local_time(seconds)[11:]}.{thousandths:03d} "
     level = str(record.get("level", "info"))
     event = str(record.get("event", ""))
     quotes = [

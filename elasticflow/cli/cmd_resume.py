@@ -41,7 +41,7 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
     from elasticflow.compiler.materialize import read_job, recorded_files, recorded_overrides
     from elasticflow.errors import NothingToResumeError
     from elasticflow.launcher.launch import Request
-    from elasticflow.observe.status import find_run, is_finished, newest_resumable
+    from elasticflow.observe.runs import find_run, is_finished, newest_resumable
     from elasticflow.spec.load import project_root_of, require_job
 
     root = project_root_of(Path.cwd() / "job.toml")

@@ -33,7 +33,7 @@ def command(
         return int(context.invoke(plan, job_file=job_file, overrides=overrides) or 0)
     from elasticflow.errors import FINISHED
     from elasticflow.launcher.launch import Request, launch
-    from elasticflow.observe.status import is_finished
+    from elasticflow.observe.runs import is_finished
     from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id
     from elasticflow.spec.load import require_job
 
@@ -46,5 +46,5 @@ def command(
         click.echo(f"run {folder.run_id} is finished")
         return FINISHED
     request = Request(loaded.job, loaded.files, overrides, loaded.project_root, folder, accept_drift)
-    with shown(log_format) as show:
+    with shown(log_format, folder.path) as show:
         return launch(request, show, warn)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.facts import COLOURS, facts_of, progress_of
-from elasticflow.cli.terminal import here, paint, print_json, shown
+from elasticflow.cli.terminal import here, paint, print_json, short
 from elasticflow.observe.formats import elapsed, local_time, number, plural
 from elasticflow.observe.lines import user_frames, values
 from elasticflow.observe.runs import find_run
@@ -64,7 +64,7 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
     rows.append(("started", local_time(status.started)))
     if status.status != "running":
         rows.append(("ended", local_time(status.updated)))
-    rows.append(("folder", shown(status.folder.path)))
+    rows.append(("folder", short(status.folder.path)))
     return rows
 
 

@@ -17,7 +17,7 @@ def here() -> Path:
     return project_root_of(Path.cwd() / "job.toml")
 
 
-def shown(path: Path) -> str:
+def short(path: Path) -> str:
     """Return *path* as short as it can be typed here."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 

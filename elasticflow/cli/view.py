@@ -12,6 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 log_format_option = click.option(
     "--log-format",
@@ -30,17 +31,22 @@ def warn(sentence: str) -> None:
 
 
 @contextmanager
-def shown(log_format: str) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield the function that shows one event or metrics record on standard output."""
+def shown(log_format: str, folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield the function that shows one event or metrics record on standard output.
+
+    Args:
+        log_format: `console` or `json`.
+        folder: The run folder, named at the end.
+    """
     if log_format == "json":
         yield _print_json
         return
+    from elasticflow.cli.terminal import short
     from elasticflow.observe.console import Console
 
-    tty = sys.stdout.isatty()
-    console = Console(sys.stdout, tty=tty, colour=tty and "NO_COLOR" not in os.environ)
+    console = Console.on(sys.stdout, os.environ, short(folder))
     try:
-        yield lambda record: console.metrics(record) if record["event"] in ("step", "evaluation") else console.event(record)
+        yield console.show
     finally:
         console.close()
 

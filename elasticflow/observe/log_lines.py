@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.errors import LogsNotFoundError
+from elasticflow.observe.formats import moment
 from elasticflow.observe.records import Follower, parse
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ class LogLine:
     record: dict[str, Any] | None = None
 
     @property
-    def timestamp(self) -> str:
-        """When it was written, as text that sorts; empty if the line does not say."""
-        return "" if self.record is None else str(self.record.get("timestamp", ""))
+    def time(self) -> float:
+        """Unix time of writing; lines that do not say come first."""
+        return (moment(self.record.get("timestamp")) if self.record else None) or 0.0
 
     def is_at_least(self, level: str) -> bool:
         """Return whether the line matters at *level*; printed lines count as info, standard error always does."""
@@ -114,7 +115,7 @@ def follow(
             for number, of_rank, stream, follower in followers.values()
             for line in [*follower.lines(), *([] if alive else follower.last())]
         ]
-        yield from sorted(new, key=lambda line: (line.generation, line.timestamp == "", line.timestamp))
+        yield from sorted(new, key=lambda line: (line.generation, line.stream != "jsonl", line.time))
         if not alive:
             return
         pause(POLL_S)
@@ -135,7 +136,7 @@ def _files(folder: RunFolder, generation: int, rank: int | None) -> list[tuple[i
 
 def _merged(generation: int, files: list[tuple[int, Stream, Path]]) -> Iterator[LogLine]:
     logs = [_lines(generation, *file) for file in files if file[1] == "jsonl"]
-    yield from heapq.merge(*logs, key=lambda line: line.timestamp)
+    yield from heapq.merge(*logs, key=lambda line: line.time)
     for file in files:
         if file[1] != "jsonl":
             yield from _lines(generation, *file)

@@ -54,6 +54,18 @@ def find_run(project_root: Path, text: str | None) -> RunFolder:
     return found[0]
 
 
+def is_finished(folder: RunFolder) -> bool:
+    """Whether the run's training reached its end; False for a run that does not exist."""
+    return next(read(folder.state), {}).get("status") == "finished" if folder.state.exists() else False
+
+
+def newest_resumable(project_root: Path) -> RunFolder | None:
+    """Return the newest run that is not finished, or None."""
+    return next(
+        (run for run in list_runs(project_root) if run.launch_numbers() and not is_finished(run)), None
+    )
+
+
 def _is_run(path: Path) -> bool:
     if RUN_ID.fullmatch(path.name) is None:
         return False
