@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)(::|://).*", re.DOTALL)
 _WITH_FOLDERS = frozenset({"sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs", "arrow_hdfs"})
-_PACKAGES = {
+_PACKAGES = {  # what to install for a protocol
     "s3": '"elasticflow[s3]"', "s3a": '"elasticflow[s3]"', "http": '"elasticflow[http]"',
     "https": '"elasticflow[http]"', "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs",
     "sftp": "paramiko", "ssh": "sshfs",
@@ -182,15 +182,9 @@ class Storage:
         except OSError as error:
             cause = self._text(error)
         if cause is not None:
-            where = (
-                "that the folder exists and may be written"
-                if self.is_local
-                else "the address and its credentials"
-            )
-            raise StorageError(
-                f'snapshots.uri "{self.uri}" cannot be written: {cause}',
-                f"check {where}, or set snapshots.uri to another place",
-            )
+            where = "that the folder exists and may be written" if self.is_local else "the address and its credentials"
+            remedy = f"check {where}, or set snapshots.uri to another place"
+            raise StorageError(f'snapshots.uri "{self.uri}" cannot be written: {cause}', remedy)
 
     def _write_remote(self, place: str, parts: Iterable[durable.Part]) -> int:
         fs = self._filesystem()
@@ -232,13 +226,10 @@ class Storage:
             try:
                 self._fs, self._root = fsspec.core.url_to_fs(self._given, **{**self._options, **extra})
             except (ImportError, ValueError) as error:
-                package = _PACKAGES.get(self._protocol)
-                raise StorageError(
-                    f'snapshots.uri "{self.uri}" cannot be opened: {self._text(error)}',
-                    f"pip install {package}"
-                    if package and isinstance(error, ImportError)
-                    else "use a path, or a URL that fsspec knows",
-                ) from None
+                package = _PACKAGES.get(self._protocol) if isinstance(error, ImportError) else None
+                remedy = f"pip install {package}" if package else "use a path, or a URL that fsspec knows"
+                message = f'snapshots.uri "{self.uri}" cannot be opened: {self._text(error)}'
+                raise StorageError(message, remedy) from None
             self._pid = os.getpid()
         return self._fs
 

@@ -99,6 +99,8 @@ class Committer:
                 self._board.close(share_set)
                 if committed is not None:
                     self._retain(share_set, committed)
+            for listener in share_set.listeners.values():
+                listener.send({"tidied": share_set.name})
 
     def _settle(self, share_set: ShareSet) -> Manifest | None:
         """Bring the snapshot to its end here; return the manifest if this writer committed it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["StagingClient", "TensorEntry", "WriterProcess", "start_writer"]
 
 Report = dict[str, Any]
+_TIDY_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class StagingClient:
         self._reserved = 0
         self._reports: list[Report] = []
         self._open: set[str] = set()  # names staged here without an outcome
+        self._untidied: set[str] = set()  # names staged here whose retention is not through
 
     @classmethod
     def connect(
@@ -143,6 +146,7 @@ class StagingClient:
             "record": record,
         }
         self._open.add(name)
+        self._untidied.add(name)
         self._send({"stage": {**share, "buffer": number, "nbytes": nbytes}})
 
     def reports(self) -> list[Report]:
@@ -154,12 +158,18 @@ class StagingClient:
     def flush(self, timeout_s: float) -> list[Report]:
         """Wait until everything staged here is committed or failed; return the reports not yet fetched.
 
+        Retention after the last commit is waited for as well, but not for long, and never for an error.
+
         Raises:
             SnapshotError: the writer died, or an outcome is missing after *timeout_s*.
         """
         deadline = time.monotonic() + timeout_s
         while self._open:
             self._receive_one(deadline, f"no outcome of {', '.join(sorted(self._open))}")
+        with contextlib.suppress(SnapshotError):
+            deadline = min(deadline, time.monotonic() + _TIDY_LIMIT_S)
+            while self._untidied:
+                self._receive_one(deadline, "retention was not through")
         return self.reports()
 
     def fileno(self) -> int:
@@ -200,6 +210,8 @@ class StagingClient:
             mapped = self._mapped.get(message["released"])
             if mapped is not None:
                 mapped.state = "free"
+        elif "tidied" in message:
+            self._untidied.discard(message["tidied"])
         elif "report" in message:
             report: Report = message["report"]
             if report["event"] != "snapshot.removed":
