@@ -192,7 +192,8 @@ class Console:
         # What matters most comes first: a narrow terminal shows only so many.
         parts = [f"loss {number(record.get('loss'))}", *self._speed(step, steps)]
         if record.get("epoch") is not None:
-            parts.append(f"epoch {record['epoch']}")
+            # The record counts finished passes; a person wants the one that is going on.
+            parts.append(f"epoch {whole(record, 'epoch') + (step != steps)}")
         if record.get("lr") is not None:
             parts.append(f"lr {amount(record, 'lr') or 0:.1e}")
         if self._story.snapshot:

@@ -8,6 +8,7 @@ from pathlib import Path
 from elasticflow.errors import RunNotFoundError
 from elasticflow.observe.formats import moment
 from elasticflow.observe.records import read
+from elasticflow.observe.status import is_locked
 from elasticflow.run_folder import RUN_ID, RUNS, RunFolder
 
 
@@ -64,6 +65,19 @@ def newest_resumable(project_root: Path) -> RunFolder | None:
     return next(
         (run for run in list_runs(project_root) if run.launch_numbers() and not is_finished(run)), None
     )
+
+
+def is_finished(folder: RunFolder) -> bool:
+    """Return whether training reached its end; False for a run that does not exist."""
+    return next(read(folder.state), {}).get("status") == "finished"
+
+
+def newest_resumable(project_root: Path, job: str | None = None) -> RunFolder | None:
+    """Return the newest run that is neither finished nor running, of one job if it is named; None if none is."""
+    for folder in list_runs(project_root, job):
+        if folder.launch_numbers() and not is_finished(folder) and not is_locked(folder):
+            return folder
+    return None
 
 
 def _is_run(path: Path) -> bool:
