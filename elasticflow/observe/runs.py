@@ -8,7 +8,6 @@ from pathlib import Path
 from elasticflow.errors import RunNotFoundError
 from elasticflow.observe.formats import moment
 from elasticflow.observe.records import read
-from elasticflow.observe.status import is_locked
 from elasticflow.run_folder import RUN_ID, RUNS, RunFolder
 
 
@@ -56,28 +55,18 @@ def find_run(project_root: Path, text: str | None) -> RunFolder:
 
 
 def is_finished(folder: RunFolder) -> bool:
-    """Whether the run's training reached its end; False for a run that does not exist."""
-    return next(read(folder.state), {}).get("status") == "finished" if folder.state.exists() else False
-
-
-def newest_resumable(project_root: Path) -> RunFolder | None:
-    """Return the newest run that is not finished, or None."""
-    return next(
-        (run for run in list_runs(project_root) if run.launch_numbers() and not is_finished(run)), None
-    )
-
-
-def is_finished(folder: RunFolder) -> bool:
     """Return whether training reached its end; False for a run that does not exist."""
     return next(read(folder.state), {}).get("status") == "finished"
 
 
-def newest_resumable(project_root: Path, job: str | None = None) -> RunFolder | None:
-    """Return the newest run that is neither finished nor running, of one job if it is named; None if none is."""
-    for folder in list_runs(project_root, job):
-        if folder.launch_numbers() and not is_finished(folder) and not is_locked(folder):
-            return folder
-    return None
+def newest_resumable(project_root: Path) -> RunFolder | None:
+    """Return the newest run that is not finished, or None.
+
+    A running one counts: to go on with an older run instead would surprise whoever typed `resume`.
+    """
+    return next(
+        (run for run in list_runs(project_root) if run.launch_numbers() and not is_finished(run)), None
+    )
 
 
 def _is_run(path: Path) -> bool:
