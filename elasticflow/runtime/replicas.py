@@ -69,7 +69,7 @@ class DataParallel:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._ddp: DistributedDataParallel | None = None
         if me.world_size > 1:
-            self._ddp = DistributedDataParallel(self._step, broadcast_buffers=False, **options)
+            self._ddp = DistributedDataParallel(self._step, forward_sync_buffers=False, **options)
             self._settle(self._ddp)
         self._buffers = buffers.Watch(me, model)
         self._send_buffers = True

@@ -85,8 +85,8 @@ class Worker:
         self.restored_from: str | None = None
         self.started_at: Position | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
-        self.log = logs.get_logger("elasticflow")
         self.progress = self._open_log()
+        self.log = logs.get_logger("elasticflow")  # bound to the log opened before
 
     @property
     def should_leave(self) -> bool:
