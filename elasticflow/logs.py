@@ -85,7 +85,7 @@ def bind(**fields: Any) -> None:
 
 def get_logger(name: str) -> FilteringBoundLogger:
     """Return a logger; every call gives one event: `log.info("snapshot.committed", step=10)`."""
-    return cast("FilteringBoundLogger", structlog.get_logger(logger=name))
+    return cast("FilteringBoundLogger", structlog.get_logger(origin=name))
 
 
 def quiet() -> None:

@@ -138,6 +138,16 @@ def read_job(folder: Path) -> Job:
     return _checked(folder / JOB_JSON, lambda: job_from_json(record["job"]))
 
 
+def recorded_files(folder: Path) -> tuple[str, ...]:
+    """Return the job file and what it extends, relative to the project root, as *folder* was made from them."""
+    return tuple(_read_json(folder / JOB_JSON)["files"])
+
+
+def recorded_overrides(folder: Path) -> tuple[str, ...]:
+    """Return the `--set` values that *folder* was made with."""
+    return tuple(_read_json(folder / JOB_JSON)["overrides"])
+
+
 def entry_point_is_edited(folder: Path) -> bool:
     """Whether train.py in *folder* differs from what was written there."""
     written = _read_json(folder / PLAN_JSON).get(_WRITTEN, {})

@@ -108,7 +108,7 @@ class Journal:
             "updated": now(),
         }
 
-    def event(self, name: str, **fields: Any) -> dict[str, Any]:
+    def event(self, name: str, /, **fields: Any) -> dict[str, Any]:
         """Append one event of the supervisor's own and show it."""
         record = {
             "timestamp": now(),

@@ -274,7 +274,9 @@ class Supervisor:
             return
         self._end_generation("drained", "all workers left after the same step")
         if self._drain is None:  # somebody asked the workers, not us: the job goes on
-            self._restart_or_fail(generation, "drained", "workers were asked to leave")
+            # Leaving without a single step, again and again, would go on for ever if it were free.
+            kind = "crash" if generation.step is None else "drained"
+            self._restart_or_fail(generation, kind, "the workers left before training reached its end")
             return
         seconds = round(time.monotonic() - self._drain.asked, 3)
         self._journal.event(events.DRAIN_COMPLETED, step=self._journal.state["step"], seconds=seconds)
