@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from elasticflow.spec.load import LoadedJob
 
 
 def here() -> Path:
@@ -32,3 +35,12 @@ def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool
 def print_json(facts: Any) -> None:
     """Print *facts* as indented JSON."""
     click.echo(json.dumps(facts, indent=2, default=str))
+
+
+def show_warnings(loaded: LoadedJob) -> None:
+    """Print the warnings about a job file on standard error, one line each."""
+    from elasticflow.spec.diagnostics import render
+
+    found = [each for each in loaded.diagnostics if each.severity == "warning"]
+    if found:
+        click.echo(render(found, "concise"), err=True)

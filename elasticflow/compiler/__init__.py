@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from elasticflow.compiler.plan import LaunchPlan
+    from elasticflow.spec.load import LoadedJob
 
-__all__ = ["compile_job"]
+__all__ = ["Compiled", "compile_job"]
 
 
-def compile_job(
-    path: Path, folder: Path, *, overrides: Sequence[str] = (), force: bool = False
-) -> LaunchPlan:
+class Compiled(NamedTuple):
+    """What a job file became on its way to a launch folder."""
+
+    loaded: LoadedJob
+    plan: LaunchPlan
+
+
+def compile_job(path: Path, folder: Path, *, overrides: Sequence[str] = (), force: bool = False) -> Compiled:
     """Turn a job file into a launch folder that `elasticflow run`, torchrun or python can start.
 
     Args:
@@ -33,7 +39,8 @@ def compile_job(
     from elasticflow.spec.load import require_job
 
     loaded = require_job(path, overrides)
-    assert loaded.job is not None
-    plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
-    materialize(plan, loaded.job, folder, project_root=loaded.project_root, overrides=overrides, force=force)
-    return plan
+    assert loaded.job is not None  # else it would have raised
+    root = loaded.project_root
+    plan = plan_job(loaded.job, project_root=root, job_files=loaded.files)
+    materialize(plan, loaded.job, folder, project_root=root, overrides=overrides, force=force)
+    return Compiled(loaded, plan)

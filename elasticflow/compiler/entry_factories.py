@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.literals import Call, Code, import_line, keywords, quoted
+from elasticflow.compiler.literals import Call, Code, import_line, keywords
 
 if TYPE_CHECKING:
     from elasticflow.spec.job import Job
@@ -57,12 +56,8 @@ def _factory(
 
 
 def metric_functions(job: Job) -> dict[str, str]:
-    """Return the name of the function that measures each metric; a metric's name need not be an identifier."""
-    functions: dict[str, str] = {}
-    for metric in job.evaluation.metrics if job.evaluation else ():
-        name = "measure_" + re.sub(r"\W", "_", metric, flags=re.ASCII)
-        functions[metric] = name if name not in functions.values() else f"{name}_{len(functions)}"
-    return functions
+    """Return the name of the function that measures each metric."""
+    return {metric: f"measure_{metric}" for metric in (job.evaluation.metrics if job.evaluation else ())}
 
 
 def metrics(job: Job) -> list[dict[str, Line]]:
@@ -71,11 +66,10 @@ def metrics(job: Job) -> list[dict[str, Line]]:
     rows: list[dict[str, Line]] = []
     for metric, function in metric_functions(job).items():
         assert job.evaluation is not None
-        documented = quoted(metric)[1:-1].replace('"', "'")
         rows.append(
             {
                 "metric.def": f"def {function}({names[0]}: Any, {names[1]}: Any) -> Any:",
-                "metric.doc": f'"""Return the metric `{documented}` as a mean over one batch; every rank."""',
+                "metric.doc": f'"""Return the metric `{metric}` as a mean over one batch; every rank."""',
                 **_factory("metric", job.evaluation.metrics[metric], "return ", *names),
             }
         )

@@ -1,7 +1,8 @@
 """Job -> train.py: the template's marked lines filled in with this job's values (floor 2, pure).
 
 Markers of `templates/train.py`, which is itself valid Python with sample values:
-`CODE  # = key` is replaced by values[key] (None drops the line; a comment after the key stays),
+`CODE  # = key` is replaced by values[key] (None drops the line; a comment after the key stays);
+code that ends with `(` goes on to the line of the closing bracket;
 `# if: flag`, `# if: not flag` and `# each: list` open a block that ends at `# end`.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.compiler.entry_values import Values, values_of
 from elasticflow.compiler.literals import layout
@@ -18,6 +19,7 @@ from elasticflow.compiler.literals import layout
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from elasticflow.compiler.entry_factories import Line
     from elasticflow.spec.job import Job
 
 _MARKED = re.compile(r"(?P<margin> *)(?P<code>.*?)  # = (?P<key>[a-z0-9_.]+)(?P<comment>  # .*)?")
@@ -73,7 +75,7 @@ def _filled(lines: Sequence[str], values: Values) -> Iterator[str]:
     for line in rest:
         opening = _OPEN.fullmatch(line)
         if opening is None:
-            yield from _line(line, values.code)
+            yield from _line(line, rest, values.code)
             continue
         block = list(_until_end(rest))
         if opening["kind"] == "each":
@@ -90,14 +92,17 @@ def _until_end(lines: Iterator[str]) -> Iterator[str]:
         yield line
 
 
-def _line(line: str, code: Mapping[str, Any]) -> Iterator[str]:
+def _line(line: str, rest: Iterator[str], code: Mapping[str, Line]) -> Iterator[str]:
     marked = _MARKED.fullmatch(line)
     if marked is None:
         yield line
         return
+    if marked["code"].endswith("("):
+        closing = marked["margin"] + ")"
+        while next(rest) != closing:
+            pass
     value = code[marked["key"]]
     if value is None:
         return
     before, expression = value if isinstance(value, tuple) else ("", value)
-    comment = marked["comment"] or ""
-    yield layout(expression, indent=len(marked["margin"]), before=before, after=comment)
+    yield layout(expression, indent=len(marked["margin"]), before=before, after=marked["comment"] or "")

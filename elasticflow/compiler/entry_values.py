@@ -71,8 +71,10 @@ def _constants(job: Job, root: str) -> dict[str, Line]:
         "precision": ("PRECISION", job.train.precision),
         "on_nonfinite": ("ON_NONFINITE", job.train.on_nonfinite),
         "clip": ("CLIP_GRAD_NORM", job.optimizer.clip_grad_norm),
+        "ema": ("EMA", job.train.ema),
         "ddp": ("DDP: dict[str, Any]", ddp),
         "log_every": ("LOG_EVERY", int(job.logging.every.split()[0])),
+        "best": ("BEST", job.evaluation.best if job.evaluation else None),
         "evaluate_every": ("EVALUATE_EVERY", intervals(job.evaluation.every) if job.evaluation else ()),
     }
     lines: dict[str, Line] = {
@@ -112,7 +114,7 @@ def _policy(job: Job) -> Code:
     }
     return call(
         "snapshot.Policy",
-        uri=Name("None") if table.uri is None else from_root(table.uri),
+        uri=None if table.uri is None else Name(flat(from_root(table.uri))),
         every=intervals(table.every),
         keep_last=table.keep.last,
         **{key: value for key, value in optional.items() if value is not None},
@@ -144,7 +146,6 @@ def _main(job: Job) -> dict[str, Line]:
         "weights": call("snapshot.load_weights", "model", from_root(job.model.weights))
         if job.model.weights
         else None,
-        "ema": ("average = ", f"AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn({job.train.ema}))"),
         "group": (
             "group = ",
             call(
@@ -158,7 +159,7 @@ def _main(job: Job) -> dict[str, Line]:
                 **scaler,
             ),
         ),
-        "evaluate": _evaluate(job, collate),
+        **_evaluate(job, collate),
         "state": ("state = ", _state(job)),
         "loader": (
             "loader = ",
@@ -175,23 +176,26 @@ def _main(job: Job) -> dict[str, Line]:
     }
 
 
-def _evaluate(job: Job, collate: dict[str, Name]) -> Line:
+def _evaluate(job: Job, collate: dict[str, Name]) -> dict[str, Line]:
     table = job.evaluation
     if table is None:
-        return None
-    return (
-        "evaluation = ",
-        call(
-            "evaluate.Evaluation",
-            *("me", "model", "training_step", "test_set", "schedule"),
-            every=Name("EVALUATE_EVERY"),
-            metrics={metric: Name(function) for metric, function in metric_functions(job).items()},
-            best=table.best,
-            batch_size=table.batch_size or job.dataset.micro_batch_size or 256,
-            **collate,
-            **({} if job.model.loss else {"uses_loss": False}),
+        return {}
+    functions = {metric: Name(function) for metric, function in metric_functions(job).items()}
+    batch_size = table.batch_size or job.dataset.micro_batch_size
+    optional = {} if batch_size is None else {"batch_size": batch_size}
+    uses_loss = {} if job.model.loss else {"uses_loss": False}
+    arguments = ("me", "model", "training_step", "test_set", "schedule")
+    named = {"every": Name("EVALUATE_EVERY"), "metrics": Name("metrics"), "best": Name("BEST")}
+    return {
+        "metrics": (
+            "metrics = " if functions else "metrics: dict[str, Any] = ",
+            literal(functions, "metrics"),
         ),
-    )
+        "evaluate": (
+            "evaluation = ",
+            call("evaluate.Evaluation", *arguments, **named, **optional, **collate, **uses_loss),
+        ),
+    }
 
 
 def _state(job: Job) -> Code:

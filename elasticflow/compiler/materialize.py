@@ -63,10 +63,7 @@ def materialize(
             plan, job, folder, project_root=project_root, overrides=overrides, entry_point=entry_point
         )
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            vouched = (
-                _read_json(folder / PLAN_JSON).get(_WRITTEN, {}) if (folder / PLAN_JSON).exists() else {}
-            )
-            write_into(folder, files, vouched={**vouched, PLAN_JSON: None}, force=force)
+            write_into(folder, files, vouched=_vouched(folder), force=force)
         else:
             write_new(folder, files)
     except OSError as error:
@@ -111,7 +108,8 @@ def launch_files(
         TORCHRUN_ARGS: "".join(f"{argument}\n" for argument in plan.torchrun_args),
         TORCHRUN_SH: torchrun.script(plan.job_name, plan.torchrun_args, plan.environment, plan.reasons),
     }
-    written = {name: _sha256(text) for name, text in files.items()}
+    # job.json tells the state of git and of the machine, so its digest would differ for the same job.
+    written = {name: _sha256(text) for name, text in files.items() if name != JOB_JSON}
     # An edited train.py that is carried forward stays known as edited.
     written[TRAIN_PY] = _sha256(rendered)
     return files | {PLAN_JSON: _json({**to_json(plan.model_dump()), _WRITTEN: written})}
@@ -152,6 +150,15 @@ def entry_point_is_edited(folder: Path) -> bool:
     """Whether train.py in *folder* differs from what was written there."""
     written = _read_json(folder / PLAN_JSON).get(_WRITTEN, {})
     return bool(_digest_of(folder / TRAIN_PY) != written.get(TRAIN_PY))
+
+
+def _vouched(folder: Path) -> dict[str, str | None]:
+    """Return the digests of what we wrote to *folder*; none where plan.json is not ours."""
+    try:
+        written = _read_json(folder / PLAN_JSON).get(_WRITTEN)
+    except LaunchFolderError:
+        return {}
+    return {**written, PLAN_JSON: None, JOB_JSON: None} if isinstance(written, dict) else {}
 
 
 def _inside(name: str) -> str:

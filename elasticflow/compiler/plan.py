@@ -215,3 +215,14 @@ def world_row(job: Job, nodes: int, world_size: int | None) -> WorldRow:
     return WorldRow(
         nodes=nodes, world_size=world_size, samples_per_rank=(fewest, most), micro_batches=-(-most // micro)
     )
+
+
+def num_steps(job: Job, samples: int) -> int:
+    """Return the optimizer steps of a whole run over a dataset of so many samples."""
+    if job.train.steps is not None:
+        return job.train.steps
+    assert job.train.epochs is not None
+    epochs, batch = job.train.epochs, job.dataset.global_batch_size
+    if job.dataset.tail == "spill":
+        return -(-epochs * samples // batch)
+    return epochs * (samples // batch if job.dataset.tail == "drop" else -(-samples // batch))

@@ -45,10 +45,14 @@ ON_NONFINITE = "stop"  # = on_nonfinite  # what a loss that is not finite does
 # if: clip
 CLIP_GRAD_NORM = 1.0  # = clip
 # end
+# if: ema
+EMA = 0.999  # = ema  # what the averaged weights keep of themselves at each step
+# end
 DDP: dict[str, Any] = {}  # = ddp  # options of DistributedDataParallel
 LOG_EVERY = 1  # = log_every  # steps
 # if: evaluation
 EVALUATE_EVERY = ("1 epoch",)  # = evaluate_every
+BEST = "max accuracy"  # = best  # which evaluation is the best one
 # end
 SNAPSHOTS = snapshot.Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)  # = snapshots
 
@@ -167,12 +171,18 @@ def main() -> None:
     scaler = GradScaler(me.device.type)
     # end
     # if: ema
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))  # type: ignore[no-untyped-call]  # = ema
+    decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
+    average = AveragedModel(model, multi_avg_fn=decay)
     # end
-    group = replicas.DataParallel(me, model, training_step, precision="fp32", on_nonfinite="stop", ddp={})  # = group
+    group = replicas.DataParallel(  # = group
+        me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
+    )
     # if: evaluation
     test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation")
-    evaluation = evaluate.Evaluation(me, model, training_step, test_set, schedule)  # = evaluate
+    metrics = {"accuracy": measure_accuracy}  # = metrics
+    evaluation = evaluate.Evaluation(  # = evaluate
+        me, model, training_step, test_set, schedule, every=EVALUATE_EVERY, metrics=metrics, best=BEST
+    )
     # end
     state = State(model=model, optimizer=optimizer)  # = state
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)

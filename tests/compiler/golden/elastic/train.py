@@ -1,0 +1,162 @@
+"""Train the job `elastic`.
+
+Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest 59836945fba27ae5).
+Make it again:          elasticflow compile tests/compiler/golden/elastic/job.toml -o DIR
+Run it without the CLI: bash torchrun.sh, or as one process: python train.py
+It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from elasticflow.runtime import data, evaluate, order, replicas, snapshot, worker
+from elasticflow.runtime.state import State
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+HERE = Path(__file__).resolve().parent
+ROOT = (HERE / "../../../..").resolve()  # the project
+sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
+
+# --- values -----------------------------------------------------------------------------------------------
+
+JOB = "elastic"
+JOB_DIGEST = "59836945fba27ae5"
+SEED = 0
+EPOCHS = 3  # passes over the dataset
+GLOBAL_BATCH_SIZE = 250  # samples per step, the same at any world size
+MICRO_BATCH_SIZE = None  # most samples of one forward; None: all of the worker's
+TAIL = "spill"  # samples at an epoch's end that fill no batch
+LOADER_PROCESSES = 0  # of each worker
+THREADS = None  # CPU threads of each worker; None: the node's cores shared out
+PRECISION = "fp32"
+ON_NONFINITE = "skip"  # what a loss that is not finite does
+EMA = 0.999  # what the averaged weights keep of themselves at each step
+DDP: dict[str, Any] = {}  # options of DistributedDataParallel
+LOG_EVERY = 1  # steps
+EVALUATE_EVERY = ("1 epoch", "500 steps")
+BEST = "min loss"  # which evaluation is the best one
+SNAPSHOTS = snapshot.Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep_last=3)
+
+
+# --- what the job file names ------------------------------------------------------------------------------
+
+
+def build_model() -> nn.Module:
+    """Return the model with its initial weights; every rank."""
+    from examples.mnist import Net
+
+    return Net()
+
+
+def training_step(model: nn.Module, batch: Any) -> Any:
+    """Return the loss of one micro-batch, as the job's own step states it; every rank."""
+    from tests.compiler.golden.pieces import training_step
+
+    return training_step(model, batch)
+
+
+def build_optimizer(model: nn.Module) -> Optimizer:
+    """Return the optimizer over the model's parameters; every rank."""
+    from tests.compiler.golden.pieces import optimizer_of
+
+    return optimizer_of(
+        model, lr=0.05, no_decay=["features.0.bias", "features.1.weight", "features.1.bias", "head.bias"]
+    )
+
+
+def prepare_data() -> None:
+    """Get the data in place; one worker of each node."""
+    from tests.compiler.golden.pieces import download
+
+    download()
+
+
+def build_dataset() -> Any:
+    """Return the training data; every rank."""
+    from examples.mnist import digits
+
+    return digits(split="train")
+
+
+def collate(samples: list[Any]) -> Any:
+    """Return the batch made of these samples; every rank."""
+    from tests.compiler.golden.pieces import collate
+
+    return collate(samples)
+
+
+def build_evaluation_dataset() -> Any:
+    """Return the evaluation data; every rank."""
+    from examples.mnist import digits
+
+    return digits(split="test")
+
+
+def measure_top_1(model: Any, batch: Any) -> Any:
+    """Return the metric `top_1` as a mean over one batch; every rank."""
+    from tests.compiler.golden.pieces import top_1
+
+    return top_1(model, batch)
+
+
+# --- train ------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)  # process group, device
+    data.prepare(me, prepare_data)  # once per node
+    dataset = data.open_dataset(me, build_dataset, "train")
+    schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    model = build_model().to(me.device)
+    snapshot.load_weights(model, str(ROOT / "weights/base.safetensors"))
+    optimizer = build_optimizer(model)
+    decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
+    average = AveragedModel(model, multi_avg_fn=decay)
+    group = replicas.DataParallel(
+        me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
+    )
+    test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation")
+    metrics = {"top_1": measure_top_1}
+    evaluation = evaluate.Evaluation(
+        me,
+        model,
+        training_step,
+        test_set,
+        schedule,
+        every=EVALUATE_EVERY,
+        metrics=metrics,
+        best=BEST,
+        collate=collate,
+        uses_loss=False,
+    )
+    state = State(model=model, optimizer=optimizer, ema=average, evaluation=evaluation)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
+    position = snapshots.restore()  # the newest good one, or the beginning
+    me.start_training(position, schedule, model, log_every=LOG_EVERY)
+    loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES, collate=collate)
+
+    for batch in loader.batches(position):
+        optimizer.zero_grad()
+        loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        optimizer.step()
+        average.update_parameters(model)
+        position = batch.end  # finished step, samples consumed
+        me.progress.step(position, loss, optimizer)
+        if evaluation.due(position):
+            evaluation.run(position)
+        if snapshots.due(position):
+            snapshots.stage(position)
+        if me.should_leave:  # agreed by all ranks, at the same step
+            break
+    snapshots.stage(position, final=True)
+    worker.leave(me, position, schedule)
+
+
+if __name__ == "__main__":
+    worker.run(main)

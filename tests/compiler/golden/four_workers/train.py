@@ -1,0 +1,154 @@
+"""Train the job `four-workers`.
+
+Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 94f1b1c5339c7a7f).
+Make it again:          elasticflow compile tests/compiler/golden/four_workers/job.toml -o DIR
+Run it without the CLI: bash torchrun.sh, or as one process: python train.py
+It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from elasticflow.runtime import data, evaluate, order, replicas, snapshot, worker
+from elasticflow.runtime.state import State
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+HERE = Path(__file__).resolve().parent
+ROOT = (HERE / "../../../..").resolve()  # the project
+sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
+
+# --- values -----------------------------------------------------------------------------------------------
+
+JOB = "four-workers"
+JOB_DIGEST = "94f1b1c5339c7a7f"
+SEED = 7
+EPOCHS = 10  # passes over the dataset
+GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
+MICRO_BATCH_SIZE = 8  # most samples of one forward; None: all of the worker's
+TAIL = "short"  # samples at an epoch's end that fill no batch
+LOADER_PROCESSES = 1  # of each worker
+THREADS = 1  # CPU threads of each worker; None: the node's cores shared out
+PRECISION = "fp32"
+ON_NONFINITE = "stop"  # what a loss that is not finite does
+CLIP_GRAD_NORM = 1.0
+DDP: dict[str, Any] = {}  # options of DistributedDataParallel
+LOG_EVERY = 1  # steps
+EVALUATE_EVERY = ("1 epoch",)
+BEST = "max accuracy"  # which evaluation is the best one
+SNAPSHOTS = snapshot.Policy(
+    uri=None, every=("20 steps", "1 epoch"), keep_last=3, keep_best=1, keep_every="100 steps"
+)
+
+
+# --- what the job file names ------------------------------------------------------------------------------
+
+
+def build_model() -> nn.Module:
+    """Return the model with its initial weights; every rank."""
+    from examples.mnist import Net
+
+    return Net(width=16)
+
+
+def training_step(model: nn.Module, batch: Any) -> Tensor:
+    """Return the mean loss over one micro-batch of (inputs, targets); every rank."""
+    from torch.nn.functional import cross_entropy
+
+    inputs, targets = batch
+    return cross_entropy(model(inputs), targets)
+
+
+def build_optimizer(model: nn.Module) -> Optimizer:
+    """Return the optimizer over the model's parameters; every rank."""
+    from torch.optim import AdamW
+
+    return AdamW(model.parameters(), lr=0.003, weight_decay=0.01)
+
+
+def build_scheduler(optimizer: Optimizer) -> LRScheduler:
+    """Return the learning-rate schedule; every rank."""
+    from torch.optim.lr_scheduler import CosineAnnealingLR
+
+    return CosineAnnealingLR(optimizer, T_max=10)
+
+
+def build_dataset() -> Any:
+    """Return the training data; every rank."""
+    from examples.mnist import digits
+
+    return digits(split="train")
+
+
+def build_evaluation_dataset() -> Any:
+    """Return the evaluation data; every rank."""
+    from examples.mnist import digits
+
+    return digits(split="test")
+
+
+def measure_accuracy(outputs: Any, targets: Any) -> Any:
+    """Return the metric `accuracy` as a mean over one batch; every rank."""
+    from examples.mnist import accuracy
+
+    return accuracy(outputs, targets)
+
+
+# --- train ------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)  # process group, device
+    dataset = data.open_dataset(me, build_dataset, "train", samples=1437)
+    schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    model = build_model().to(me.device)
+    optimizer = build_optimizer(model)
+    scheduler = build_scheduler(optimizer)
+    group = replicas.DataParallel(
+        me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
+    )
+    test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation")
+    metrics = {"accuracy": measure_accuracy}
+    evaluation = evaluate.Evaluation(
+        me,
+        model,
+        training_step,
+        test_set,
+        schedule,
+        every=EVALUATE_EVERY,
+        metrics=metrics,
+        best=BEST,
+        batch_size=8,
+    )
+    state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
+    position = snapshots.restore()  # the newest good one, or the beginning
+    me.start_training(position, schedule, model, log_every=LOG_EVERY)
+    loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
+
+    for batch in loader.batches(position):
+        optimizer.zero_grad()
+        loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)
+        optimizer.step()
+        position = batch.end  # finished step, samples consumed
+        if position.is_epoch_end:
+            scheduler.step()
+        me.progress.step(position, loss, optimizer)
+        if evaluation.due(position):
+            evaluation.run(position)
+        if snapshots.due(position):
+            snapshots.stage(position)
+        if me.should_leave:  # agreed by all ranks, at the same step
+            break
+    snapshots.stage(position, final=True)
+    worker.leave(me, position, schedule)
+
+
+if __name__ == "__main__":
+    worker.run(main)

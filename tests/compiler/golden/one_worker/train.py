@@ -1,0 +1,108 @@
+"""Train the job `one-worker`.
+
+Made by elasticflow from tests/compiler/golden/one_worker/job.toml (job digest 9f1c4523545ef20c).
+Make it again:          elasticflow compile tests/compiler/golden/one_worker/job.toml -o DIR
+Run it without the CLI: bash torchrun.sh, or as one process: python train.py
+It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from elasticflow.runtime import data, order, replicas, snapshot, worker
+from elasticflow.runtime.state import State
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+HERE = Path(__file__).resolve().parent
+ROOT = (HERE / "../../../..").resolve()  # the project
+sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
+
+# --- values -----------------------------------------------------------------------------------------------
+
+JOB = "one-worker"
+JOB_DIGEST = "9f1c4523545ef20c"
+SEED = 0
+STEPS = 200  # optimizer steps
+GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
+MICRO_BATCH_SIZE = None  # most samples of one forward; None: all of the worker's
+TAIL = "spill"  # samples at an epoch's end that fill no batch
+LOADER_PROCESSES = 0  # of each worker
+THREADS = None  # CPU threads of each worker; None: the node's cores shared out
+PRECISION = "fp32"
+ON_NONFINITE = "stop"  # what a loss that is not finite does
+DDP: dict[str, Any] = {}  # options of DistributedDataParallel
+LOG_EVERY = 1  # steps
+SNAPSHOTS = snapshot.Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)
+
+
+# --- what the job file names ------------------------------------------------------------------------------
+
+
+def build_model() -> nn.Module:
+    """Return the model with its initial weights; every rank."""
+    from examples.mnist import Net
+
+    return Net()
+
+
+def training_step(model: nn.Module, batch: Any) -> Tensor:
+    """Return the mean loss over one micro-batch of (inputs, targets); every rank."""
+    from torch.nn.functional import cross_entropy
+
+    inputs, targets = batch
+    return cross_entropy(model(inputs), targets)
+
+
+def build_optimizer(model: nn.Module) -> Optimizer:
+    """Return the optimizer over the model's parameters; every rank."""
+    from torch.optim import SGD
+
+    return SGD(model.parameters(), lr=0.1)
+
+
+def build_dataset() -> Any:
+    """Return the training data; every rank."""
+    from examples.mnist import digits
+
+    return digits(split="train")
+
+
+# --- train ------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)  # process group, device
+    dataset = data.open_dataset(me, build_dataset, "train")
+    schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
+    model = build_model().to(me.device)
+    optimizer = build_optimizer(model)
+    group = replicas.DataParallel(
+        me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
+    )
+    state = State(model=model, optimizer=optimizer)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
+    position = snapshots.restore()  # the newest good one, or the beginning
+    me.start_training(position, schedule, model, log_every=LOG_EVERY)
+    loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
+
+    for batch in loader.batches(position):
+        optimizer.zero_grad()
+        loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        optimizer.step()
+        position = batch.end  # finished step, samples consumed
+        me.progress.step(position, loss, optimizer)
+        if snapshots.due(position):
+            snapshots.stage(position)
+        if me.should_leave:  # agreed by all ranks, at the same step
+            break
+    snapshots.stage(position, final=True)
+    worker.leave(me, position, schedule)
+
+
+if __name__ == "__main__":
+    worker.run(main)
