@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -31,6 +34,9 @@ COMMANDS: dict[str, str] = {
     "explain": "Explain a code such as EF101, with a bad and a good example.",
     "completion": "Print the completion script of a shell.",
 }
+
+# Commands that only read and print: freeing every object one by one would take a fifth of their time.
+LEAVES_AT_ONCE = ("validate", "schema", "explain")
 
 
 class LazyGroup(click.Group):
@@ -107,4 +113,11 @@ def call(arguments: Sequence[str] | None = None) -> int:
 
 def run() -> NoReturn:
     """Run the command line and leave the process with its exit code."""
+    if sys.argv[1:2] and sys.argv[1] in LEAVES_AT_ONCE:
+        gc.disable()
+        code = call()
+        with contextlib.suppress(OSError):  # the reader of a pipe may have left
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
     sys.exit(call())

@@ -96,6 +96,9 @@ Args = dict[str, Any]
 
 
 class Table(BaseModel):
-    """A closed, frozen, strict table: "8" is not 8, unknown keys are errors."""
+    """A closed, frozen, strict table: "8" is not 8, unknown keys are errors.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    Built on first use, so that a job without [torchrun] does not wait for that table's schema.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from elasticflow.spec.fields import MOST_NODES, MOST_SAMPLES, Args, Table
 from elasticflow.spec.launch_tables import (
     KeepTable,
@@ -46,8 +48,11 @@ __all__ = [
 ]
 
 
-class Job(Table):
-    """A whole job file, resolved: `extends` merged, `--set` applied, defaults filled in."""
+class Job(Table, defer_build=True):
+    """A whole job file, resolved: `extends` merged, `--set` applied, defaults filled in.
+
+    Built on first use: `validate` goes table by table and never needs the whole.
+    """
 
     job: JobTable
     model: ModelTable
@@ -56,12 +61,12 @@ class Job(Table):
     dataset: DatasetTable
     evaluation: EvaluationTable | None = None
     train: TrainTable
-    ddp: DdpTable = DdpTable()
-    nodes: NodesTable = NodesTable()
-    restarts: RestartsTable = RestartsTable()
-    snapshots: SnapshotsTable = SnapshotsTable()
-    logging: LoggingTable = LoggingTable()
-    torchrun: TorchrunTable = TorchrunTable()
+    ddp: DdpTable = Field(default_factory=DdpTable)
+    nodes: NodesTable = Field(default_factory=NodesTable)
+    restarts: RestartsTable = Field(default_factory=RestartsTable)
+    snapshots: SnapshotsTable = Field(default_factory=SnapshotsTable)
+    logging: LoggingTable = Field(default_factory=LoggingTable)
+    torchrun: TorchrunTable = Field(default_factory=TorchrunTable)
 
 
 RESERVED_TABLES = ("slurm", "kubernetes", "notify", "matrix")

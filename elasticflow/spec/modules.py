@@ -175,19 +175,31 @@ def bindings(text: str, name: str) -> tuple[list[ast.stmt], bool]:
 
 def _slice(text: str, name: str) -> ast.stmt | None:
     """Return the one top-level definition of *name*, parsed alone; None when it is not that simple."""
-    rebinding = re.search(rf"^{name}[ \t]*[=:]", text, re.MULTILINE)
-    heads = list(re.finditer(rf"^(?:async[ \t]+def|def|class)[ \t]+{name}\b", text, re.MULTILINE))
+    heads = [at for word in ("def", "class", "async def") for at in _lines(text, f"{word} {name}", "(:[ \t")]
+    rebinding = _lines(text, name, "=: \t")
     if rebinding or len(heads) != 1:
         return None
-    start = heads[0].start()
+    start = heads[0]
     while start and text[text.rfind("\n", 0, start - 1) + 1] in "@)":  # its decorators
         start = text.rfind("\n", 0, start - 1) + 1
-    end = re.compile(r"^[^\s#)\]}]", re.MULTILINE).search(text, text.find("\n", heads[0].start()) + 1)
+    end = re.compile(r"^[^\s#)\]}]", re.MULTILINE).search(text, text.find("\n", heads[0]) + 1)
     try:
         body = parse("\n" * text.count("\n", 0, start) + text[start : end.start() if end else len(text)])
     except SyntaxError:
         return None
     return body[0] if len(body) == 1 else None
+
+
+def _lines(text: str, start: str, then: str) -> list[int]:
+    """Return where lines begin with *start* and one of the characters *then*; many times faster than a pattern."""
+    found, at = [], 0 if text.startswith(start) else text.find(f"\n{start}") + 1
+    while at or text.startswith(start, at):
+        if text[at + len(start) : at + len(start) + 1] in then:
+            found.append(at)
+        at = text.find(f"\n{start}", at) + 1
+        if not at:
+            break
+    return found
 
 
 def _conditional(statement: ast.stmt) -> list[ast.stmt]:

@@ -9,11 +9,11 @@ from pydantic import BaseModel, ValidationError
 from elasticflow.spec import codes
 from elasticflow.spec.expectations import dotted
 from elasticflow.spec.job import RESERVED_TABLES, Job
-from elasticflow.spec.wording import Finding, find, unknown_key
 
 if TYPE_CHECKING:
     from elasticflow.spec.diagnostics import Diagnostic
     from elasticflow.spec.source import Source
+    from elasticflow.spec.wording import Finding
 
 # Of each pair exactly one key must be given; looked at before types, so that both problems show.
 _ONE_OF = {"model": ("loss", "step"), "train": ("epochs", "steps")}
@@ -42,12 +42,14 @@ def read_tables(source: Source) -> tuple[dict[str, Any], list[Diagnostic]]:
             if field.is_required():
                 found.append(_missing_table(source, name))
             else:
-                tables[name] = field.get_default()
+                tables[name] = None if field.default is None else model_of(name).model_construct()
             continue
         findings = _one_of(name, source.raw[name])
         try:
             tables[name] = model_of(name).model_validate(source.raw[name])
         except ValidationError as error:
+            from elasticflow.spec.wording import find  # most files have nothing to say
+
             details = error.errors(include_url=False, include_input=False)
             findings += _sifted([find(each, name, source.raw) for each in details])
         found += [_placed(source, each) for each in findings]
@@ -67,6 +69,8 @@ def _foreign(source: Source, name: str) -> Diagnostic:
     if name == "extends":  # files' own were taken out on reading
         message = "extends cannot be set by a flag"
         return source.problem(codes.BAD_SET, message, (name,), at_key=True, remedy="write it in the job file")
+    from elasticflow.spec.wording import unknown_key
+
     return _placed(source, unknown_key((name,)))
 
 
@@ -78,6 +82,8 @@ def _missing_table(source: Source, name: str) -> Diagnostic:
 def _one_of(name: str, raw: object) -> list[Finding]:
     if name not in _ONE_OF or not isinstance(raw, dict):
         return []
+    from elasticflow.spec.wording import Finding
+
     first, second = _ONE_OF[name]
     if first in raw and second in raw:
         message = f"{dotted((name, first))} and {dotted((name, second))} exclude each other"

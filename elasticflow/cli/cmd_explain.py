@@ -1,0 +1,32 @@
+"""`elasticflow explain CODE`: what a code means, with a bad and a good example (floor 5)."""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+
+import click
+
+from elasticflow.errors import FINISHED
+
+
+@click.command("explain")
+@click.argument("code", required=False)
+def command(code: str | None) -> int:
+    """Explain CODE, such as EF101; without one, list all codes."""
+    from elasticflow.spec.explanations import EXPLANATIONS
+
+    if code is None:
+        for name, each in EXPLANATIONS.items():
+            click.echo(f"{name}  {each.title}")
+        return FINISHED
+    found = EXPLANATIONS.get(code.upper())
+    if found is None:
+        near = difflib.get_close_matches(code.upper(), EXPLANATIONS, 1)
+        hint = f'; did you mean "{near[0]}"?' if near else "; `elasticflow explain` lists them"
+        raise click.BadParameter(f'there is no code "{code}"{hint}', param_hint="CODE")
+    click.echo(f"{code.upper()}: {found.title}\n\n{textwrap.fill(found.why, 96)}")
+    for title, example in (("Bad:", found.bad), ("Good:", found.good)):
+        if example:
+            click.echo(f"\n{title}\n{textwrap.indent(example, '    ')}")
+    return FINISHED

@@ -1,0 +1,78 @@
+"""`elasticflow validate FILE...`: check job files without running anything (floor 5)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from elasticflow.errors import ANSWER_IS_NO, FINISHED
+from elasticflow.spec.diagnostics import FORMATS, Diagnostic, Format, render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@click.command("validate")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, as --set train.epochs=3."
+)
+@click.option("--strict", is_flag=True, help="Warnings are errors.")
+@click.option(
+    "--output-format",
+    type=click.Choice(FORMATS),
+    default="full",
+    envvar="ELASTICFLOW_OUTPUT_FORMAT",
+    show_default=True,
+    show_envvar=True,
+    help="How findings are printed.",
+)
+def command(files: tuple[Path, ...], overrides: tuple[str, ...], output_format: str, *, strict: bool) -> int:
+    r"""Check job files: keys, types, the whole node range, and entry points by reading their source.
+
+    Nothing is run or imported: neither your code nor torch. Exit code 0 without errors, 1 with.
+
+    \b
+    elasticflow validate jobs/*.toml
+    elasticflow validate jobs/mnist.toml --set nodes.max=8
+    elasticflow validate --output-format github jobs/*.toml
+    """
+    from elasticflow.spec.load import load_job
+
+    found = [each for file in dict.fromkeys(files) for each in load_job(file, overrides).diagnostics]
+    found = list(dict.fromkeys(found))  # two jobs may share a base
+    shown = [each for each in found if each.severity != "note"]
+    style = cast("Format", output_format)
+    if text := render(shown if style in {"full", "concise"} else found, style, colour=wants_colour()):
+        click.echo(text, color=True)
+    if style in {"full", "concise"}:
+        click.echo(("\n" if shown and style == "full" else "") + _summary(found, len(set(files))))
+    severities = {each.severity for each in found}
+    return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
+
+
+def wants_colour() -> bool:
+    """Return whether standard output is a terminal that wants colours."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def _summary(found: Sequence[Diagnostic], num_files: int) -> str:
+    counts = []
+    for severity in ("error", "warning"):
+        if number := sum(each.severity == severity for each in found):
+            counts.append(f"{number} {severity}{'s' if number > 1 else ''}")
+    text = f"{num_files} file{'s' if num_files > 1 else ''} checked: {', '.join(counts) or 'no problems'}"
+    absent = sorted(
+        {_reason(each) for each in found if each.severity == "note" and "not installed" in each.message}
+    )
+    return f"{text} (some entry points were not looked at: {', '.join(absent)})" if absent else text
+
+
+def _reason(note: Diagnostic) -> str:
+    return note.message.partition(": ")[2]
