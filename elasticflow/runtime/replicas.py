@@ -78,7 +78,7 @@ class DataParallel:
         # DDP orders its buckets anew after the first backward: without these two, a run that goes on from a
         # snapshot would sum in another order than one that was never interrupted (seen at 3 workers).
         for _ in range(2):
-            ddp(None, 0, 1, (0.0,) * 4).backward()
+            ddp(None, 0, 1, lambda: (0.0,) * 4).backward()
         for parameter in self._step.parameters():
             parameter.grad = None
 
@@ -100,15 +100,15 @@ class DataParallel:
                 with nullcontext() if self._ddp is None else self._ddp.no_sync():
                     self._backward(data, count, batch.count, None)
             else:
-                self._backward(data, count, batch.count, self._wishes())
+                self._backward(data, count, batch.count, self._wishes)
         if last < 0:
-            self._backward(None, 0, batch.count, self._wishes())
+            self._backward(None, 0, batch.count, self._wishes)
         return self._outcome(batch.end.step)
 
     def _wishes(self) -> tuple[float, ...]:
         return float(self._buffers.have_changed()), *self._me.vote.wishes()
 
-    def _backward(self, data: Any, count: int, total: int, wishes: tuple[float, ...] | None) -> None:
+    def _backward(self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None) -> None:
         with self._precision():
             loss = (self._step if self._ddp is None else self._ddp)(data, count, total, wishes)
         if self._scaler is not None:
@@ -165,7 +165,7 @@ class _StepModule(nn.Module):
         self.count = 0.0
         self._call, self._world_size = step, world_size
 
-    def forward(self, data: Any, count: int, total: int, wishes: tuple[float, ...] | None) -> Tensor:
+    def forward(self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None) -> Tensor:
         """Return what to differentiate; with *wishes*, its backward also casts the ballot."""
         if data is None:
             loss = _nothing(self.model)
@@ -183,7 +183,7 @@ class _StepModule(nn.Module):
                 loss = loss * weight
         if wishes is None:
             return loss
-        values = torch.tensor((0.0, self.count, *wishes), device=self.ballot.device)
+        values = torch.tensor((0.0, self.count, *wishes()), device=self.ballot.device)
         values[_LOSS] = self.loss
         cast: Tensor = _Cast.apply(loss, self.ballot, values)
         return cast

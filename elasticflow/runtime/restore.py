@@ -46,7 +46,7 @@ def newest_good(me: Worker, catalog: Catalog) -> Found | None:
     for name in me.gather_text("\n".join(names))[0].split("\n"):
         if not name:
             return None
-        found, problem = _read(catalog, name)
+        found, problem = read(catalog, name)
         problems = [text for text in me.gather_text(problem) if text]
         if not problems:
             return found
@@ -61,7 +61,7 @@ def position_of(content: dict[str, Any]) -> Position:
     return Position(**content)
 
 
-def _read(catalog: Catalog, name: str) -> tuple[Found | None, str]:
+def read(catalog: Catalog, name: str) -> tuple[Found | None, str]:
     try:
         manifest = catalog.manifest(name)
         state = reader.read_state(catalog, manifest)

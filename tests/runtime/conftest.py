@@ -1,0 +1,114 @@
+"""Worker groups as real processes, without an agent: each rank is told its place as torchrun tells it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.run_folder import RunFolder
+from elasticflow.runtime import restore
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.storage import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parent / "programs" / "train_small.py"
+LIMIT_S = 90.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker group that ended: exit code and standard error by rank."""
+
+    codes: list[int]
+    errors: list[str]
+
+
+class Group:
+    """Starts worker groups of one run and reads what they left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = RunFolder(folder)
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def run(self, world_size: int, *arguments: str, ends: bool = True) -> Ended:
+        """Run a group to its end; with ends=False, the ranks left after the first death are killed."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._processes = [self._start(rank, world_size, port, arguments) for rank in range(world_size)]
+        deadline = time.monotonic() + LIMIT_S
+        while any(p.poll() is None for p in self._processes):
+            if time.monotonic() > deadline or (not ends and any(p.poll() not in (None, 0) for p in self._processes)):
+                time.sleep(0.5)
+                self.kill()
+                break
+            time.sleep(0.02)
+        errors = [process.communicate()[1] for process in self._processes]
+        return Ended([process.returncode for process in self._processes], errors)
+
+    def kill(self) -> None:
+        """End what this group started."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+
+    def lines(self, event: str, generation: int = 1, rank: int = 0) -> list[dict[str, Any]]:
+        """Return the lines of that event in a rank's log."""
+        log = self.folder.rank_log(generation, rank)
+        records = [json.loads(line) for line in log.read_text().splitlines()]
+        return [record for record in records if record["event"] == event]
+
+    def newest(self) -> restore.Found:
+        """Return the newest snapshot, verified."""
+        catalog = Catalog(Storage(str(self.folder.path)))
+        manifest = catalog.newest()
+        assert manifest is not None
+        found, problem = restore.read(catalog, manifest.name)
+        assert found is not None, problem
+        return found
+
+    def _start(self, rank: int, world_size: int, port: int, arguments: tuple[str, ...]) -> subprocess.Popen[str]:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+        environment = {
+            **os.environ,
+            **{name: str(value) for name, value in place.items()},
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "ELASTICFLOW_RUN_FOLDER": str(self.folder.path),
+            "ELASTICFLOW_RUN_ID": "test",
+        }
+        return subprocess.Popen(
+            [sys.executable, str(PROGRAM), *arguments],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Iterator[Any]:
+    """Return what makes a group whose run lies in a folder of that name."""
+    made: list[Group] = []
+
+    def make(name: str) -> Group:
+        made.append(Group(tmp_path / name))
+        return made[-1]
+
+    yield make
+    for group in made:
+        group.kill()

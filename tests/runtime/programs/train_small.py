@@ -1,0 +1,171 @@
+"""A small training job in the form of the generated entry point; its variations come from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+
+from elasticflow.runtime import data, evaluate, order, replicas, snapshot, worker
+from elasticflow.runtime.state import State
+
+HERE = Path(__file__).resolve().parent
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--samples", type=int, default=100)
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--global-batch-size", type=int, default=16)
+parser.add_argument("--micro-batch-size", type=int)
+parser.add_argument("--tail", default="spill")
+parser.add_argument("--every", default="1000 steps")
+parser.add_argument("--counting", action="store_true", help="a model whose parameter counts its samples")
+parser.add_argument("--processes", type=int, default=0)
+parser.add_argument("--sums", action="store_true", help="the step returns (sum of losses, count)")
+parser.add_argument("--term-at", type=int, help="rank 0 gets SIGTERM during this step")
+parser.add_argument("--kill-at", type=int, help="rank 0 gets SIGKILL during this step")
+parser.add_argument("--nan-at", type=int, help="the loss is not a number in this step")
+parser.add_argument("--raise-at", type=int, help="rank 1 raises in this step")
+parser.add_argument("--on-nonfinite", default="stop")
+parser.add_argument("--precision", default="fp32")
+parser.add_argument("--data-seed", type=int, default=0)
+args = parser.parse_args()
+
+
+class Images:
+    """Noise with labels; each sample is the same whenever it is read, plus noise of the moment."""
+
+    def __init__(self, samples: int, *, is_noisy: bool = False) -> None:
+        generator = torch.Generator().manual_seed(args.data_seed)
+        self.inputs = torch.randn(samples, 1, 8, 8, generator=generator)
+        self.targets = torch.randint(0, 4, (samples,), generator=generator)
+        self.is_noisy = is_noisy
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = 0.1 * torch.randn(1, 8, 8) if self.is_noisy else 0.0
+        return self.inputs[index] + noise, self.targets[index]
+
+
+class Numbers:
+    """The sample's number."""
+
+    def __len__(self) -> int:
+        return int(args.samples)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Counter(nn.Module):
+    """Its weight grows by 1 / global batch size (at a learning rate of 1) for each time a sample is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = nn.Parameter(torch.zeros(args.samples))
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Return what to descend on."""
+        return -self.seen[indices]
+
+
+def build_model() -> nn.Module:
+    """Return the model; every rank."""
+    if args.counting:
+        return Counter()
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(288, 4)
+    )
+
+
+def build_optimizer(model: nn.Module) -> Optimizer:
+    """Return the optimizer; every rank."""
+    return SGD(model.parameters(), lr=1.0) if args.counting else AdamW(model.parameters(), lr=1e-2)
+
+
+step_now = 0
+
+
+def training_step(model: nn.Module, batch: Any) -> Any:
+    """Return the loss of one micro-batch; every rank."""
+    rank = int(os.environ.get("RANK", "0"))
+    if step_now == args.raise_at and rank == 1:
+        raise ValueError("label 9 is out of range")
+    if rank == 0 and step_now == args.term_at:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if rank == 0 and step_now == args.kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if args.counting:
+        return model(batch).mean()
+    inputs, targets = batch
+    loss = cross_entropy(model(inputs), targets, reduction="sum" if args.sums else "mean")
+    if step_now == args.nan_at:
+        loss = loss * torch.nan
+    return (loss, len(targets)) if args.sums else loss
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of right answers."""
+    return (outputs.argmax(1) == targets).float().mean()
+
+
+def main() -> None:
+    """Train; every rank."""
+    global step_now  # noqa: PLW0603
+    policy = snapshot.Policy(uri=None, every=(args.every,), keep_last=3)
+    me = worker.join("small", "digest", HERE, policy, seed=7, threads=1)
+    dataset = data.open_dataset(
+        me, (lambda: Numbers()) if args.counting else (lambda: Images(args.samples, is_noisy=True)), "train"
+    )
+    schedule = order.Schedule(
+        len(dataset), args.global_batch_size, epochs=args.epochs, tail=args.tail, seed=7
+    )
+    model = build_model().to(me.device)
+    optimizer = build_optimizer(model)
+    group = replicas.DataParallel(
+        me, model, training_step, precision=args.precision, on_nonfinite=args.on_nonfinite, ddp={}
+    )
+    if args.counting:
+        scheduler = evaluation = None
+    else:
+        scheduler = OneCycleLR(optimizer, max_lr=1e-2, total_steps=schedule.steps + 1)
+        test_set = data.open_dataset(me, lambda: Images(30), "evaluation")
+        evaluation = evaluate.Evaluation(
+            me, model, training_step, test_set, schedule, every=("1 epoch",), metrics={"accuracy": accuracy},
+            best="max accuracy", batch_size=7, uses_loss=not args.sums,
+        ) if not args.sums else None  # fmt: skip
+    state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy)
+    position = snapshots.restore()
+    me.start_training(position, schedule, model, log_every=1)
+    loader = data.Loader(me, dataset, schedule, args.micro_batch_size, processes=args.processes)
+    for batch in loader.batches(position):
+        step_now = batch.end.step
+        optimizer.zero_grad()
+        loss = group.gradients(batch)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        position = batch.end
+        me.progress.step(position, loss, optimizer)
+        if evaluation is not None and evaluation.due(position):
+            evaluation.run(position)
+        if snapshots.due(position):
+            snapshots.stage(position)
+        if me.should_leave:
+            break
+    snapshots.stage(position, final=True)
+    worker.leave(me, position, schedule)
+
+
+if __name__ == "__main__":
+    worker.run(main)
