@@ -1,0 +1,225 @@
+"""Every fenced block of the project's pages is run or checked; a block that no rule covers fails.
+
+| block | what is done with it |
+|---|---|
+| toml | a job: validated; part of a job: validated on top of jobs/mnist.toml; else (pyproject) parsed |
+| python | run as a program in a copy of the project |
+| bash | every command parsed by the program it names; those in `EXECUTED` are run too, in the order of the page |
+| console | its lines after `$ ` as bash; the rest is sample output |
+| yaml | a valid configuration of pre-commit whose hooks exist |
+| json | parsed |
+| text | drawings: nothing to check |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import tomli
+
+from elasticflow.cli.main import COMMANDS, group
+from elasticflow.errors import EXIT_CODES
+from elasticflow.spec.job import Job
+from tests.fenced_blocks import PAGES, ROOT, Block, blocks, commands, parts
+
+PYPROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
+
+EXECUTED = {"validate", "plan", "compile", "run", "runs", "status", "logs", "schema", "explain", "completion"}
+PLACEHOLDER = re.compile(r"://|\.\.\.|[<>$]|\b[A-Z][A-Z_]+\b|--join|--follow|-f\b")
+"""A command with one of these speaks of places that are not here (or never ends): parsed, not run."""
+
+
+def check_command(argv: list[str]) -> None:
+    """Fail unless the program is known and would take these arguments."""
+    program, arguments = Path(argv[0]).name, argv[1:]
+    if re.fullmatch(r"python3?", program) and arguments[:1] == ["-m"]:
+        program, arguments = arguments[1], arguments[2:]
+    if program == "elasticflow":
+        check_elasticflow(arguments)
+    elif program == "pip":
+        assert arguments[0] in {"install", "download"}
+        for extra in re.findall(r"\[([a-z0-9,]+)\]", " ".join(arguments)):
+            assert set(extra.split(",")) <= set(PYPROJECT["project"]["optional-dependencies"])
+    elif program == "pytest":
+        declared = {mark.partition(":")[0] for mark in PYPROJECT["tool"]["pytest"]["ini_options"]["markers"]}
+        expression = arguments[arguments.index("-m") + 1] if "-m" in arguments else ""
+        assert set(re.findall(r"\w+", expression)) - {"and", "or", "not"} <= declared
+    elif program in {"python", "python3", "torchrun", "bash"}:
+        files = [word for word in arguments if word.endswith((".py", ".sh"))]
+        assert files, f"no program in {argv}"
+        # What `compile` writes is not here; everything else is.
+        assert all(
+            (ROOT / name).exists() for name in files if Path(name).name not in {"train.py", "torchrun.sh"}
+        )
+    elif program.startswith("examples."):
+        assert (ROOT / f"{program.replace('.', '/')}.py").exists()
+    else:
+        known = {
+            "venv",
+            "git",
+            "cd",
+            "kill",
+            "export",
+            "cat",
+            "ls",
+            "pre-commit",
+            "jq",
+            "sleep",
+            "unzip",
+            "pkill",
+        }
+        assert program in known, f"no rule for `{program}`: add one"
+
+
+def check_elasticflow(arguments: list[str]) -> None:
+    """Fail unless the command exists and takes these options; nothing is run."""
+    if arguments[:1] in (["--version"], ["--help"], []):
+        return
+    name = arguments[0]
+    assert name in COMMANDS, f"there is no command `{name}`"
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    try:
+        command.make_context(name, arguments[1:])
+    except click.exceptions.BadParameter as error:
+        if not PLACEHOLDER.search(" ".join(arguments)):
+            pytest.fail(f"elasticflow {shlex.join(arguments)}: {error.format_message()}")
+    except click.exceptions.Exit:
+        pass  # --help
+
+
+def page_ids() -> list[str]:
+    """Return the pages' names for the reports."""
+    return [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Return a copy of what the pages speak of."""
+    for name in ("jobs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "copy"\nversion = "0"\n')
+    return tmp_path
+
+
+def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program of this environment in *folder*."""
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    return subprocess.run(
+        [sys.executable, *argv],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_ids())
+def test_every_page_is_there_and_its_fences_are_paired(page: Path) -> None:
+    """No fence is left open, so that no block escapes."""
+    fences = re.findall(r"^ *```", page.read_text(), re.MULTILINE)
+    assert len(fences) == 2 * sum(block.page == page for block in blocks())
+
+
+@pytest.mark.parametrize("block", blocks(), ids=str)
+def test_block(block: Block, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block holds under the rule of its language; a language without a rule fails."""
+    monkeypatch.chdir(project)
+    match block.language:
+        case "bash" | "console":
+            lines = commands(block)
+            assert lines, "no command in it"
+            for line in lines:
+                for argv in parts(line.partition(" #")[0]):
+                    check_command(argv)
+        case "toml":
+            check_toml(block, project)
+        case "python":
+            done = run(["-c", block.text], project)
+            assert done.returncode == 0, done.stderr
+        case "yaml":
+            check_yaml(block, project)
+        case "json":
+            assert json.loads(block.text)
+        case "text":
+            pass  # a drawing
+        case _:
+            pytest.fail(f"{block}: no rule for this language: use one of those at the head of this file")
+
+
+def check_toml(block: Block, project: Path) -> None:
+    """Fail unless the block is a job, part of one, or a table of another tool."""
+    tables = set(tomli.loads(block.text))
+    if not tables & set(Job.model_fields):
+        return  # another tool's: parsed, and that is all
+    if "extends" not in tables and not {"job", "model", "optimizer", "dataset", "train"} <= tables:
+        block = block._replace(text=f'extends = "mnist.toml"\n{block.text}')
+    path = project / "jobs" / "block.toml"
+    path.write_text(block.text)
+    done = run(["-m", "elasticflow", "validate", "jobs/block.toml"], project)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check_yaml(block: Block, project: Path) -> None:
+    """Fail unless the block is a configuration of pre-commit that names our hooks."""
+    path = project / ".pre-commit-config.yaml"
+    path.write_text(block.text)
+    done = run(["-m", "pre_commit", "validate-config", str(path)], project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ours = re.findall(r"- id: *([\w-]+)", (ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert set(re.findall(r"- id: *([\w-]+)", block.text)) <= set(ours)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("page", PAGES, ids=page_ids())
+def test_commands_of_a_page_run(page: Path, project: Path) -> None:
+    """The page's own commands end with 0 when typed one after the other."""
+    for block in blocks():
+        if block.page != page or block.language not in {"bash", "console"}:
+            continue
+        for line in commands(block):
+            typed = line.partition(" #")[0]
+            for argv in parts(typed):
+                if (
+                    Path(argv[0]).name == "elasticflow"
+                    and argv[1] in EXECUTED
+                    and not PLACEHOLDER.search(typed)
+                ):
+                    done = run(["-m", "elasticflow", *argv[1:]], project)
+                    assert done.returncode == 0, f"{shlex.join(argv)}\n{done.stdout}{done.stderr}"
+
+
+def test_exit_codes_are_those_of_the_readme() -> None:
+    """README's table of exit codes is the one in errors.py."""
+    rows = re.findall(r"^\| *`?(\d+)`? *\|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert [int(row) for row in rows] == sorted(EXIT_CODES)
+
+
+def test_table_of_the_hand_written_script_is_true() -> None:
+    """What README's table quotes of train_ddp.py stands there, and the keys it names are the job's."""
+    script = (ROOT / "examples" / "ddp_tutorial" / "train_ddp.py").read_text()
+    head = r"^\|[^\n]*train_ddp\.py[^\n]*\n\|[-| :]+\n"
+    table = re.search(rf"{head}((?:\|[^\n]*\n)+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert table, "README has no table with train_ddp.py in its head"
+    for row in table[1].splitlines():
+        left, right = row.strip("|").split(" | ")[:2]
+        for quoted in re.findall(r"`([^`]+)`", left):
+            assert quoted in script, f"{quoted} is not in train_ddp.py"
+        for table_name, key in re.findall(r"`([a-z_]+)\.([a-z_]+)", right):
+            assert key in _keys_of(table_name), f"{table_name}.{key} is not a key of the job file"
+
+
+def _keys_of(table: str) -> set[str]:
+    definitions = Job.model_json_schema()["$defs"]
+    name = "".join(word.title() for word in table.split("_")) + "Table"
+    return set(definitions[name]["properties"])
