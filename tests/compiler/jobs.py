@@ -1,0 +1,28 @@
+"""A small job for the compiler's tests, with keys changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticflow.spec.job import Job
+
+_TABLES: dict[str, dict[str, Any]] = {
+    "job": {"name": "small"},
+    "model": {"entry": "pieces:Net", "loss": "torch.nn.functional:cross_entropy"},
+    "optimizer": {"entry": "torch.optim:SGD", "args": {"lr": 0.1}},
+    "dataset": {"entry": "pieces:digits", "global_batch_size": 64},
+    "train": {"epochs": 2},
+    "nodes": {"nproc_per_node": 2},
+}
+
+
+def make_job(**changes: Any) -> Job:
+    """Return the job with keys changed, dots written as two underscores: `nodes__max=4`; None takes a key away."""
+    tables = {name: dict(table) for name, table in _TABLES.items()}
+    for key, value in changes.items():
+        table, _, name = key.partition("__")
+        if value is None:
+            tables.get(table, {}).pop(name, None)
+        else:
+            tables.setdefault(table, {})[name] = value
+    return Job.model_validate(tables)
