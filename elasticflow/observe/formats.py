@@ -43,13 +43,13 @@ def size(num_bytes: float) -> str:
     return f"{amount / 1000:,.1f} PB"
 
 
-def number(value: float | str | None) -> str:
+def number(value: object) -> str:
     """Return four digits that matter: `0.2314`, `12.31`, `3.0e-05`; `-` for None, `nan` and `inf` as words."""
     if value is None:
         return "-"
     try:
-        amount = float(value)
-    except ValueError:
+        amount = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
         return str(value)
     if amount == 0 or not math.isfinite(amount):
         return f"{amount:g}"

@@ -107,9 +107,9 @@ def _snapshot_failed(record: Record) -> Line:
 def _drain_requested(record: Record) -> Line:
     grace = amount(record, "grace_s")
     within = "" if grace is None else f", within {span(grace)}"
-    return Line(
-        "stop", "notice", "drain", f"{record.get('reason')}: workers leave after the same step{within}"
-    )
+    text = f"{record.get('reason')}: workers leave after the same step{within}"
+    more = ("Ctrl-C again ends the run at once",) if record.get("reason") == "SIGINT" else ()
+    return Line("stop", "notice", "drain", text, more)
 
 
 def _drain_completed(record: Record) -> Line:

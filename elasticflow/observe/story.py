@@ -151,6 +151,7 @@ class Story:
     def _worker_failed(self, record: Record) -> Line:
         self._is_after_failure = True
         error, traceback = str(record.get("error")), record.get("traceback")
+        self._error = error
         words = (
             "killed" if error.startswith("killed") else "hung" if record.get("class") == "hang" else "failed"
         )

@@ -150,17 +150,12 @@ def test_time_refills(ledger: Path) -> None:
 @pytest.mark.parametrize("unit", ["steps", "epochs"])
 def test_progress_refills(ledger: Path, unit: str) -> None:
     """Steps or epochs beyond the failure take it out of the window; doing lost steps again does not."""
-    plan = plan_of(1, steps=100) if unit == "steps" else plan_of(1, epochs=100)
-
-    def at(value: int) -> dict[str, int]:
-        return {"step": value, "epoch": value}
-
-    budget = Budget(plan, ledger, Clock())
-    budget.charge("crash", **at(50))
-    assert budget.left(**at(149)) == 0
-    assert budget.left(**at(150)) == 1
-    assert budget.charge("crash", **at(150)).refilled
-    assert budget.left(**at(60)) == 0
+    budget = Budget(plan_of(1, steps=100) if unit == "steps" else plan_of(1, epochs=100), ledger, Clock())
+    budget.charge("crash", step=50, epoch=50)
+    assert budget.left(step=149, epoch=149) == 0
+    assert budget.left(step=150, epoch=150) == 1
+    assert budget.charge("crash", step=150, epoch=150).refilled
+    assert budget.left(step=60, epoch=60) == 0
 
 
 def test_the_next_launch_counts_on(ledger: Path) -> None:

@@ -1,0 +1,95 @@
+"""A hand-made run: what the supervisor would write about one that loses a worker and goes on."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+START = 1795168800.0  # 2026-11-20 10:00:00 UTC
+RUN_ID = "20261120-100000-4f2a"
+SIGKILLED = "killed by SIGKILL"
+
+
+def at(seconds: float) -> str:
+    """Return the RFC 3339 text of that many seconds after the start."""
+    return (
+        datetime.fromtimestamp(START + seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    )
+
+
+def event(when: float, what: str, number: int = 1, /, **fields: Any) -> dict[str, Any]:
+    """Return an event record of generation *number*; `class_` is the field `class`."""
+    common = {"timestamp": at(when), "level": "info", "event": what, "job": "mnist", "run_id": RUN_ID}
+    own = {name.removesuffix("_"): value for name, value in fields.items()}
+    return {**common, "generation": number, **own}
+
+
+def step(seconds: float, number: int, generation: int = 1) -> dict[str, Any]:
+    """Return a step record."""
+    return {
+        "step": number,
+        "epoch": number // 20,
+        "samples": number * 64,
+        "loss": 2.0 / number,
+        "lr": 3e-3,
+        "time": START + seconds,
+        "generation": generation,
+    }
+
+
+def evaluation(seconds: float, number: int, accuracy: float, best: float) -> dict[str, Any]:
+    """Return an evaluation record."""
+    metrics = {"loss": 0.1, "accuracy": accuracy}
+    return {"step": number, "epoch": number // 20, "eval": metrics, "best": best, "time": START + seconds}
+
+
+def story_of_a_kill() -> list[dict[str, Any]]:
+    """Return the records of a run that loses rank 1 after step 47 and finishes."""
+    data: dict[str, Any] = {"samples": 1437, "fingerprint": "4be1a09c22f0aa", "source": "examples/mnist"}
+    return [
+        event(0, "run.started", launch=1, resumed=False, pid=1, torch="2.13.0", uri="/p/runs/mnist/x"),
+        event(0.1, "node.joined", node="n0", host="h", nproc=2),
+        event(0.2, "generation.started", world_size=2, nodes=1, reason="start"),
+        event(2.3, "dataset.opened", name="train", **data),
+        event(
+            2.4,
+            "training.started",
+            step=0,
+            restored_from=None,
+            epoch=0,
+            samples=0,
+            steps=60,
+            device="cpu",
+            parameters=23466,
+        ),
+        event(2.5, "training.first_step", step=1, seconds_since_failure=None),
+        *[step(2.5 + n / 20, n) for n in range(1, 21)],
+        evaluation(3.5, 20, 0.9, 0.9),
+        event(3.6, "snapshot.committed", step=20, bytes=291_234, seconds=0.0042, trigger="steps", name="s"),
+        *[step(2.6 + n / 20, n) for n in range(21, 41)],
+        event(4.6, "snapshot.committed", step=40, bytes=291_234, seconds=0.0042, trigger="steps", name="s"),
+        *[step(2.6 + n / 20, n) for n in range(41, 48)],
+        event(
+            5.0,
+            "worker.failed",
+            rank=1,
+            node="n0",
+            pid=4711,
+            exit_code=-9,
+            class_="crash",
+            error=SIGKILLED,
+            traceback=None,
+            others="1 other rank: connection closed by peer",
+        ),
+        event(5.0, "generation.ended", class_="crash", reason=SIGKILLED, step=47),
+        event(5.0, "budget.charged", class_="crash", left=4),
+        event(5.1, "generation.started", 2, world_size=2, nodes=1, reason="crash"),
+        event(5.2, "dataset.opened", 2, name="train", **data),
+        event(5.2, "training.started", 2, step=40, restored_from="s", epoch=2, samples=2560, steps=60),
+        event(5.3, "training.first_step", 2, step=41, seconds_since_failure=0.27),
+        *[step(3.3 + n / 20, n, 2) for n in range(41, 61)],
+        evaluation(6.4, 60, 0.98, 0.985),
+        event(6.4, "snapshot.committed", 2, step=60, bytes=291_234, seconds=0.0042, trigger="end", name="s"),
+        event(6.5, "training.finished", 2, step=60, epoch=3, samples=3840, best=0.985),
+        event(6.6, "run.finished", 2, step=60, seconds=6.6, restarts=1),
+    ]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.observe.records import Follower, last_of, parse, read, tail
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_torn_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
+    """A file that is being written ends in half a line; that is no error."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n[1]\nnoise\n{"a": 2}\n{"a"')
+    assert list(read(path)) == [{"a": 1}, {"a": 2}]
+    assert list(read(tmp_path / "absent")) == []
+    assert parse(b"\xff") is None
+
+
+def test_tail_reads_whole_lines_of_the_end(tmp_path: Path) -> None:
+    """The first, probably cut, line of the tail is dropped; a small file is read whole."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(f'{{"n": {n}}}\n' for n in range(100)))
+    assert tail(path)[0] == {"n": 0}
+    assert tail(path, 25) == [{"n": 98}, {"n": 99}]
+    assert tail(tmp_path / "absent") == []
+
+
+def test_follower_waits_for_the_newline(tmp_path: Path) -> None:
+    """Half a line is given out once it is whole, or as the last one."""
+    path = tmp_path / "log"
+    follower = Follower(path)
+    assert follower.lines() == []
+    path.write_bytes(b"one\ntw")
+    assert follower.lines() == [b"one"]
+    with path.open("ab") as file:
+        file.write(b"o\nthr")
+    assert follower.lines() == [b"two"]
+    assert follower.last() == [b"thr"]
+    assert follower.last() == []
+
+
+def test_follower_survives_a_cut(tmp_path: Path) -> None:
+    """After a file was cut, reading goes on with what is written next."""
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo\nthree\n")
+    follower = Follower(path)
+    assert len(follower.lines()) == 3
+    path.write_bytes(b"one\n")
+    assert follower.lines() == []
+    with path.open("ab") as file:
+        file.write(b"again\n")
+    assert follower.lines() == [b"again"]
+
+
+def test_last_of() -> None:
+    """The newest records that have a field, oldest first."""
+    records: list[dict[str, Any]] = [{"a": 1}, {"b": 2}, {"a": None}, {"a": 3}]
+    assert last_of(records, "a") == [{"a": 3}]
+    assert last_of(records, "a", 5) == [{"a": 1}, {"a": 3}]
+    assert last_of(records, "z") == []

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import fcntl
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.observe.status import Worker, is_locked, read_status
+from elasticflow.run_folder import RunFolder
+from tests.observe.hand_made import START, event
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def change(run: Path, **fields: Any) -> None:
+    """Write these fields into the run's state.json."""
+    path = run / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_a_run_that_was_interrupted(run: Path) -> None:
+    """Every fact of the folder is found: state, metrics, evaluation, speed, snapshot."""
+    status = read_status(RunFolder(run))
+    assert (status.status, status.launch, status.generation, status.step, status.steps) == (
+        "interrupted",
+        1,
+        2,
+        47,
+        60,
+    )
+    assert (status.loss, status.restarts, status.workers, status.pid) == (0.0426, 1, (), None)
+    assert (status.evaluation, status.evaluated_step, status.best) == (
+        {"loss": 0.1, "accuracy": 0.95},
+        40,
+        0.96,
+    )
+    assert status.snapshot == "000000000040-0002-0a1b2c3d"
+    assert status.samples_per_s == pytest.approx(1280)
+    assert (status.started, status.updated, status.seconds_left) == (START, START + 6, None)
+
+
+def test_running_with_a_held_lock_is_running(run: Path) -> None:
+    """While a supervisor holds the lock, its workers, its process id and the time left are shown."""
+    change(run, status="running")
+    with (run / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert is_locked(RunFolder(run))
+        status = read_status(RunFolder(run))
+    assert (status.status, status.pid, status.workers) == ("running", 9, (Worker(0, 11, "n0"),))
+    assert status.seconds_left == pytest.approx(13 / 20, rel=0.01)
+
+
+def test_running_with_a_free_lock_is_interrupted(run: Path) -> None:
+    """A supervisor that was killed could not write so; its lock is free, and its workers are gone."""
+    change(run, status="running")
+    (run / "lock").touch()
+    status = read_status(RunFolder(run))
+    assert (status.status, status.workers, status.pid) == ("interrupted", (), None)
+
+
+def test_looking_leaves_the_lock_free(run: Path) -> None:
+    """After a look the supervisor can take the lock."""
+    (run / "lock").touch()
+    assert not is_locked(RunFolder(run))
+    with (run / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_failed_run_has_its_root_cause(run: Path) -> None:
+    """The newest failed worker belongs to the verdict."""
+    change(run, status="failed", verdict={"exit_code": 1, "why": "no"})
+    status = read_status(RunFolder(run))
+    assert status.failure is not None
+    assert (status.failure["rank"], status.verdict) == (1, {"exit_code": 1, "why": "no"})
+
+
+def test_a_folder_with_next_to_nothing_in_it(tmp_path: Path) -> None:
+    """A launch that died in its first millisecond can be looked at."""
+    folder = tmp_path / "runs" / "mnist" / "a"
+    (folder / "launches" / "0002").mkdir(parents=True)
+    status = read_status(RunFolder(folder))
+    assert (status.status, status.launch, status.step, status.steps) == ("interrupted", 2, 0, None)
+    assert (status.started, status.snapshot, status.evaluation) == (None, None, {})
+
+
+def test_odd_content_is_no_error(run: Path) -> None:
+    """Half a state.json and fields of other types do not break a look."""
+    (run / "state.json").write_text('{"status": "run')
+    assert read_status(RunFolder(run)).status == "interrupted"
+    (run / "state.json").write_text(json.dumps({"status": 3, "workers": [1], "step": "x", "started": "soon"}))
+    (run / "events.jsonl").write_text(json.dumps(event(3, "run.started")) + "\n")
+    status = read_status(RunFolder(run))
+    assert (status.step, status.started) == (47, START + 3)

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticflow import events
+from elasticflow.observe.lines import ALONE, LONGEST_QUOTE, Line, user_frames
+from elasticflow.observe.story import Story
+from tests.observe.hand_made import evaluation, event, step, story_of_a_kill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def told(records: Iterable[dict[str, Any]], folder: str | None = None) -> list[Line]:
+    """Return the lines a story makes of *records*."""
+    story = Story(folder)
+    lines = [story.event(r) if "event" in r else story.metrics(r) for r in records]
+    return [line for line in lines if line is not None]
+
+
+def test_a_killed_worker_reads_as_a_story() -> None:
+    """Label and text of every line of a run that loses a worker and goes on."""
+    lines = told(story_of_a_kill(), "runs/mnist/x")
+    assert [(line.label, line.text) for line in lines] == [
+        ("run", "mnist 20261120-100000-4f2a, torch 2.13.0"),
+        ("workers", "2 workers on 1 node"),
+        ("data", "train: 1,437 samples of examples/mnist, fingerprint 4be1a09c22f0"),
+        ("training", "from the beginning, 60 steps on cpu, 23,466 parameters"),
+        ("evaluation", "epoch 1: accuracy 0.9000, loss 0.1000 (best)"),
+        ("snapshot", "step 20, 291.2 kB in 4 ms"),
+        ("worker killed", "rank 1 (pid 4711) by SIGKILL, after step 47"),
+        ("restart", "2 workers on 1 node, generation 2; 4 restarts left"),
+        ("restored", "from the snapshot of step 40, 7 steps to do again"),
+        ("going on", "step 41 done 0.27 s after the failure"),
+        ("evaluation", "epoch 3: accuracy 0.9800, loss 0.1000"),
+        ("snapshot", "step 60, 291.2 kB in 4 ms"),
+        ("finished", "accuracy 0.9800, loss 0.1000 (best 0.9850), 60 steps in 6.60 s, 1 restart"),
+    ]
+    assert lines[6].more == ("1 other rank: connection closed by peer",)
+    assert lines[-1].more == ("runs/mnist/x",)
+
+
+def test_time_runs_from_the_start_of_the_launch() -> None:
+    """Seconds count from `run.started`, whatever was shown before it."""
+    story = Story()
+    story.event(event(0, "node.joined", node="n0"))
+    story.event(event(100, "run.started", launch=2, resumed=True))
+    line = story.event(event(105, "drain.completed", seconds=1.0))
+    assert line is not None
+    assert line.seconds == pytest.approx(5.0)
+
+
+def test_a_user_error_shows_its_traceback_once() -> None:
+    """The root cause comes with the user's own frames; the same error again does not repeat them."""
+    traceback = (
+        "Traceback (most recent call last):\n"
+        '  File "/v/lib/python3.11/site-packages/torch/nn/modules/module.py", line 9, in _call_impl\n'
+        "    return forward_call()\n"
+        '  File "/p/examples/mnist/net.py", line 4, in forward\n'
+        "    raise ValueError\n"
+        "ValueError: bad label"
+    )
+    failed = event(1, "worker.failed", rank=0, class_="user_error", error="ValueError: bad label")
+    first, second, verdict = told(
+        [
+            {**failed, "traceback": traceback, "others": "1 other rank: the same"},
+            {**failed, "traceback": traceback},
+            event(
+                2,
+                "run.failed",
+                error="ValueError: bad label",
+                why="the same error came again without progress",
+            ),
+        ]
+    )
+    assert first.text == "rank 0: ValueError: bad label"
+    assert first.quote == (
+        "Traceback (most recent call last):",
+        '  File "/p/examples/mnist/net.py", line 4, in forward',
+        "    raise ValueError",
+        "ValueError: bad label",
+        "(1 frame of installed packages left out)",
+    )
+    assert (second.quote, second.more) == ((), ("with the same traceback as before",))
+    assert verdict.text == "the same error came again without progress"
+
+
+def test_a_verdict_without_a_worker_says_its_error() -> None:
+    """An error that no earlier line told is told in full."""
+    (line,) = told([event(2, "run.failed", error="the agent ended with code 1", why=None)])
+    assert line.text == "the agent ended with code 1"
+    (line,) = told([event(2, "run.failed", error="no disk", why="2 failures, restarts.budget is 1", step=9)])
+    assert line.text == "2 failures, restarts.budget is 1: no disk, after step 9"
+
+
+def test_a_drain_says_how_to_go_on() -> None:
+    """Who presses Ctrl-C learns what a second one does, and which command goes on."""
+    drain, drained, interrupted = told(
+        [
+            event(1, "drain.requested", reason="SIGINT", grace_s=30.0),
+            event(2, "drain.completed", step=61, seconds=0.4),
+            event(2, "run.interrupted", reason="SIGINT", step=61, seconds=2.0),
+        ],
+        "runs/mnist/x",
+    )
+    assert (drain.text, drain.more) == (
+        "SIGINT: workers leave after the same step, within 30.0 s",
+        ("Ctrl-C again ends the run at once",),
+    )
+    assert drained.text == "all workers left after 0.40 s"
+    assert interrupted.text == "after step 61 (SIGINT)"
+    assert interrupted.more == ("go on with: elasticflow resume 20261120-100000-4f2a", "runs/mnist/x")
+
+
+def test_routine_snapshots_do_not_bury_the_rest() -> None:
+    """Of snapshots taken every second one in ten gets a line; the one at the end always does."""
+    records = [event(i, "snapshot.committed", step=i, trigger="steps") for i in range(25)]
+    lines = told([*records, event(25, "snapshot.committed", step=25, trigger="drain")])
+    assert [line.text for line in lines] == ["step 0", "step 10", "step 20", "step 25"]
+
+
+def test_a_resumed_run_says_where_it_goes_on() -> None:
+    """A second launch is named, and its first training line is no restart."""
+    lines = told(
+        [
+            event(0, "run.started", launch=2, resumed=True, torch="2.13.0", uri="s3://bucket/mnist"),
+            event(1, "generation.started", 3, world_size=3, nodes=1, reason="resume"),
+            event(2, "training.started", 3, step=61, restored_from="s", steps=230, device="cpu"),
+        ]
+    )
+    assert [(line.label, line.text) for line in lines] == [
+        ("resume", "mnist 20261120-100000-4f2a, launch 2, torch 2.13.0, snapshots in s3://bucket/mnist"),
+        ("workers", "3 workers on 1 node"),
+        ("training", "from the snapshot of step 61, 230 steps in all on cpu"),
+    ]
+
+
+def test_a_new_world_size_without_a_failure_is_no_restart() -> None:
+    """A group formed after a drain or a join is called a new group and says nothing of restarts."""
+    lines = told(
+        [
+            event(1, "generation.started", 1, world_size=1, nodes=1),
+            event(2, "generation.started", 2, world_size=2, nodes=2),
+        ]
+    )
+    assert (lines[1].label, lines[1].text) == ("new group", "2 workers on 2 nodes, generation 2")
+
+
+def test_other_data_is_said_again() -> None:
+    """Each generation opens the data; only the first time, or other data, is news."""
+    opened = [event(i, "dataset.opened", name="train", samples=5, fingerprint=f) for i, f in enumerate("aab")]
+    lines = told(opened)
+    assert [line.text for line in lines] == [
+        "train: 5 samples, fingerprint a",
+        "train: 5 samples, fingerprint b",
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(ALONE))
+def test_every_warning_and_note_has_a_line(name: str) -> None:
+    """Events that need no context give a line even when fields are missing."""
+    (line,) = told([event(1, name)])
+    assert line.label
+    assert line.text
+
+
+def test_a_long_traceback_keeps_its_end() -> None:
+    """The error itself is never cut off, and a traceback without own frames stays whole."""
+    long = "Traceback:\n" + '  File "/p/a.py", line 1, in f\n    f()\n' * 100 + "RecursionError: deep"
+    assert len(user_frames(long)) == LONGEST_QUOTE
+    assert user_frames(long)[-1] == "RecursionError: deep"
+    theirs = 'Traceback:\n  File "/v/site-packages/x.py", line 1, in f\n    f()\nValueError: x'
+    assert user_frames(theirs) == tuple(theirs.splitlines())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = sorted(
+    {f for _, fields in events.SCHEMA.values() for f in fields} | {"timestamp", "step", "generation"}
+)
+RECORDS = st.fixed_dictionaries(
+    {"event": st.sampled_from(sorted(events.SCHEMA))}, optional=dict.fromkeys(FIELDS, JSON)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(RECORDS, max_size=6))
+def test_no_record_whatsoever_breaks_the_story(records: list[dict[str, Any]]) -> None:
+    """The console must never take a run down, so any JSON in any field gives a line or none."""
+    story = Story()
+    for record in records:
+        line = story.event(json.loads(json.dumps(record)))
+        assert line is None or line.label
+        story.metrics(record)
+
+
+def test_steps_are_remembered_and_get_no_line() -> None:
+    """A step is progress, not news."""
+    story = Story()
+    assert story.metrics(step(1, 7)) is None
+    assert story.step == 7
+    assert story.metrics(evaluation(1, 7, 0.5, 0.5)) is not None
