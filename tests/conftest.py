@@ -1,9 +1,9 @@
-"""Fixtures for all tests: a real S3 server on loopback."""
+"""For all tests: a real S3 server on loopback, and the time of each tier."""
 
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from moto.server import ThreadedMotoServer
+
+
+TIERS = ("e2e", "integration", "campaign", "gpu")  # every other test is a unit test
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +47,18 @@ def s3_bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     bucket = f"bucket-{uuid.uuid4().hex[:8]}"
     s3fs.S3FileSystem(skip_instance_cache=True).mkdir(bucket)
     return bucket
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how long each tier of tests took."""
+    seconds: dict[str, float] = dict.fromkeys(("unit", *TIERS), 0.0)
+    counts = dict.fromkeys(seconds, 0)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                tier = next((name for name in TIERS if name in report.keywords), "unit")
+                seconds[tier] += report.duration
+                counts[tier] += report.when == "call"
+    terminalreporter.section("time by tier")
+    for tier, count in counts.items():
+        terminalreporter.write_line(f"{tier:<12} {count:5d} tests {seconds[tier]:8.1f} s")
