@@ -182,7 +182,11 @@ class Storage:
         except OSError as error:
             cause = self._text(error)
         if cause is not None:
-            where = "that the folder exists and may be written" if self.is_local else "the address and its credentials"
+            where = (
+                "that the folder exists and may be written"
+                if self.is_local
+                else "the address and its credentials"
+            )
             remedy = f"check {where}, or set snapshots.uri to another place"
             raise StorageError(f'snapshots.uri "{self.uri}" cannot be written: {cause}', remedy)
 

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from elasticflow import durable
 from elasticflow.errors import StorageError
 from elasticflow.storage import Storage
@@ -26,7 +27,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return Storage(uris[request.param])
 
 
-def test_what_is_written_is_read_back(storage: Storage):
+def test_what_is_written_is_read_back(storage: Storage) -> None:
     """Bytes given in parts come back whole, by name, size and listing."""
     size = storage.write("a/b.bin", [b"one", memoryview(b"two"), b"", bytearray(b"three")])
     assert size == 11
@@ -38,7 +39,7 @@ def test_what_is_written_is_read_back(storage: Storage):
     assert storage.exists("a/b.bin")
 
 
-def test_absent_things_are_empty_not_errors(storage: Storage):
+def test_absent_things_are_empty_not_errors(storage: Storage) -> None:
     """Listing or removing what is not there is no error; reading it is FileNotFoundError."""
     assert storage.list() == []
     assert storage.list("no/where") == []
@@ -49,7 +50,7 @@ def test_absent_things_are_empty_not_errors(storage: Storage):
         storage.read("no")
 
 
-def test_failed_write_leaves_nothing(storage: Storage):
+def test_failed_write_leaves_nothing(storage: Storage) -> None:
     """An error in the middle of a write leaves neither the file nor a part of it."""
 
     def parts() -> Iterator[bytes]:
@@ -62,7 +63,7 @@ def test_failed_write_leaves_nothing(storage: Storage):
     assert storage.list("a") == []
 
 
-def test_failed_write_keeps_the_old_file_on_local_disks(tmp_path: Path):
+def test_failed_write_keeps_the_old_file_on_local_disks(tmp_path: Path) -> None:
     """Replacing a file either succeeds or leaves the old one."""
     storage = Storage(str(tmp_path))
     storage.write("a", [b"old"])
@@ -77,14 +78,14 @@ def test_failed_write_keeps_the_old_file_on_local_disks(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_create_is_exclusive(storage: Storage):
+def test_create_is_exclusive(storage: Storage) -> None:
     """The second creator is told so and changes nothing."""
     assert storage.create("g/0001.json", b"first")
     assert not storage.create("g/0001.json", b"second")
     assert storage.read("g/0001.json") == b"first"
 
 
-def test_one_of_many_creators_wins(tmp_path: Path):
+def test_one_of_many_creators_wins(tmp_path: Path) -> None:
     """Of eight creators at once exactly one makes the file, and it holds that one's bytes."""
     storage = Storage(str(tmp_path))
     start, won = threading.Barrier(8), []
@@ -104,14 +105,14 @@ def test_one_of_many_creators_wins(tmp_path: Path):
     assert storage.list() == ["one"]
 
 
-def test_replace_text(storage: Storage):
+def test_replace_text(storage: Storage) -> None:
     """A small file can be replaced."""
     storage.replace_text("s/state.json", b"1")
     storage.replace_text("s/state.json", b"22")
     assert storage.read("s/state.json") == b"22"
 
 
-def test_remove_tree(storage: Storage):
+def test_remove_tree(storage: Storage) -> None:
     """A folder goes with all in it, its neighbour stays."""
     storage.write("a/b/c", [b"1"])
     storage.write("a/d", [b"2"])
@@ -121,13 +122,13 @@ def test_remove_tree(storage: Storage):
     assert not storage.exists("a/d")
 
 
-def test_check_writable_leaves_nothing(storage: Storage):
+def test_check_writable_leaves_nothing(storage: Storage) -> None:
     """A good URI passes, and the probe is gone."""
     storage.check_writable()
     assert storage.list() == []
 
 
-def test_unwritable_folder_is_named(tmp_path: Path):
+def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     """The error names key, URI and cause, and says what to do."""
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -138,7 +139,7 @@ def test_unwritable_folder_is_named(tmp_path: Path):
     assert caught.value.remedy == expected
 
 
-def test_unknown_protocol_is_named():
+def test_unknown_protocol_is_named() -> None:
     """A URL that fsspec does not know is refused with its name."""
     with pytest.raises(
         StorageError, match=r'snapshots.uri "nosuch://x" cannot be opened: .*Protocol not known: nosuch'
@@ -146,7 +147,7 @@ def test_unknown_protocol_is_named():
         Storage("nosuch://x").check_writable()
 
 
-def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing protocol package is told with what to install."""
     import fsspec.core
 
@@ -163,7 +164,7 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     assert caught.value.remedy == 'pip install "elasticflow[s3]"'
 
 
-def test_secrets_never_reach_messages(monkeypatch: pytest.MonkeyPatch):
+def test_secrets_never_reach_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passwords in URLs and secret options are masked, also inside other people's error texts."""
     import fsspec.core
 
@@ -183,7 +184,7 @@ def test_secrets_never_reach_messages(monkeypatch: pytest.MonkeyPatch):
     assert "http://x" in text
 
 
-def test_odd_errors_become_os_errors(monkeypatch: pytest.MonkeyPatch):
+def test_odd_errors_become_os_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a back-end raises outside of OSError arrives as one."""
     storage = Storage("memory://odd")
 
@@ -195,7 +196,7 @@ def test_odd_errors_become_os_errors(monkeypatch: pytest.MonkeyPatch):
         storage.read("x")
 
 
-def test_local_storage_never_loads_fsspec(tmp_path: Path):
+def test_local_storage_never_loads_fsspec(tmp_path: Path) -> None:
     """A process that writes to a local folder starts without fsspec."""
     import subprocess
     import sys
@@ -204,7 +205,7 @@ def test_local_storage_never_loads_fsspec(tmp_path: Path):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_file_system_is_made_again_after_a_fork():
+def test_file_system_is_made_again_after_a_fork() -> None:
     """A child process gets a file system of its own."""
     storage = Storage("memory://forked")
     mine = storage._filesystem()
@@ -212,13 +213,13 @@ def test_file_system_is_made_again_after_a_fork():
     assert storage._filesystem() is not mine
 
 
-def test_remote_has_no_local_path():
+def test_remote_has_no_local_path() -> None:
     """Asking a remote URI for a local path is an error of ours."""
     with pytest.raises(ValueError, match="not a local folder"):
         Storage("memory://x").local_path()
 
 
-def test_short_writes_are_continued(tmp_path: Path):
+def test_short_writes_are_continued(tmp_path: Path) -> None:
     """Parts of any length, also none, add up."""
     assert durable.write(tmp_path / "x", [b"", b"a" * (9 << 20), b"b"]) == (9 << 20) + 1
     assert (tmp_path / "x").stat().st_size == (9 << 20) + 1

@@ -86,21 +86,17 @@ class Board:
         with self._changed:
             return set(self._sets)
 
-    def greet(self, generation: int, *, is_alone: bool) -> tuple[bool, list[ShareSet]]:
-        """Take note of a worker of *generation*.
-
-        Returns:
-            Whether it is welcome (no newer generation is here), and the sets this settled: they can never be whole.
-        """
+    def greet(self, generation: int, *, is_alone: bool) -> bool:
+        """Take note of a worker of *generation*; True if it is welcome: no newer generation is here."""
         with self._changed:
             if generation < self.newest:
-                return False, []
+                return False
             self._generations.setdefault(generation, _Generation(is_alone))
-            waiting = [s for s in self._sets.values() if s.generation < generation and not s.is_settled]
-            for share_set in waiting:
-                share_set.end()
+            for share_set in self._sets.values():
+                if share_set.generation < generation:
+                    share_set.end()
             self._changed.notify_all()
-            return True, [s for s in waiting if s.is_settled]
+            return True
 
     def settle(self, generation: int, limit_s: float) -> None:
         """Return when no snapshot before *generation* is open, or after *limit_s*; then none of them is committed."""
@@ -121,13 +117,19 @@ class Board:
                 share_set.end()
             return share_set
 
-    def finish(self, share_set: ShareSet, rank: int, files: list[WrittenFile], error: str | None) -> bool:
-        """Note that *rank*'s share is on the store or failed; True if that settles the set."""
+    def finish(self, share_set: ShareSet, rank: int, files: list[WrittenFile], error: str | None) -> None:
+        """Note that *rank*'s share is on the store or failed."""
         with self._changed:
             share_set.done.add(rank)
             share_set.files += files
             share_set.error = share_set.error or error
-            return share_set.is_settled
+            self._changed.notify_all()
+
+    def next_settled(self) -> ShareSet:
+        """Return the oldest open set once it is settled: snapshots are committed in the order they were staged."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._sets and next(iter(self._sets.values())).is_settled)
+            return next(iter(self._sets.values()))
 
     def close(self, share_set: ShareSet) -> None:
         """The snapshot has an outcome."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.snapshots import manifest, policy
+from elasticflow.snapshots import manifest, policy, shards
 from elasticflow.snapshots.manifest import Manifest
-from elasticflow.snapshots.publish import Publisher, PublishError
+from elasticflow.snapshots.publish import GivenUpError, Publisher, PublishError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +71,7 @@ class Config:
 
 
 class Committer:
-    """Commits the share sets given to `put`, in order; `run` is the thread's body."""
+    """Commits what the board holds, in order; `run` is the thread's body."""
 
     def __init__(self, config: Config, catalog: Catalog, board: Board, report: Callable[..., None]) -> None:
         self._config = config
@@ -80,21 +79,15 @@ class Committer:
         self._publisher = Publisher(catalog)
         self._board = board
         self._report = report
-        self._queue: queue.SimpleQueue[ShareSet] = queue.SimpleQueue()
-
-    def put(self, share_set: ShareSet) -> None:
-        """Hand over a settled set."""
-        self._queue.put(share_set)
 
     def run(self) -> None:
         """Commit for ever; a failure is reported, and the next snapshot is tried."""
         while True:
-            share_set = self._queue.get()
+            share_set = self._board.next_settled()
             try:
                 committed = self._settle(share_set)
             except Exception as error:  # noqa: BLE001  # whatever the store raises, the next snapshot is tried
-                reason = str(error) if isinstance(error, PublishError) else f"{type(error).__name__}: {error}"
-                self._give_up(share_set, reason)
+                self._give_up(share_set, error)
             else:
                 self._board.close(share_set)
                 if committed is not None:
@@ -168,12 +161,21 @@ class Committer:
         if successor is None or self._catalog.is_fenced(successor):
             raise PublishError(_FENCED)
 
-    def _give_up(self, share_set: ShareSet, reason: str) -> None:
-        with contextlib.suppress(OSError):
-            if 0 in share_set.staged or share_set.is_alone:
-                self._publisher.discard(share_set.name)
-            if not share_set.is_alone:
+    def _give_up(self, share_set: ShareSet, error: Exception) -> None:
+        """Clear away what is certain never to be committed, and tell everybody."""
+        reason = str(error) if isinstance(error, PublishError) else f"{type(error).__name__}: {error}"
+        own = [shards.shard_name(rank, share_set.world_size) for rank in share_set.staged]
+        if share_set.is_alone:
+            self._publisher.discard(share_set.name)
+        elif 0 in share_set.staged or share_set.error is not None:
+            self._publisher.discard(
+                share_set.name, [*own, *([manifest.STATE_FILE] if 0 in share_set.staged else [])]
+            )
+            with contextlib.suppress(OSError):
                 self._publisher.announce(share_set.name, min(share_set.staged), {"failed": reason})
+        elif isinstance(error, GivenUpError):
+            # In any other case the node of rank 0 may be committing our shares at this moment.
+            self._publisher.discard(share_set.name, own)
         self._tell(share_set, "snapshot.failed", reason=reason)
         self._board.close(share_set)
 

@@ -100,7 +100,7 @@ def parse(data: bytes) -> Manifest:
     try:
         content = json.loads(data)
         digest = content.pop("digest")
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         raise DamagedSnapshotError(f"{FILE_NAME} is cut or not a manifest") from None
     if content.get("format") != FORMAT:
         raise DamagedSnapshotError(

@@ -67,17 +67,15 @@ class WriterProcess:
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + _START_LIMIT_S
-        while not self.address:
-            left = deadline - time.monotonic()
-            if left <= 0 or (
-                self.process.poll() is not None and not select.select([self._stdout], [], [], 0)[0]
-            ):
-                break
+        while not self.address and (left := deadline - time.monotonic()) > 0:
+            has_ended = self.process.poll() is not None
             select.select([self._stdout], [], [], min(left, 0.2))
             reports = self.reports()
             if reports:
                 self.address = reports[0].get("address", "")
                 self._waiting = reports[1:]
+            elif has_ended:
+                break
         if not self.address:
             code = self.process.poll()
             self.close()

@@ -25,6 +25,10 @@ class PublishError(Exception):
     """The snapshot cannot be committed; the text says why."""
 
 
+class GivenUpError(PublishError):
+    """The node that commits has given the snapshot up for good."""
+
+
 class Publisher:
     """Writes snapshots of one run so that each is whole or not there.
 
@@ -64,24 +68,31 @@ class Publisher:
             self._storage.local_path(place).rename(final)  # fails if the name is taken
             durable.sync_folder(final.parent)
 
-    def discard(self, name: str) -> None:
-        """Remove what was written of snapshot *name*, unless it is committed; errors are left for the next sweep."""
+    def discard(self, name: str, files: Collection[str] | None = None) -> None:
+        """Remove *files* (None: all) written for snapshot *name*, unless it is committed.
+
+        What cannot be removed now is left for `sweep`.
+        """
         with contextlib.suppress(OSError):
-            if self._storage.is_local or not self.is_committed(name):
+            if not self._storage.is_local and self.is_committed(name):
+                return
+            if files is None:
                 self._storage.remove_tree(self.place(name))
+            for file in files or ():
+                self._storage.remove(f"{self.place(name)}/{file}")
 
     def sweep(self, generation: int, busy: Collection[str]) -> None:
-        """Remove what writers of generations before *generation* left uncommitted, but for the names in *busy*."""
-        names = [name.removeprefix(_UNFINISHED) for name in self._storage.list(self._catalog.folder())]
-        for name in names:
+        """Remove what writers of generations before *generation* left: uncommitted, or half removed.
+
+        The names in *busy* are left alone.
+        """
+        for found in self._storage.list(self._catalog.folder()):
+            name = found.removeprefix(_UNFINISHED)
             match = run_folder.SNAPSHOT_NAME.fullmatch(name)
-            if (
-                match
-                and int(match["generation"]) < generation
-                and name not in busy
-                and not self.is_committed(name)
-            ):
-                self._storage.remove_tree(self.place(name))
+            if match is None or int(match["generation"]) >= generation or name in busy:
+                continue
+            if found != name or not self.is_committed(name):
+                self._storage.remove_tree(f"{self._catalog.folder()}/{found}")
 
     def announce(self, name: str, rank: int, content: dict[str, Any]) -> None:
         """Tell the node of rank 0 that this rank's share is written, or why it is not."""
@@ -118,7 +129,8 @@ class Publisher:
         """Return when the node of rank 0 has committed snapshot *name*, to which *rank* here gave a share.
 
         Raises:
-            PublishError: that node gave it up, *limit_s* passed, or *alive* became false.
+            GivenUpError: that node gave it up.
+            PublishError: *limit_s* passed, or *alive* became false; that node may still commit.
         """
         deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
         record = _record(self.place(name), rank)

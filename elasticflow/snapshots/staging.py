@@ -139,6 +139,9 @@ class StagingClient:
         assert number is not None or not nbytes, "stage() without buffer()"
         if number is not None:
             self._mapped[number].state = "writing"
+        if record is not None and (metric := record["manifest"].get("metric")) is not None:
+            # As text: JSON has no infinities.
+            record = {**record, "manifest": {**record["manifest"], "metric": str(float(metric))}}
         share = {
             "name": name,
             "step": step,

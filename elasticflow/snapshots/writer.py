@@ -112,10 +112,7 @@ class Writer:
         worker.rank, worker.world_size = hello["rank"], hello["world_size"]
         worker.local_world_size, worker.generation = hello["local_world_size"], hello["generation"]
         is_alone = worker.local_world_size == worker.world_size
-        welcome, broken = self._board.greet(worker.generation, is_alone=is_alone)
-        for share_set in broken:
-            self._committer.put(share_set)
-        if not welcome:
+        if not self._board.greet(worker.generation, is_alone=is_alone):
             worker.send({"refused": f"generation {worker.generation} is over, {self._board.newest} is here"})
             return False
         self._board.settle(worker.generation, self._limits.settle_s)
@@ -156,8 +153,7 @@ class Writer:
             error = f"{type(caught).__name__}: {caught}"
         if buffer is not None and self._pool.written(buffer):
             worker.send({"released": buffer.number})
-        if self._board.finish(share_set, worker.rank, files, error):
-            self._committer.put(share_set)
+        self._board.finish(share_set, worker.rank, files, error)
 
     def _write_files(
         self, worker: _Worker, share_set: ShareSet, message: dict[str, Any], buffer: Buffer | None

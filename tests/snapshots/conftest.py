@@ -1,0 +1,134 @@
+"""Writers on short limits, and a run's places, for the tests of snapshots."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.run_folder import snapshot_name
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.snapshots.staging import StagingClient, TensorEntry, WriterProcess, start_writer
+from elasticflow.storage import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+LIMITS = {"fence_grace_s": 0.5, "settle_s": 10.0, "shares_s": 20.0}
+
+
+@dataclass
+class Bench:
+    """One run at one URI, with as many nodes' writers as a test starts."""
+
+    uri: str
+    prefix: str = ""
+    writers: list[WriterProcess] = field(default_factory=list)
+    clients: list[StagingClient] = field(default_factory=list)
+
+    @property
+    def catalog(self) -> Catalog:
+        """A catalog that has seen nothing yet."""
+        return Catalog(Storage(self.uri), self.prefix)
+
+    def writer(self, **config: Any) -> WriterProcess:
+        """Start a node's writer."""
+        limits = {**LIMITS, **config.pop("limits", {})}
+        self.writers.append(
+            start_writer(
+                {"uri": self.uri, "prefix": self.prefix, "run_id": "run", "limits": limits, **config}
+            )
+        )
+        return self.writers[-1]
+
+    def connect(self, writer: WriterProcess, rank: int = 0, world: int = 1, **options: Any) -> StagingClient:
+        """Connect a rank; all ranks on one node, generation 1, unless *options* say otherwise."""
+        options = {"local_world_size": world, "generation": 1, "timeout_s": 20.0, **options}
+        self.clients.append(StagingClient.connect(writer.address, rank=rank, world_size=world, **options))
+        return self.clients[-1]
+
+    @staticmethod
+    def name_of(step: int, generation: int = 1) -> str:
+        """The name of the snapshot at *step*."""
+        return snapshot_name(step, generation, f"{step:08x}")
+
+    @staticmethod
+    def share(
+        client: StagingClient,
+        step: int,
+        *,
+        rank: int = 0,
+        generation: int = 1,
+        size: int = 1000,
+        **about: Any,
+    ) -> str:
+        """Stage a share whose bytes tell step and rank; rank 0 gives the record with it."""
+        name = Bench.name_of(step, generation)
+        buffer = client.buffer(size, timeout_s=20)
+        buffer[:] = Bench.content(step, rank, size)
+        entries: Sequence[TensorEntry] = [
+            TensorEntry(f"a{rank}", "U8", (size // 2,), 0, size // 2),
+            TensorEntry(f"b{rank}", "F32", (size // 8,), size // 2, size // 2),
+        ]
+        record = {"state": {"step": step}, "manifest": {"trigger": "steps", "samples": step * 10, **about}}
+        client.stage(name=name, step=step, tensors=entries, nbytes=size, record=record if rank == 0 else None)
+        return name
+
+    @staticmethod
+    def content(step: int, rank: int, size: int = 1000) -> bytes:
+        """What `share` stages."""
+        return bytes((step * 7 + rank * 31 + i) % 256 for i in range(256)) * (size // 256) + b"." * (
+            size % 256
+        )
+
+    @staticmethod
+    def outcomes(reports: list[dict[str, Any]]) -> list[tuple[str, int]]:
+        """Event and step of each report, without retention's."""
+        return [
+            (r["event"], r["step"])
+            for r in reports
+            if r["event"] in {"snapshot.committed", "snapshot.failed"}
+        ]
+
+    @staticmethod
+    @contextlib.contextmanager
+    def small_files(writer: WriterProcess, size: int) -> Iterator[None]:
+        """Have the writer fail, as on a full disk, to write files of more than *size* bytes."""
+        pid, (soft, hard) = writer.process.pid, resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+        yield
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+    def close(self) -> None:
+        """End all that was started."""
+        for client in self.clients:
+            with contextlib.suppress(OSError):
+                client.close()
+        for writer in self.writers:
+            writer.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A run at a local folder."""
+    made = Bench(str(tmp_path / "run"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def bench_at() -> Iterator[Callable[[str], Bench]]:
+    """Make a bench at any URI."""
+    made: list[Bench] = []
+
+    def make(uri: str) -> Bench:
+        made.append(Bench(uri, prefix="run/"))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.close()

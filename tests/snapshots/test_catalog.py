@@ -1,0 +1,132 @@
+"""What a run has at its URI: committed, set aside, damaged; generations and the job's record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.run_folder import snapshot_name
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.snapshots.manifest import DamagedSnapshotError, Manifest
+from elasticflow.snapshots.publish import Publisher, PublishError
+from elasticflow.storage import Storage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(params=["local", "memory"])
+def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Catalog:
+    """An empty catalog of each kind of store."""
+    uri = str(tmp_path) if request.param == "local" else f"memory://catalog-{tmp_path.name}"
+    return Catalog(Storage(uri), "run/" if request.param == "memory" else "")
+
+
+def commit(catalog: Catalog, step: int, generation: int = 1) -> str:
+    """Commit a snapshot without files."""
+    name = snapshot_name(step, generation, f"{step:08x}")
+    facts = {"run_id": "r", "world_size": 1, "trigger": "steps", "created": 0.0}
+    record = Manifest(name=name, step=step, generation=generation, files={}, tensors={}, **facts)  # type: ignore[arg-type]
+    catalog.storage.write(f"{Publisher(catalog).place(name)}/state.json", [b"{}"])
+    Publisher(catalog).publish(record)
+    return name
+
+
+def test_empty(catalog: Catalog) -> None:
+    """A run that never began has nothing, and asking is no error."""
+    assert catalog.committed() == []
+    assert catalog.newest() is None
+    assert catalog.newest_generation() == 0
+    assert catalog.quarantined() == {}
+    assert catalog.read_job_record() is None
+
+
+def test_newest_first_by_step_then_generation(catalog: Catalog) -> None:
+    """Of one step the later generation comes first; strangers and hidden folders are ignored."""
+    for step, generation in ((5, 1), (10, 1), (10, 2), (7, 3)):
+        commit(catalog, step, generation)
+    catalog.storage.write("snapshots/README", [b"x"])
+    catalog.storage.write(f"snapshots/.tmp-{snapshot_name(99, 1, '00000063')}/state.json", [b"{}"])
+    assert [(s.step, s.generation) for s in catalog.committed()] == [(10, 2), (10, 1), (7, 3), (5, 1)]
+
+
+def test_uncommitted_is_invisible(catalog: Catalog) -> None:
+    """A folder without a manifest is no snapshot."""
+    commit(catalog, 1)
+    name = snapshot_name(2, 1, "00000002")
+    catalog.storage.write(f"{catalog.folder(name)}/state.json", [b"{}"])
+    assert [s.step for s in catalog.committed()] == [1]
+    assert catalog.uncommitted() == [name]
+
+
+def test_quarantine(catalog: Catalog) -> None:
+    """A snapshot set aside is not offered again, with its first reason kept and its files left alone."""
+    good, bad = commit(catalog, 1), commit(catalog, 2)
+    catalog.quarantine(bad, "block 3 is not what was written")
+    catalog.quarantine(bad, "again")
+    assert [s.name for s in catalog.committed()] == [good]
+    assert catalog.quarantined() == {bad: "block 3 is not what was written"}
+    assert catalog.manifest(bad).step == 2
+
+
+def test_manifest_of_another_snapshot_is_damage(catalog: Catalog) -> None:
+    """A manifest copied to another folder is noticed."""
+    first, second = commit(catalog, 1), commit(catalog, 2)
+    data = catalog.storage.read(f"{catalog.folder(first)}/MANIFEST.json")
+    catalog.storage.replace_text(f"{catalog.folder(second)}/MANIFEST.json", data)
+    with pytest.raises(DamagedSnapshotError, match="is that of snapshot"):
+        catalog.manifest(second)
+    assert list(catalog.damaged()) == [second]
+    assert [s.name for s in catalog.committed()] == [first]
+
+
+def test_remove_snapshot(catalog: Catalog) -> None:
+    """Removed is gone, and removing again is no error."""
+    name = commit(catalog, 1)
+    catalog.remove_snapshot(name)
+    catalog.remove_snapshot(name)
+    assert catalog.committed() == []
+    assert catalog.storage.list(catalog.folder()) == []
+
+
+def test_publish_refuses_a_taken_name_and_missing_bytes(catalog: Catalog) -> None:
+    """Nothing is committed over a snapshot, nor with a file that is not there as written."""
+    import dataclasses
+
+    from elasticflow.snapshots.manifest import FileEntry
+
+    name = commit(catalog, 1)
+    record = catalog.manifest(name)
+    publisher = Publisher(catalog)
+    other = dataclasses.replace(record, created=9.0)
+    with pytest.raises((PublishError, OSError)):
+        publisher.publish(other)
+    short = dataclasses.replace(
+        record, name=snapshot_name(2, 1, "00000002"), files={"state.json": FileEntry(5, (0,))}
+    )
+    catalog.storage.write(f"{publisher.place(short.name)}/state.json", [b"{}"])
+    with pytest.raises(PublishError, match=r"state.json has 2 bytes on the store, 5 were written"):
+        publisher.publish(short)
+    assert catalog.committed() == [record]
+
+
+def test_generations_count_up(catalog: Catalog) -> None:
+    """Each claim is the next number; a claim fences all before it."""
+    assert [catalog.claim_generation({"n": n}) for n in range(3)] == [1, 2, 3]
+    assert catalog.newest_generation() == 3
+    assert [catalog.is_fenced(number) for number in (1, 2, 3)] == [True, True, False]
+
+
+def test_claim_goes_past_a_number_it_did_not_see(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale listing costs a retry, never a number given twice."""
+    assert catalog.claim_generation({}) == 1
+    monkeypatch.setattr(catalog, "newest_generation", lambda: 0)
+    assert catalog.claim_generation({}) == 2
+
+
+def test_job_record_is_written_once(catalog: Catalog) -> None:
+    """The first record stays; the second writer is told."""
+    assert catalog.write_job_record({"digest": "a"})
+    assert not catalog.write_job_record({"digest": "b"})
+    assert catalog.read_job_record() == {"digest": "a"}

@@ -1,0 +1,133 @@
+"""When a snapshot is due and which stay, as properties."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticflow.snapshots import policy
+
+
+@dataclass(frozen=True)
+class Place:
+    """A position, and a snapshot for retention."""
+
+    step: int
+    epoch: int = 0
+    samples: int = 0
+    generation: int = 1
+    metric: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Unique for each (step, generation)."""
+        return f"{self.step:012d}-{self.generation:04d}"
+
+
+metrics = st.none() | st.floats(allow_nan=True, allow_infinity=True)
+snapshot_sets = st.lists(
+    st.builds(
+        Place,
+        step=st.integers(1, 300),
+        epoch=st.integers(0, 9),
+        samples=st.integers(0, 9000),
+        generation=st.integers(1, 3),
+        metric=metrics,
+    ),
+    unique_by=lambda s: s.name,
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize(
+    ("every", "previous", "now", "seconds", "expected"),
+    [
+        (("20 steps",), Place(19), Place(20), 0, True),
+        (("20 steps",), Place(20), Place(21), 0, False),
+        (("20 steps",), Place(20), Place(39), 0, False),
+        (("20 steps",), Place(20), Place(40), 0, True),
+        (("1 epoch",), Place(9, 0), Place(10, 1), 0, True),
+        (("2 epochs",), Place(9, 0), Place(10, 1), 0, False),
+        (("1000 samples",), Place(1, 0, 990), Place(2, 0, 1010), 0, True),
+        (("10 min",), Place(1), Place(2), 599.9, False),
+        (("10 min",), Place(1), Place(2), 600.0, True),
+        (("10 min", "1 epoch"), Place(1, 0), Place(2, 1), 3.0, True),
+        ((), Place(1), Place(2), 1e9, False),
+        (("1 step",), Place(5), Place(5), 0, False),
+    ],
+)
+def test_due(every: tuple[str, ...], previous: Place, now: Place, seconds: float, expected: bool) -> None:
+    """Counted intervals are due at their multiples, times by the clock, and never twice at a step."""
+    assert policy.Due(every).is_due(previous, now, seconds) is expected
+
+
+@given(st.integers(1, 50), st.integers(1, 400), st.sets(st.integers(1, 399)))
+def test_steps_due_do_not_depend_on_restarts(amount: int, end: int, restarts: set[int]) -> None:
+    """Walking step by step from any restored position gives the multiples of the interval and nothing else."""
+    due, last, taken = policy.Due((f"{amount} steps",)), Place(0), []
+    for step in range(1, end + 1):
+        if step in restarts:
+            last = Place(step - 1)
+        if due.is_due(last, Place(step)):
+            taken.append(step)
+            last = Place(step)
+    assert taken == [step for step in range(1, end + 1) if step % amount == 0]
+
+
+def test_time_is_asked_of_one_rank() -> None:
+    """The shortest time counts, and only where there is one."""
+    assert policy.Due(("10 min", "1 h", "5 steps")).seconds == 600
+    assert policy.Due(("10 min",)).is_due_by_time(600)
+    assert not policy.Due(("10 min",)).is_due_by_time(599)
+    assert not policy.Due(("5 steps",)).is_due_by_time(1e9)
+
+
+def test_bad_interval_is_refused_at_once() -> None:
+    """A wrong text fails when the policy is made, not at the first step."""
+    with pytest.raises(ValueError, match="units"):
+        policy.Due(("5 parsecs",))
+
+
+@given(snapshot_sets, st.integers(1, 5), st.none() | st.integers(1, 5), st.sampled_from(["max", "min", None]))
+def test_newest_always_stay(
+    found: list[Place], last: int, best: int | None, mode: policy.Best | None
+) -> None:
+    """The newest by (step, generation) stay, whatever else is asked; nothing is invented."""
+    kept = policy.keep(found, last=last, best=best, best_mode=mode)
+    newest = sorted(found, key=lambda s: (s.step, s.generation), reverse=True)[:last]
+    assert {s.name for s in newest} <= kept <= {s.name for s in found}
+    assert len(kept) <= last + (best or 0)
+
+
+@given(snapshot_sets, st.integers(1, 5), st.sampled_from(["max", "min"]))
+def test_the_best_stay(found: list[Place], best: int, mode: policy.Best) -> None:
+    """No removed snapshot is better than the best that stay; one without a metric, or with nan, never counts."""
+    kept = policy.keep(found, last=1, best=best, best_mode=mode)
+    sign = 1 if mode == "max" else -1
+    measured = [s for s in found if s.metric is not None and not math.isnan(s.metric)]
+    ranks = sorted((sign * s.metric for s in measured if s.metric is not None), reverse=True)
+    for snapshot in measured:
+        if snapshot.metric is not None and best < len(ranks) and sign * snapshot.metric > ranks[best]:
+            assert snapshot.name in kept
+
+
+@given(snapshot_sets, st.integers(1, 100))
+def test_milestones_stay(found: list[Place], amount: int) -> None:
+    """For each multiple of the interval that was reached, its first snapshot stays."""
+    kept = policy.keep(found, last=1, every=f"{amount} steps")
+    for multiple in {s.step // amount for s in found} - {0}:
+        first = min((s for s in found if s.step // amount == multiple), key=lambda s: (s.step, s.generation))
+        assert first.name in kept
+
+
+@given(snapshot_sets, st.integers(1, 4), st.integers(1, 4), st.integers(1, 50))
+def test_keeping_is_stable(found: list[Place], last: int, best: int, amount: int) -> None:
+    """What stays would stay again: removing the others removes nothing more the next time."""
+    knobs = {"last": last, "best": best, "every": f"{amount} steps", "best_mode": "min"}
+    kept = policy.keep(found, **knobs)  # type: ignore[arg-type]
+    left = [s for s in found if s.name in kept]
+    assert policy.keep(left, **knobs) == kept  # type: ignore[arg-type]
