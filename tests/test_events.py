@@ -1,0 +1,101 @@
+"""The log schema, frozen: a change of a name or field breaks somebody's dashboard."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from elasticflow import events
+
+PACKAGE = Path(events.__file__).parent
+# Dotted literals of other kinds; `dataset.` begins keys of the job file, so that family is not looked at.
+NOT_EVENTS = (".py", ".json", ".jsonl")
+
+FROZEN = {
+    "run.started": {"launch", "pid", "resumed", "torch", "uri"},
+    "run.finished": {"restarts", "seconds", "step"},
+    "run.failed": {"class", "error", "exit_code", "rank", "seconds", "step", "why"},
+    "run.interrupted": {"reason", "seconds", "step"},
+    "generation.started": {"nodes", "reason", "world_size"},
+    "generation.ended": {"class", "reason", "step"},
+    "worker.failed": {"class", "error", "exit_code", "node", "others", "pid", "rank", "traceback"},
+    "worker.raised": {"class", "error", "traceback"},
+    "node.joined": {"host", "node", "nproc"},
+    "node.lost": {"node", "reason"},
+    "training.started": {"device", "epoch", "parameters", "restored_from", "samples", "steps"},
+    "training.first_step": {"seconds_since_failure"},
+    "training.finished": {"best", "epoch", "samples"},
+    "snapshot.staged": {"bytes", "name", "stall_s", "trigger"},
+    "snapshot.committed": {"bytes", "name", "seconds", "trigger"},
+    "snapshot.rejected": {"name", "reason"},
+    "snapshot.failed": {"name", "reason"},
+    "snapshot.removed": {"name"},
+    "drain.requested": {"grace_s", "reason"},
+    "drain.completed": {"seconds", "step"},
+    "budget.charged": {"class", "left"},
+    "budget.spent": {"budget", "class"},
+    "budget.refilled": {"budget"},
+    "dataset.opened": {"fingerprint", "name", "samples", "source"},
+    "preload.refused": {"module", "reason"},
+    "entry_point.edited": {"path"},
+    "agent.restarted": {"exit_code"},
+    "hang.detected": {"phase", "rank", "seconds", "stacks"},
+    "loss.skipped": {"loss"},
+    "step": {"epoch", "loss", "lr", "samples", "seconds", "time"},
+    "evaluation": {"best", "epoch", "eval", "time"},
+}
+FROZEN_FROM_WORKERS = {
+    "dataset.opened",
+    "loss.skipped",
+    "snapshot.committed",
+    "snapshot.failed",
+    "snapshot.rejected",
+    "snapshot.removed",
+    "snapshot.staged",
+    "training.finished",
+    "training.first_step",
+    "training.started",
+}
+
+
+def test_event_names_and_fields_are_frozen() -> None:
+    """Adding an event or a field is a line here; renaming or removing one is a break that needs a changelog."""
+    assert {name: set(fields) for name, (_, fields) in events.SCHEMA.items()} == FROZEN
+
+
+def test_common_fields_are_frozen() -> None:
+    """Every line has these; lines of workers have the second set too."""
+    assert events.COMMON_FIELDS == ("timestamp", "level", "event", "job", "run_id", "generation")
+    assert events.WORKER_FIELDS == ("node", "rank", "world_size", "step")
+
+
+def test_what_is_copied_from_workers_is_frozen() -> None:
+    """These lines of rank logs are part of the run's truth."""
+    assert FROZEN_FROM_WORKERS == events.FROM_WORKERS
+    assert set(events.SCHEMA) >= events.FROM_WORKERS
+
+
+def test_every_name_is_a_constant_with_a_meaning() -> None:
+    """Each event has one constant, a sentence and no field twice."""
+    constants = {v for k, v in vars(events).items() if k.isupper() and isinstance(v, str)}
+    assert constants == set(events.SCHEMA)
+    assert all(meaning and len(set(fields)) == len(fields) for meaning, fields in events.SCHEMA.values())
+
+
+def test_every_literal_that_names_an_event_is_in_the_schema() -> None:
+    """Text like `snapshot.commited` anywhere in the package would be an event nobody documented."""
+    families = "|".join(
+        sorted({name.partition(".")[0] for name in events.SCHEMA if "." in name} - {"dataset"})
+    )
+    looks_like_one = re.compile(rf"({families})\.[a-z_]+")
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.value}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and looks_like_one.fullmatch(node.value)
+        if node.value not in events.SCHEMA and not node.value.endswith(NOT_EVENTS)
+    ]
+    assert found == []
