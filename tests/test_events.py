@@ -9,8 +9,8 @@ from pathlib import Path
 from elasticflow import events
 
 PACKAGE = Path(events.__file__).parent
-# Dotted literals of other kinds; `dataset.` begins keys of the job file, so that family is not looked at.
-NOT_EVENTS = (".py", ".json", ".jsonl")
+# Dotted literals of other kinds: files, a call in train.py. `dataset.` begins keys of the job file and is left out.
+NOT_EVENTS = (".py", ".json", ".jsonl", ".log", ".load_weights")
 
 FROZEN = {
     "run.started": {"launch", "pid", "resumed", "torch", "uri"},
