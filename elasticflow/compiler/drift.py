@@ -94,7 +94,7 @@ def compare(old: Job, new: Job) -> list[Difference]:
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and (value or not key):
+    if isinstance(value, Mapping):  # an empty one has no keys to differ in
         for name, item in value.items():
             yield from _leaves(item, f"{key}.{name}" if key else name)
     else:

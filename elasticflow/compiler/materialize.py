@@ -99,9 +99,9 @@ def launch_files(
         "git": git_state(project_root),
         "versions": versions(),
     }
-    files = {
-        f"{SOURCES}/{_inside(name)}": (project_root / name).read_bytes().decode() for name in plan.job_files
-    }
+    # A resumed run works from job.json: its job file may be gone.
+    sources = {name: project_root / name for name in plan.job_files if (project_root / name).is_file()}
+    files = {f"{SOURCES}/{_inside(name)}": path.read_bytes().decode() for name, path in sources.items()}
     files |= {
         JOB_JSON: _json(record),
         TRAIN_PY: rendered if entry_point is None else entry_point,

@@ -183,8 +183,6 @@ def _best_mode(job: Job) -> Literal["max", "min"] | None:
 def _restarts(job: Job) -> RestartPlan:
     refill = parse_interval(job.restarts.refill) if job.restarts.refill else None
     unit, amount = (refill.unit, refill.amount) if refill else (None, 0)
-    if unit == "sample":  # the budget counts steps: what so many samples are, rounded up
-        unit, amount = "step", -(-int(amount) // job.dataset.global_batch_size)
     return RestartPlan(
         budget=job.restarts.budget,
         refill_s=amount if unit == "s" else None,

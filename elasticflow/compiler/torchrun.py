@@ -155,7 +155,10 @@ def script(job_name: str, args: Sequence[str], environ: Mapping[str, str], reaso
     if "--rdzv-backend=static" in options:
         lines.append('    --node-rank="${NODE_RANK:?set NODE_RANK to this node\'s number, from 0}"')
     lines += [f'    --rdzv-id="${{{environment.RUN_ID}}}"', ")"]
-    lines += [f'exec python -m torch.distributed.run "${{options[@]}}" "$@" "${{here}}/{entry_point}"', ""]
+    lines += [
+        f'exec "${{PYTHON:-python}}" -m torch.distributed.run "${{options[@]}}" "$@" "${{here}}/{entry_point}"',
+        "",
+    ]
     return "\n".join(lines)
 
 

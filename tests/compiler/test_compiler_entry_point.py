@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticflow.compiler.entry_point import render, template
 from elasticflow.compiler.resolved import job_digest
-from elasticflow.spec.job import Job
 from tests.compiler.golden.regenerate import CASES, FILES, HERE, ROOT, made
 from tests.compiler.jobs import make_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.spec.job import Job
 
 SCHEDULER = {"entry": "torch.optim.lr_scheduler:StepLR", "args": {"step_size": 3}}
 
@@ -42,51 +45,79 @@ FEATURES: dict[str, dict[str, Any]] = {
         "dataset__prepare": "pieces:prepare",
         "dataset__collate": "pieces:samples",
         "dataset__samples": 100,
-        "dataset__args": {"root": 'a "quoted" \\ path', "sizes": list(range(60)), "deep": {"a-b": {"c": [1.5, True]}}},
+        "dataset__args": {
+            "root": 'a "quoted" \\ path',
+            "sizes": list(range(60)),
+            "deep": {"a-b": {"c": [1.5, True]}},
+        },
     },
-    "numbers": {"optimizer__args": {"lr": 1e-3, "eps": float("inf"), "weight_decay": 1}, "optimizer__clip_grad_norm": 1},
-    "fp16_ema": {"train__precision": "fp16", "train__ema": 0.99, "train__compile": True, "train__on_nonfinite": "skip"},
+    "numbers": {
+        "optimizer__args": {"lr": 1e-3, "eps": float("inf"), "weight_decay": 1},
+        "optimizer__clip_grad_norm": 1,
+    },
+    "fp16_ema": {
+        "train__precision": "fp16",
+        "train__ema": 0.99,
+        "train__compile": True,
+        "train__on_nonfinite": "skip",
+    },
     "places": {
         "model__weights": "weights/base.safetensors",
         "snapshots__uri": "../shared",
         "snapshots__keep": {"last": 2, "best": 1, "every": "100 steps"},
-        "snapshots__options": {"client_kwargs": {"endpoint_url": "https://objects.example", "region_name": "here"}},
+        "snapshots__options": {
+            "client_kwargs": {"endpoint_url": "https://objects.example", "region_name": "here"}
+        },
         "job__path": ["src", "."],
     },
     "ddp": {"ddp__find_unused_parameters": True, "ddp__bucket_cap_mb": 10},
-    "names": {"model__entry": "a_rather_long_package_name.with_a_subpackage.and_another_one.and_yet_another_one.models:model"},
+    "names": {
+        "model__entry": "a_rather_long_package_name.with_a_subpackage.and_another_one.and_yet_another_one.models:model"
+    },
 }
 
 
-def rendered(job: Job, **options: Any) -> str:
+def _rendered(job: Job, **options: Any) -> str:
     return render(job, digest=job_digest(job), job_file="jobs/small.toml", root="../..", **options)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_golden_files(case: str):
+def test_golden_files(case: str) -> None:
     """The compiler makes the committed plan.json, train.py and torchrun.sh of each case, byte for byte."""
     expected = {name: (HERE / case / name).read_text(encoding="utf-8") for name in FILES}
     assert made(case) == expected
 
 
-def test_what_is_made_is_linted_formatted_and_compiles(tmp_path: Path):
+@pytest.mark.usefixtures("real_processes")
+def test_what_is_made_is_linted_formatted_and_compiles(tmp_path: Path) -> None:
     """Each feature of the template gives valid Python that ruff's formatter and default rules find nothing in."""
     for name, changes in FEATURES.items():
-        text = rendered(make_job(**changes))
+        text = _rendered(make_job(**changes))
         compile(text, f"{name}.py", "exec")
         (tmp_path / f"{name}.py").write_text(text)
     for arguments in (["format", "--diff"], ["check", "--extend-select=I,F,UP,SIM,RUF,PIE,PERF,RET,D"]):
-        argv = [sys.executable, "-m", "ruff", *arguments, "--isolated", "--line-length=110", "--target-version=py311"]
+        argv = [
+            sys.executable,
+            "-m",
+            "ruff",
+            *arguments,
+            "--isolated",
+            "--line-length=110",
+            "--target-version=py311",
+        ]
         options = ["--config=lint.pydocstyle.convention='google'"] if arguments[0] == "check" else []
         done = subprocess.run(
             [*argv, *options, "."], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
         )
-        assert (done.returncode, done.stdout) in [(0, ""), (0, "All checks passed!\n")], done.stdout + done.stderr
+        assert (done.returncode, done.stdout) in [(0, ""), (0, "All checks passed!\n")], (
+            done.stdout + done.stderr
+        )
 
 
 @pytest.mark.timeout(300)
-def test_golden_entry_points_are_typed():
-    """mypy in strict mode finds nothing in what the golden jobs became, nor in the template."""
+@pytest.mark.integration
+def test_golden_entry_points_are_typed() -> None:
+    """In strict mode mypy finds nothing in what the golden jobs became, nor in the template."""
     files = [str(HERE / case / "train.py") for case in CASES]
     files.append(str(ROOT / "elasticflow/compiler/templates/train.py"))
     # What these import is checked by the repository's own mypy run.
@@ -96,53 +127,58 @@ def test_golden_entry_points_are_typed():
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_nothing_of_the_template_is_left_over(name: str):
+def test_nothing_of_the_template_is_left_over(name: str) -> None:
     """No marker and no sample of the template is left in what it becomes."""
-    lines = rendered(make_job(**FEATURES[name])).splitlines()
-    assert not [line for line in lines if "  # = " in line or line.strip().startswith(("# if:", "# each:", "# end"))]
+    lines = _rendered(make_job(**FEATURES[name])).splitlines()
+    assert not [
+        line for line in lines if "  # = " in line or line.strip().startswith(("# if:", "# each:", "# end"))
+    ]
 
 
-def test_the_same_job_gives_the_same_bytes():
+def test_the_same_job_gives_the_same_bytes() -> None:
     """Rendering has no clock and no randomness."""
-    assert rendered(make_job()) == rendered(make_job())
+    assert _rendered(make_job()) == _rendered(make_job())
 
 
-def test_the_template_is_valid_python():
+def test_the_template_is_valid_python() -> None:
     """The template compiles with its sample values."""
     compile(template(), "template", "exec")
 
 
-def test_the_header_tells_how_to_make_it_again():
+def test_the_header_tells_how_to_make_it_again() -> None:
     """The header names the job file, the digest and the command with its overrides, ready for a shell."""
     job = make_job()
-    text = rendered(job, overrides=["train.epochs=3", "job.name=it's"])
+    text = _rendered(job, overrides=["train.epochs=3", "job.name=it's"])
     assert f"Made by elasticflow from jobs/small.toml (job digest {job_digest(job)[:16]})." in text
     command = """elasticflow compile jobs/small.toml --set=train.epochs=3 '--set=job.name=it'"'"'s' -o DIR"""
     assert f"Make it again:          {command}" in text
 
 
-def test_the_optimizer_gets_the_parameters_or_the_model():
+def test_the_optimizer_gets_the_parameters_or_the_model() -> None:
     """A factory whose first parameter is `model` gets the model."""
-    assert "    return SGD(model.parameters(), lr=0.1)\n" in rendered(make_job())
-    assert "    return SGD(model, lr=0.1)\n" in rendered(make_job(), optimizer_takes_model=True)
+    assert "    return SGD(model.parameters(), lr=0.1)\n" in _rendered(make_job())
+    assert "    return SGD(model, lr=0.1)\n" in _rendered(make_job(), optimizer_takes_model=True)
 
 
-def test_a_factory_named_like_a_variable_is_renamed():
+def test_a_factory_named_like_a_variable_is_renamed() -> None:
     """A factory called `model` does not hide the variable of that name."""
-    text = rendered(make_job(optimizer__entry="pieces:model"))
-    assert "    from pieces import model as job_model\n\n    return job_model(model.parameters(), lr=0.1)\n" in text
+    text = _rendered(make_job(optimizer__entry="pieces:model"))
+    assert (
+        "    from pieces import model as job_model\n\n    return job_model(model.parameters(), lr=0.1)\n"
+        in text
+    )
 
 
-def test_relative_places_start_at_the_project_root():
+def test_relative_places_start_at_the_project_root() -> None:
     """Relative paths of snapshots and weights do not depend on the working folder; URLs and absolute ones stay."""
-    text = rendered(make_job(snapshots__uri="shared/x", model__weights="base.safetensors"))
+    text = _rendered(make_job(snapshots__uri="shared/x", model__weights="base.safetensors"))
     assert 'uri=str(ROOT / "shared/x")' in text
     assert 'load_weights(model, str(ROOT / "base.safetensors"))' in text
     for uri in ("s3://bucket/x", "/shared/x", "~/x", "memory://x"):
-        assert f'uri="{uri}"' in rendered(make_job(snapshots__uri=uri))
+        assert f'uri="{uri}"' in _rendered(make_job(snapshots__uri=uri))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_entry_points_can_be_read_at_one_sitting(case: str):
+def test_entry_points_can_be_read_at_one_sitting(case: str) -> None:
     """Even with everything switched on, train.py stays short."""
     assert 60 <= len((HERE / case / "train.py").read_text().splitlines()) <= 165

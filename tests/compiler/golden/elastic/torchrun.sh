@@ -32,4 +32,4 @@ options=(
     --tee=3
     --rdzv-id="${ELASTICFLOW_RUN_ID}"
 )
-exec python -m torch.distributed.run "${options[@]}" "$@" "${here}/train.py"
+exec "${PYTHON:-python}" -m torch.distributed.run "${options[@]}" "$@" "${here}/train.py"

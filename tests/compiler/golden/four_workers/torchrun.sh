@@ -28,4 +28,4 @@ options=(
     --shutdown-timeout=30  # seconds from SIGTERM to SIGKILL: snapshots.grace
     --rdzv-id="${ELASTICFLOW_RUN_ID}"
 )
-exec python -m torch.distributed.run "${options[@]}" "$@" "${here}/train.py"
+exec "${PYTHON:-python}" -m torch.distributed.run "${options[@]}" "$@" "${here}/train.py"

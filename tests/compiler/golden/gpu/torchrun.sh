@@ -29,4 +29,4 @@ options=(
     --numa-binding=node
     --rdzv-id="${ELASTICFLOW_RUN_ID}"
 )
-exec python -m torch.distributed.run "${options[@]}" "$@" "${here}/train.py"
+exec "${PYTHON:-python}" -m torch.distributed.run "${options[@]}" "$@" "${here}/train.py"

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from elasticflow.compiler.drift import _WEIGHTS, Difference, Weight, compare
+from elasticflow.spec.job import Job
+from tests.compiler.jobs import make_job
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({}, {"job__seed": 1}, ("job.seed", 0, 1, "corrupting")),
+        ({}, {"model__args": {"width": 8}}, ("model.args.width", None, 8, "corrupting")),
+        ({}, {"model__entry": "pieces:Other"}, ("model.entry", "pieces:Net", "pieces:Other", "corrupting")),
+        ({}, {"optimizer__args": {"lr": 0.2}}, ("optimizer.args.lr", 0.1, 0.2, "trajectory")),
+        (
+            {},
+            {"optimizer__entry": "torch.optim:Adam"},
+            ("optimizer.entry", "torch.optim:SGD", "torch.optim:Adam", "corrupting"),
+        ),
+        ({}, {"dataset__global_batch_size": 32}, ("dataset.global_batch_size", 64, 32, "trajectory")),
+        ({}, {"dataset__args": {"root": "b"}}, ("dataset.args.root", None, "b", "trajectory")),
+        ({}, {"dataset__micro_batch_size": 8}, ("dataset.micro_batch_size", None, 8, "harmless")),
+        ({}, {"train__epochs": 3}, ("train.epochs", 2, 3, "harmless")),
+        ({}, {"train__ema": 0.9}, ("train.ema", None, 0.9, "corrupting")),
+        ({"train__ema": 0.9}, {"train__ema": 0.8}, ("train.ema", 0.9, 0.8, "trajectory")),
+        ({}, {"train__precision": "bf16"}, ("train.precision", "fp32", "bf16", "trajectory")),
+        ({}, {"train__precision": "fp16"}, ("train.precision", "fp32", "fp16", "corrupting")),
+        ({}, {"nodes__max": 9}, ("nodes.max", 1, 9, "harmless")),
+        ({}, {"restarts__budget": 9}, ("restarts.budget", 3, 9, "harmless")),
+        ({}, {"snapshots__every": "5 min"}, ("snapshots.every", ["10 min", "1 epoch"], "5 min", "harmless")),
+        ({}, {"snapshots__uri": "s3://b/x"}, ("snapshots.uri", None, "s3://b/x", "trajectory")),
+        ({}, {"logging__level": "debug"}, ("logging.level", "info", "debug", "harmless")),
+        ({}, {"torchrun__monitor_interval": 1.0}, ("torchrun.monitor_interval", 0.1, 1.0, "harmless")),
+    ],
+)
+def test_one_change(
+    before: dict[str, Any], after: dict[str, Any], expected: tuple[str, Any, Any, Weight]
+) -> None:
+    """Each kind of change has the weight that its effect on a run deserves."""
+    (found,) = compare(make_job(**before), make_job(**after))
+    assert (found.key, found.old, found.new, found.weight) == expected
+    assert found.reason
+
+
+def test_a_table_that_comes_or_goes_changes_the_snapshots_parts() -> None:
+    """A schedule or an evaluation that was not there before has no state in the snapshots."""
+    for table, entry in (
+        ("lr_scheduler", "torch.optim.lr_scheduler:ConstantLR"),
+        ("evaluation", "pieces:digits"),
+    ):
+        with_it = make_job(**{f"{table}__entry": entry})
+        for old, new in ((make_job(), with_it), (with_it, make_job())):
+            weights = {difference.key: difference.weight for difference in compare(old, new)}
+            assert weights[f"{table}.entry"] == "corrupting"
+
+
+def test_the_same_job_has_no_differences() -> None:
+    """Nothing differs from itself."""
+    assert compare(make_job(), make_job()) == []
+
+
+def test_true_is_not_one() -> None:
+    """A value that became another type of the same size is a difference."""
+    old, new = make_job(model__args={"bias": True}), make_job(model__args={"bias": 1})
+    assert [(d.key, d.old, d.new) for d in compare(old, new)] == [("model.args.bias", True, 1)]
+
+
+def test_the_weights_name_keys_that_exist() -> None:
+    """Every entry of the table is a key of the job file."""
+    for key in _WEIGHTS:
+        model: Any = Job
+        for name in key.split("."):
+            annotation = model.model_fields[name].annotation
+            model = next(
+                (a for a in (annotation, *get_args(annotation)) if hasattr(a, "model_fields")), annotation
+            )
+
+
+def test_a_difference_is_a_value() -> None:
+    """Differences compare by value."""
+    assert Difference("a", 1, 2, "harmless", "why") == Difference("a", 1, 2, "harmless", "why")

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.compiler.provenance import git_state, versions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_versions_of_what_is_installed() -> None:
+    """Python and elasticflow have versions; a package that is not installed is left out."""
+    found = versions()
+    assert {"python", "torch"} <= set(found)
+    assert all(found.values())
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_git_state(tmp_path: Path) -> None:
+    """The commit is named, and whether tracked files differ from it; outside of git nothing is known."""
+    assert git_state(tmp_path) is None
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        (tmp_path / "file").write_text("one")
+        identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, timeout=30)
+    state = git_state(tmp_path)
+    assert state is not None
+    assert (len(str(state["commit"])), state["is_clean"]) == (40, True)
+    (tmp_path / "untracked").write_text("")
+    assert git_state(tmp_path) == state
+    (tmp_path / "file").write_text("two")
+    assert git_state(tmp_path) == {**state, "is_clean": False}
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_no_git_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without git installed nothing is known."""
+    monkeypatch.setenv("PATH", "")
+    assert git_state(tmp_path) is None
