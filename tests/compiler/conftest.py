@@ -8,5 +8,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let launch folders be written without asking git."""
-
     monkeypatch.setattr("elasticflow.compiler.materialize.git_state", lambda _: None)
