@@ -1,4 +1,4 @@
-"""For all tests: a real S3 server on loopback, and the time of each tier."""
+"""For all tests: guards of unit tests, a real S3 server on loopback, and the time of each tier."""
 
 from __future__ import annotations
 
@@ -7,13 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.guards import Guard, temporary_folders
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from moto.server import ThreadedMotoServer
 
 
+GUARD = Guard()
 TIERS = ("e2e", "integration", "campaign", "gpu")  # every other test is a unit test
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Keep unit tests from starting processes and from writing outside their temporary folders."""
+    asked = "real_processes" in getattr(item, "fixturenames", ())
+    if asked or any(item.get_closest_marker(tier) for tier in TIERS):
+        return (yield)
+    with GUARD.watch(*temporary_folders(item.config)):
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def real_processes() -> None:
+    """Let this test start processes and write where they write, though it belongs to no slower tier."""
 
 
 @pytest.fixture(scope="session")
