@@ -196,7 +196,7 @@ def test_odd_errors_become_os_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         storage.read("x")
 
 
-def test_local_storage_never_loads_fsspec(tmp_path: Path) -> None:
+def test_local_storage_never_loads_fsspec(tmp_path: Path, real_processes: None) -> None:
     """A process that writes to a local folder starts without fsspec."""
     import subprocess
     import sys

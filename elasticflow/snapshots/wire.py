@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import socket
 import struct
 import sys
@@ -70,6 +71,10 @@ class Channel:
                 self._socket.settimeout(None)
         return message
 
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return whether `receive` has something to read, or sees the end, within *timeout_s*; reads nothing."""
+        return self._has_message() or bool(select.select([self._socket], [], [], timeout_s)[0])
+
     def close(self) -> None:
         """Close the connection; the other side sees its end."""
         with contextlib.suppress(OSError):
@@ -78,13 +83,15 @@ class Channel:
         while self.descriptors:
             os.close(self.descriptors.popleft())
 
-    def _take(self) -> Message | None:
+    def _has_message(self) -> bool:
         if len(self._data) < _LENGTH.size:
+            return False
+        return len(self._data) >= _LENGTH.size + int(_LENGTH.unpack_from(self._data)[0])
+
+    def _take(self) -> Message | None:
+        if not self._has_message():
             return None
-        (length,) = _LENGTH.unpack_from(self._data)
-        end = _LENGTH.size + length
-        if len(self._data) < end:
-            return None
+        end = _LENGTH.size + _LENGTH.unpack_from(self._data)[0]
         message: Message = json.loads(bytes(self._data[_LENGTH.size : end]))
         del self._data[:end]
         return message

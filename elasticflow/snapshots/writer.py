@@ -13,6 +13,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _WRITING_THREADS = 2
+_HEAR_OUT_S = 5.0
 _NICENESS = 5  # training goes first; while a worker waits for us, it does not compete
 
 
@@ -49,6 +51,7 @@ class _Worker:
     local_world_size: int = 1
     generation: int = 0
     buffers: dict[int, Buffer] = field(default_factory=dict)
+    busy: bool = False
 
     def send(self, message: wire.Message, descriptors: tuple[int, ...] = ()) -> None:
         try:
@@ -69,6 +72,7 @@ class Writer:
         self._publisher = Publisher(catalog)
         self._board = Board()
         self._pool = Pool()
+        self._workers: set[_Worker] = set()
         self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
         self._committer = Committer(config, catalog, self._board, self._report)
         self._out: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -94,12 +98,19 @@ class Writer:
         try:
             if not self._greet(worker):
                 return
-            while (message := worker.channel.receive()) is not None:
+            while True:
+                worker.channel.wait()
+                worker.busy = True  # before anything is read: see _is_idle
+                message = worker.channel.receive()
+                if message is None:
+                    return
                 if "reserve" in message:
                     self._reserve(worker, message["reserve"])
                 elif "stage" in message:
                     self._stage(worker, message["stage"])
+                worker.busy = False
         finally:
+            self._workers.discard(worker)
             for buffer in worker.buffers.values():
                 self._pool.disown(buffer)
             worker.channel.close()
@@ -112,12 +123,29 @@ class Writer:
         worker.rank, worker.world_size = hello["rank"], hello["world_size"]
         worker.local_world_size, worker.generation = hello["local_world_size"], hello["generation"]
         is_alone = worker.local_world_size == worker.world_size
+        self._hear_out(worker.generation)
         if not self._board.greet(worker.generation, is_alone=is_alone):
             worker.send({"refused": f"generation {worker.generation} is over, {self._board.newest} is here"})
             return False
         self._board.settle(worker.generation, self._limits.settle_s)
+        self._workers.add(worker)
         worker.send({"welcome": True})
         return True
+
+    def _hear_out(self, generation: int) -> None:
+        """Return when all that workers of older generations sent has been read: they may have died right after."""
+        deadline = time.monotonic() + _HEAR_OUT_S
+        older = [worker for worker in tuple(self._workers) if worker.generation < generation]
+        while time.monotonic() < deadline and not all(self._is_idle(worker) for worker in older):
+            time.sleep(0.001)
+
+    def _is_idle(self, worker: _Worker) -> bool:
+        """Whether nothing *worker* sent is unread or being handled; the order of the two looks matters."""
+        try:
+            is_unread = worker in self._workers and worker.channel.wait(0)
+        except (OSError, ValueError):  # closed in this moment
+            is_unread = False
+        return not is_unread and (not worker.busy or worker not in self._workers)
 
     def _reserve(self, worker: _Worker, nbytes: int) -> None:
         for buffer in worker.buffers.values():

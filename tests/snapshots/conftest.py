@@ -113,7 +113,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench(tmp_path: Path, real_processes: None) -> Iterator[Bench]:
     """A run at a local folder."""
     made = Bench(str(tmp_path / "run"))
     yield made
@@ -121,7 +121,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def bench_at() -> Iterator[Callable[[str], Bench]]:
+def bench_at(real_processes: None) -> Iterator[Callable[[str], Bench]]:
     """Make a bench at any URI."""
     made: list[Bench] = []
 

@@ -107,7 +107,7 @@ def test_retention_keeps_last_best_and_parent(bench: Bench) -> None:
     assert set(bench.catalog.storage.list("snapshots")) == {bench.name_of(step) for step in (1, 2, 4)}
 
 
-def test_both_buffers_busy_makes_the_worker_wait(bench: Bench, tmp_path: Path) -> None:
+def test_both_buffers_busy_makes_the_worker_wait(bench: Bench) -> None:
     """A slow store delays the next snapshot; nothing staged is overwritten before it is written."""
     client = bench.connect(bench.writer(keep_last=100))
     for step in range(1, 9):
@@ -143,7 +143,7 @@ def test_buffers_grow_and_stay_warm(bench: Bench) -> None:
     assert set(successor._mapped) == numbers
 
 
-def test_no_torch_and_no_fsspec_in_the_writer(bench: Bench) -> None:
+def test_no_torch_and_no_fsspec_in_the_writer(real_processes: None) -> None:
     """On a local disk the writer starts with neither loaded."""
     code = (
         "import sys, elasticflow.snapshots.writer as w; "
@@ -171,7 +171,7 @@ def test_leaves_when_its_input_ends(bench: Bench) -> None:
     assert writer.process.returncode == 0
 
 
-def test_dies_with_its_parent(tmp_path: Path) -> None:
+def test_dies_with_its_parent(tmp_path: Path, real_processes: None) -> None:
     """A parent killed by SIGKILL takes the writer with it."""
     code = (
         "import sys, time; from elasticflow.snapshots.process import start_writer; "
@@ -206,7 +206,9 @@ def test_nobody_listens() -> None:
         StagingClient.connect("@elasticflow-nobody", rank=0, world_size=1, local_world_size=1, generation=1)
 
 
-def test_writer_that_cannot_start_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_writer_that_cannot_start_is_told(
+    tmp_path: Path, real_processes: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A configuration that makes the writer fail is an error at start, with its traceback on standard error."""
     with pytest.raises(SnapshotError, match=r"the snapshot writer did not start \(exit code 1\)"):
         start_writer({"uri": str(tmp_path), "run_id": "r", "no_such_key": 1})
