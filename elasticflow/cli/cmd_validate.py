@@ -63,10 +63,8 @@ def wants_colour() -> bool:
 
 
 def _summary(found: Sequence[Diagnostic], num_files: int) -> str:
-    counts = []
-    for severity in ("error", "warning"):
-        if number := sum(each.severity == severity for each in found):
-            counts.append(f"{number} {severity}{'s' if number > 1 else ''}")
+    numbers = {each: sum(d.severity == each for d in found) for each in ("error", "warning")}
+    counts = [f"{number} {each}{'s' if number > 1 else ''}" for each, number in numbers.items() if number]
     text = f"{num_files} file{'s' if num_files > 1 else ''} checked: {', '.join(counts) or 'no problems'}"
     absent = sorted(
         {_reason(each) for each in found if each.severity == "note" and "not installed" in each.message}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import keyword
-import math
-import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
 from elasticflow.spec.expectations import dotted, show
+from elasticflow.spec.values import secrets, values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +18,6 @@ if TYPE_CHECKING:
 
 Tables = dict[str, Any]
 
-_FREE = (("model", "args"), ("optimizer", "args"), ("lr_scheduler", "args"), ("dataset", "args"), ("evaluation", "args"), ("snapshots", "options"))  # fmt: skip
-_SECRET_KEY = re.compile(r"secret|passw|token|credential|^key$|api_?key|access_?key", re.IGNORECASE)
-
 
 def check(source: Source, tables: Tables) -> list[Diagnostic]:
     """Return every problem between tables; a table that is itself wrong is left out of *tables*."""
@@ -33,8 +27,8 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *_not_built(source, tables),
         *_schedule(source, tables),
         *_several_machines(source, tables),
-        *_values(source),
-        *_secrets(source),
+        *values(source),
+        *secrets(source),
     ]
 
 
@@ -132,59 +126,3 @@ def _several_machines(source: Source, tables: Tables) -> Iterator[Diagnostic]:
 
 def _is_local(uri: str | None) -> bool:
     return uri is None or "://" not in uri or uri.startswith(("file://", "local://"))
-
-
-def _values(source: Source) -> Iterator[Diagnostic]:
-    """Values that cannot be passed on to a call, or kept in JSON without loss."""
-    for table, name in _FREE:
-        free = _inside(source.raw, (table, name))
-        for key in free:
-            if name == "args" and (not key.isidentifier() or keyword.iskeyword(key)):
-                message = f"{show(key)} cannot be the name of an argument"
-                yield source.problem(codes.NOT_PASSABLE, message, (table, name, key), at_key=True)
-        for path, value in _leaves(free, (table, name)):
-            reason = _not_passable(value)
-            if reason is not None:
-                message, remedy = reason
-                yield source.problem(codes.NOT_PASSABLE, f"{dotted(path)} is {message}", path, remedy=remedy)
-
-
-def _not_passable(value: object) -> tuple[str, str] | None:
-    if isinstance(value, dt.date | dt.time):
-        return "a date or time, which cannot be passed on", "write it as a text in quotes"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "not a finite number", "leave it out, or have your own function turn a word into it"
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return "a whole number beyond 64 bits", "write it as a text in quotes"
-    return None
-
-
-def _secrets(source: Source) -> Iterator[Diagnostic]:
-    remedy = "take it out; credentials come from the environment or from the machine's role"
-    for path, value in _leaves(_inside(source.raw, ("snapshots", "options")), ("snapshots", "options")):
-        if isinstance(value, str) and any(_SECRET_KEY.search(str(part)) for part in path[2:]):
-            message = f"{dotted(path)} looks like a secret, and a job file is checked in"
-            yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=remedy)
-    uri = _inside(source.raw, ("snapshots",)).get("uri")
-    if isinstance(uri, str) and re.search(r"://[^/@]*:[^/@]*@", uri):
-        message = "snapshots.uri holds a password, and a job file is checked in"
-        yield source.problem(
-            codes.SECRET_IN_FILE, message, ("snapshots", "uri"), severity="warning", remedy=remedy
-        )
-
-
-def _inside(raw: object, names: tuple[str, ...]) -> dict[str, Any]:
-    for name in names:
-        raw = raw.get(name, {}) if isinstance(raw, dict) else {}
-    return raw if isinstance(raw, dict) else {}
-
-
-def _leaves(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(inner, (*path, key))
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _leaves(inner, (*path, number))
-    else:
-        yield path, value

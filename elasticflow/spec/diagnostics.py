@@ -19,7 +19,8 @@ FORMATS: tuple[str, ...] = get_args(Format)
 _MOST_EXCERPT = 160
 # What must never reach a terminal or a CI log: quoted values of secret-looking keys, and passwords in URLs.
 _SECRET = re.compile(
-    r"(?P<key>[\w-]*(?:secret|passw|token(?!iz)|credential|api_?key|access_?key)[\w-]*[\"']?\s*=\s*)(?P<quote>[\"'])(?P<value>.*?)(?P=quote)"
+    r"(?P<key>(?:[\w-]*(?:secret|passw|token(?!iz)|credential|api_?key|access_?key)[\w-]*|\bkey)[\"']?\s*=\s*)"
+    r"(?:(?P<quote>[\"'])(?P<value>.*?)(?P=quote)|(?P<bare>[^\s\"',{}\[\]]+))"
     r"|(?P<scheme>://)(?P<user>[^/@\s\"']+)(?=@)",
     re.IGNORECASE,
 )
@@ -79,6 +80,8 @@ def mask_secrets(text: str) -> str:
     def stars(found: re.Match[str]) -> str:
         if found["scheme"]:
             return found["scheme"] + "*" * len(found["user"])
+        if found["bare"]:
+            return found["key"] + "*" * len(found["bare"])
         return f"{found['key']}{found['quote']}{'*' * len(found['value'])}{found['quote']}"
 
     return _SECRET.sub(stars, text)

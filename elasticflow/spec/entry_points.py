@@ -6,12 +6,14 @@ Reads source only: user code never runs here, and torch is neither needed nor lo
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.spec import codes
 from elasticflow.spec.expectations import show
+from elasticflow.spec.fields import ENTRY
 from elasticflow.spec.lengths import why_not_map_style
 from elasticflow.spec.modules import (
     CannotTellError,
@@ -23,11 +25,11 @@ from elasticflow.spec.modules import (
 from elasticflow.spec.resolve import (
     Definition,
     NoAttributeError,
-    Plain,
     Resolver,
     UnreadableModuleError,
 )
-from elasticflow.spec.signatures import Misfit, Signature, misfits, signature_of
+from elasticflow.spec.signatures import Misfit, misfits, signature_of
+from elasticflow.spec.values import not_passable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,50 +63,60 @@ def installed_places() -> tuple[Path, ...]:
     )
 
 
-def check_entry_points(source: Source, tables: dict[str, Any], root: Path) -> list[Diagnostic]:
-    """Return what is wrong with the entry points of the tables that are right."""
-    job = tables.get("job")
-    parts = ["."] if job is None else job.path
-    own = tuple(root / part for part in parts if "\0" not in part)
+def check_entry_points(source: Source, root: Path) -> list[Diagnostic]:
+    """Return what is wrong with the job's entry points, also in tables that have other problems."""
+    parts = _inside(source.raw, "job").get("path", ["."])
+    parts = [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
+    is_there = ["\0" not in part and (root / part).is_dir() for part in parts]
     found = [
         source.problem(
             codes.NO_FOLDER,
             f"the folder {show(part)} of job.path does not exist",
             ("job", "path", number),
-            remedy=f"paths start at the project's root: {root}",
+            remedy=f"paths start at the project's root, {shown(root)}",
         )
         for number, part in enumerate(parts)
-        if "\0" in part or not (root / part).is_dir()
+        if not is_there[number]
     ]
+    own = tuple(root / part for part, good in zip(parts, is_there, strict=True) if good)
     resolver = Resolver(Finder(own, installed_places()))
-    for use in _uses(tables):
-        found += _Check(source, resolver, use).run()
+    for use in _uses(source.raw):
+        if re.fullmatch(ENTRY, use.text):
+            found += _Check(source, resolver, use).run()
     return found
 
 
-def _uses(tables: dict[str, Any]) -> Iterator[Use]:
-    model, data, evaluation = (tables.get(name) for name in ("model", "dataset", "evaluation"))
-    batch = ("model", "batch") if model is not None and model.step else ("outputs", "targets")
-    for name, given in (
-        ("model", ()),
-        ("optimizer", ("the parameters",)),
-        ("lr_scheduler", ("the optimizer",)),
-    ):
-        if table := tables.get(name):
-            yield Use(table.entry, (name, "entry"), given, (name, "args"))
-    for name in ("dataset", "evaluation"):
-        if table := tables.get(name):
-            yield Use(table.entry, (name, "entry"), (), (name, "args"))
-    if model is not None and model.loss:
-        yield Use(model.loss, ("model", "loss"), ("outputs", "targets"))
-    if model is not None and model.step:
-        yield Use(model.step, ("model", "step"), ("model", "batch"))
-    if data is not None and data.prepare:
-        yield Use(data.prepare, ("dataset", "prepare"))
-    if data is not None and data.collate:
-        yield Use(data.collate, ("dataset", "collate"), ("samples",))
-    for name, text in (evaluation.metrics if evaluation is not None else {}).items():
-        yield Use(text, ("evaluation", "metrics", name), batch)
+def shown(folder: Path) -> str:
+    """Return a folder as seen from the current one, where it lies inside."""
+    here = Path.cwd()
+    return f"./{folder.relative_to(here)}".removesuffix(".") if folder.is_relative_to(here) else str(folder)
+
+
+def _uses(raw: dict[str, Any]) -> Iterator[Use]:
+    batch = ("model", "batch") if "step" in _inside(raw, "model") else ("outputs", "targets")
+    fixed: list[tuple[str, str, tuple[str, ...], bool]] = [
+        ("model", "entry", (), True),
+        ("model", "loss", ("outputs", "targets"), False),
+        ("model", "step", ("model", "batch"), False),
+        ("optimizer", "entry", ("the parameters",), True),
+        ("lr_scheduler", "entry", ("the optimizer",), True),
+        ("dataset", "entry", (), True),
+        ("dataset", "prepare", (), False),
+        ("dataset", "collate", ("samples",), False),
+        ("evaluation", "entry", (), True),
+    ]
+    for table, key, given, takes_args in fixed:
+        text = _inside(raw, table).get(key)
+        if isinstance(text, str):
+            yield Use(text, (table, key), given, (table, "args") if takes_args else None)
+    for name, text in _inside(_inside(raw, "evaluation"), "metrics").items():
+        if isinstance(text, str):
+            yield Use(text, ("evaluation", "metrics", name), batch)
+
+
+def _inside(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    inner = raw.get(name)
+    return inner if isinstance(inner, dict) else {}
 
 
 class _Check:
@@ -136,7 +148,8 @@ class _Check:
         except UnreadableModuleError as error:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
             message = f"not valid Python {version}: {error}"
-            return [self._problem(codes.UNREADABLE_MODULE, message, None, "warning")]
+            remedy = "importing it will fail, unless training runs with a newer Python"
+            return [self._problem(codes.UNREADABLE_MODULE, message, remedy, "warning")]
         except NotInstalledError as error:
             return [self._not_installed(str(error))]
         except CannotTellError as error:
@@ -161,7 +174,7 @@ class _Check:
         near = difflib.get_close_matches(top, self.resolver.finder.names(), 1)
         if not near:
             return self._note(f"{top} is not installed here")
-        folders = ", ".join(str(place) for place in self.resolver.finder.own)
+        folders = ", ".join(shown(place) for place in self.resolver.finder.own)
         message = f"there is no module {top} on the job's path, and it is not installed here"
         remedy = f'did you mean "{near[0]}"? (looked in {folders})'
         return self._problem(codes.NO_MODULE, message, remedy, "warning")
@@ -171,19 +184,18 @@ class _Check:
             signature = signature_of(found, self.resolver)
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError) as error:
             return [self._note(str(error))]
-        arguments: dict[str, Any] = self.source.raw
-        for part in self.use.args or ():
-            arguments = arguments.get(str(part), {})
-        if self.use.args is None:
-            arguments = {}
+        arguments: dict[str, Any] = {}
+        if self.use.args is not None:
+            table, name = self.use.args
+            arguments = _inside(_inside(self.source.raw, str(table)), str(name))
         return [
-            self._misfit(each, found, signature, arguments)
+            self._misfit(each, found, arguments)
             for each in misfits(signature, len(self.use.given), arguments)
+            if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
+            if each.kind != "unknown" or each.name.isidentifier()  # else said already
         ]
 
-    def _misfit(
-        self, misfit: Misfit, found: Definition, signature: Signature, arguments: dict[str, Any]
-    ) -> Diagnostic:
+    def _misfit(self, misfit: Misfit, found: Definition, arguments: dict[str, Any]) -> Diagnostic:
         here = f"defined at {found.place}"
         at_key = (*(self.use.args or ()), misfit.name)
         match misfit.kind:
@@ -205,7 +217,7 @@ class _Check:
                 return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
             case "places":
                 given = ", ".join(self.use.given)
-                message = f"{self.use.text} is called with {len(self.use.given)} arguments ({given}), and takes {misfit.remedy}"
+                message = f"{self.use.text} is called with {len(self.use.given)} arguments ({given}), but takes {misfit.remedy}"
                 return self._problem(codes.BAD_ARGUMENT, message, here)
 
     def _length(self, found: Definition) -> list[Diagnostic]:
@@ -227,6 +239,3 @@ def _listing(names: list[str], prefix: str = "") -> str | None:
         return None
     shown = ", ".join(f"{prefix}{name}" for name in names[:8])
     return f"there are: {shown}{', ...' if len(names) > 8 else ''}"
-
-
-__all__ = ["Plain", "Use", "check_entry_points", "installed_places"]

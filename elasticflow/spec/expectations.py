@@ -30,8 +30,10 @@ def describe(annotation: Any) -> str:
     if get_origin(annotation) is Annotated:
         return describe(get_args(annotation)[0])
     if get_origin(annotation) in {Union, types.UnionType}:
-        words = [describe(part) for part in get_args(annotation) if part is not type(None)]
-        return " or ".join(dict.fromkeys(words))
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        words = [describe(part) for part in parts if get_origin(part) is not list]
+        lists = [", or a list of them" for part in parts if get_origin(part) is list and words]
+        return " or ".join(dict.fromkeys(words)) + "".join(lists)
     if get_origin(annotation) is Literal:
         *others, last = [json.dumps(choice) for choice in get_args(annotation)]
         return f"{', '.join(others)} or {last}" if others else last
@@ -46,7 +48,10 @@ def describe(annotation: Any) -> str:
 def show(value: object) -> str:
     """Return a value as the job file would write it, shortened."""
     if isinstance(value, str):
-        text = json.dumps(value, ensure_ascii=False)
+        text = "".join(
+            c if c.isprintable() else "\N{REPLACEMENT CHARACTER}"
+            for c in json.dumps(value, ensure_ascii=False)
+        )
         return text if len(text) <= 60 else f'{text[:56]}..."'
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -68,7 +73,7 @@ def dotted(path: KeyPath) -> str:
             text += f"[{part}]"
         else:
             bare = part.replace("_", "a").replace("-", "a")
-            name = part if bare.isascii() and bare.isalnum() else json.dumps(part, ensure_ascii=False)
+            name = part if bare.isascii() and bare.isalnum() else show(part)
             text += f".{name}" if text else name
     return text
 

@@ -17,6 +17,11 @@ MOST_SAMPLES = 10**15
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 ENTRY = rf"^{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*$"
 
+# For editors; `spec/units.py` decides.
+_NUMBER = r"\s*[0-9]{1,12}(\.[0-9]{1,6})?\s*"
+_COUNT = "(steps?|epochs?|samples?)"
+_TIME = "(s|secs?|seconds?|mins?|minutes?|hs?|hours?|ds?|days?)"
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -66,19 +71,24 @@ Entry = Annotated[
 IntervalText = Annotated[
     str,
     AfterValidator(_interval),
-    Field(examples=["500 steps", "10 min", "1 epoch"]),
+    Field(
+        examples=["500 steps", "10 min", "1 epoch"],
+        json_schema_extra={"pattern": rf"^{_NUMBER}({_COUNT}|{_TIME})\s*$"},
+    ),
     Kind('a number and a unit, like "500 steps", "10 min" or "1 epoch"'),
 ]
 DurationText = Annotated[
     str,
     AfterValidator(_duration),
-    Field(examples=["30 s", "10 min"]),
+    Field(examples=["30 s", "10 min"], json_schema_extra={"pattern": rf"^{_NUMBER}{_TIME}\s*$"}),
     Kind('a time, like "30 s" or "10 min"'),
 ]
 ProgressText = Annotated[
     str,
     AfterValidator(_progress),
-    Field(examples=["1 h", "1000 steps"]),
+    Field(
+        examples=["1 h", "1000 steps"], json_schema_extra={"pattern": rf"^{_NUMBER}({_COUNT}|{_TIME})\s*$"}
+    ),
     Kind('a number and a unit, like "1 h" or "1000 steps"'),
 ]
 Endpoint = Annotated[

@@ -61,7 +61,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> LoadedJob:
     tables, found = read_tables(source)
     if source.problems:  # what a base would have given must not be called missing
         found = [each for each in found if each.code not in {codes.MISSING, codes.EXCLUSIVE}]
-    found += [*source.problems, *check(source, tables), *check_entry_points(source, tables, root)]
+    found += [*source.problems, *check(source, tables), *check_entry_points(source, root)]
     has_errors = any(each.severity == "error" for each in found)
     # Every table has been validated: built from them, the job's own schema (15 ms) is not needed.
     job = None if has_errors else Job.model_construct(_fields_set=set(source.raw), **tables)

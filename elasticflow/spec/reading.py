@@ -53,12 +53,11 @@ def read_text(path: Path, shown: str) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        good = error.object[: error.start].decode("utf-8", errors="replace").replace("\r\n", "\n")
+        good = len(error.object[: error.start].decode("utf-8").replace("\r\n", "\n"))
+        text = error.object.decode("utf-8", errors="replace").replace("\r\n", "\n")
         message = f"not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
         remedy = "save the file as UTF-8"
-        place = at(
-            codes.NOT_UTF8, message, file=shown, text=good, span=Span(len(good), len(good)), remedy=remedy
-        )
+        place = at(codes.NOT_UTF8, message, file=shown, text=text, span=Span(good, good + 1), remedy=remedy)
         raise UnreadableError(place) from error
     return text.replace("\r\n", "\n")
 
@@ -94,9 +93,9 @@ def parse(text: str, shown: str) -> dict[str, Any]:
         raw = tomli.loads(text)
         levels = depth(raw)
     except tomli.TOMLDecodeError as error:
-        message = f"not valid TOML: {_in_our_words(error.msg)}"
         start = min(error.pos, len(text))
-        span = Span(start, start + 1)
+        words, span = _in_our_words(error.msg, text, start)
+        message = f"not valid TOML: {words}"
         raise UnreadableError(
             at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=_remedy(text, start))
         ) from error
@@ -130,8 +129,17 @@ def depth(value: object) -> int:
     return deepest
 
 
-def _in_our_words(message: str) -> str:
-    return message[:1].lower() + message[1:]
+def _in_our_words(message: str, text: str, start: int) -> tuple[str, Span]:
+    """Return what tomli says, clearer where it is obscure, and where to point."""
+    line = text.rfind("\n", 0, start) + 1
+    here = Span(start, start + 1)
+    if message == r"Illegal character '\n'":
+        return "the quotes are not closed on this line", here
+    if message == "Cannot overwrite a value":
+        return "this key is given twice", Span(line, max(start, line + 1))
+    if message.startswith("Cannot declare"):
+        return "this table is given twice", Span(line, max(start, line + 1))
+    return message[:1].lower() + message[1:], here
 
 
 def _remedy(text: str, at_offset: int) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from elasticflow.spec.modules import (
     CannotTellError,
@@ -36,7 +37,14 @@ class UnreadableModuleError(Exception):
     """A module of the job is not valid Python here."""
 
     def __init__(self, module: Module, error: SyntaxError) -> None:
-        super().__init__(f"{module.file}, line {error.lineno}: {error.msg}")
+        super().__init__(f"{shown_file(module)}, line {error.lineno}: {error.msg}")
+
+
+def shown_file(module: Module) -> str:
+    """Return a module's file as seen from the current folder, or its full name when it lies outside."""
+    assert module.file is not None  # only source has lines
+    here = Path.cwd()
+    return str(module.file.relative_to(here) if module.file.is_relative_to(here) else module.file)
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,8 @@ class Definition:
 
     @property
     def place(self) -> str:
-        """File and line."""
-        return f"{self.module.file}:{self.node.lineno}"
+        """File and line, the file as seen from the current folder where it lies inside."""
+        return f"{shown_file(self.module)}:{self.node.lineno}"
 
 
 @dataclass(frozen=True)

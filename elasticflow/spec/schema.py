@@ -25,7 +25,7 @@ def job_schema() -> dict[str, Any]:
     """
     schema = Job.model_json_schema(mode="validation")
     required = schema.pop("required")
-    properties = {"extends": _EXTENDS, **schema.pop("properties")}
+    properties = {"extends": _EXTENDS, **_without_null(schema.pop("properties"))}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "elasticflow job file",
@@ -45,9 +45,7 @@ def _without_null(node: Any) -> Any:
         return [_without_null(each) for each in node]
     if not isinstance(node, dict):
         return node
-    cleaned = {
-        key: _without_null(value) for key, value in node.items() if not (key == "default" and value is None)
-    }
+    cleaned = {key: _without_null(value) for key, value in node.items() if value is not None}
     choices = [each for each in cleaned.get("anyOf", []) if each != {"type": "null"}]
     if "anyOf" in cleaned:
         del cleaned["anyOf"]

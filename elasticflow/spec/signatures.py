@@ -168,7 +168,7 @@ def misfits(signature: Signature, num_places: int, arguments: dict[str, object])
     by_place = [*signature.positional_only, *signature.positional]
     found: list[Misfit] = []
     if num_places > len(by_place) and not signature.takes_any_positional:
-        found.append(Misfit("places", "", _listed([each.name for each in by_place])))
+        found.append(Misfit("places", "", f"{len(by_place)} ({_listed([each.name for each in by_place])})"))
     filled = {each.name for each in by_place[:num_places]}
     open_names = {
         each.name: each for each in (*signature.positional, *signature.named) if each.name not in filled

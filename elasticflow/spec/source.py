@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
@@ -60,9 +60,10 @@ class Source:
     ) -> Diagnostic:  # fmt: skip
         """Return a diagnostic at the key or value that *path* names, or at the nearest table around it."""
         layer, span = self.find(path, at_key=at_key)
-        return at(
+        found = at(
             code, message, file=layer.shown, text=layer.text, span=span, severity=severity, remedy=remedy
         )
+        return found if span.end else replace(found, excerpt=None)  # no line shows what is missing
 
     def find(self, path: KeyPath, *, at_key: bool = False) -> tuple[Layer, Span]:
         """Return the layer that has the last word on *path*, and the span there."""

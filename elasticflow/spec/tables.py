@@ -39,10 +39,10 @@ def read_tables(source: Source) -> tuple[dict[str, Any], list[Diagnostic]]:
     found = [_foreign(source, name) for name in source.raw if name not in Job.model_fields]
     for name, field in Job.model_fields.items():
         if name not in source.raw:
-            if field.is_required():
-                found.append(_missing_table(source, name))
-            else:
+            if not field.is_required():
                 tables[name] = None if field.default is None else model_of(name).model_construct()
+            elif not any(f'did you mean "{name}"' in (each.help or "") for each in found):
+                found.append(_missing_table(source, name))
             continue
         findings = _one_of(name, source.raw[name])
         try:
@@ -52,7 +52,7 @@ def read_tables(source: Source) -> tuple[dict[str, Any], list[Diagnostic]]:
 
             details = error.errors(include_url=False, include_input=False)
             findings += _sifted([find(each, name, source.raw) for each in details])
-        found += [_placed(source, each) for each in findings]
+        found += [_placed(source, each) for each in _without_echoes(findings)]
     return tables, found
 
 
@@ -71,7 +71,7 @@ def _foreign(source: Source, name: str) -> Diagnostic:
         return source.problem(codes.BAD_SET, message, (name,), at_key=True, remedy="write it in the job file")
     from elasticflow.spec.wording import unknown_key
 
-    return _placed(source, unknown_key((name,)))
+    return _placed(source, unknown_key((name,), source.raw[name]))
 
 
 def _missing_table(source: Source, name: str) -> Diagnostic:
@@ -96,6 +96,23 @@ def _one_of(name: str, raw: object) -> list[Finding]:
         examples = {"loss": 'loss = "torch.nn.functional:cross_entropy"', "epochs": "epochs = 5"}
         return [Finding(codes.EXCLUSIVE, message, (name,), True, f"add a line such as: {examples[first]}")]
     return []
+
+
+def _without_echoes(findings: list[Finding]) -> list[Finding]:
+    """Return the findings less what only follows from a mistyped key: `epoch` for `epochs` is one mistake, not two."""
+    meant = " ".join(each.remedy or "" for each in findings if each.code == codes.UNKNOWN_KEY)
+    return [
+        each
+        for each in findings
+        if each.code not in {codes.MISSING, codes.EXCLUSIVE}
+        or not any(f'did you mean "{key}"' in meant for key in _wanted(each))
+    ]
+
+
+def _wanted(finding: Finding) -> tuple[str, ...]:
+    if finding.code == codes.EXCLUSIVE:
+        return _ONE_OF[str(finding.path[0])] if len(finding.path) == 1 else ()
+    return (str(finding.path[-1]),)
 
 
 def _sifted(findings: list[Finding]) -> list[Finding]:

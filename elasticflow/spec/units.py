@@ -15,7 +15,7 @@ _SECONDS = {
     "d": 86400.0, "day": 86400.0,
 }  # fmt: skip
 _COUNTS: dict[str, Unit] = {"step": "step", "epoch": "epoch", "sample": "sample"}
-_FORM = re.compile(r"\s*(?P<number>\d{1,12}(?:\.\d{1,6})?)\s*(?P<unit>[a-z]+)\s*")
+_FORM = re.compile(r"\s*(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(?P<unit>[a-z]+)\s*")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def parse_interval(text: str) -> Interval:
             raise ValueError(f"must be a whole number of {_COUNTS[singular]}s")
         return Interval(amount, _COUNTS[singular])
     if singular not in _SECONDS:
-        raise ValueError(f'unknown unit "{word}": use steps, epochs, samples, s, min, h or d')
+        raise ValueError("must have one of the units steps, epochs, samples, s, min, h or d")
     return Interval(amount * _SECONDS[singular], "s")
 
 

@@ -75,13 +75,17 @@ def find(error: ErrorDetails, table: str, raw: object) -> Finding:
     context: Mapping[str, Any] = error.get("ctx", {})
     if error["loc"] and error["loc"][-1] == "[key]":
         return Finding(
-            codes.MALFORMED, f"{dotted(path)}: the name must be {kind_of_key(path)}", path, True, None
+            codes.MALFORMED,
+            f"{dotted(path[:-1])}: {show(path[-1])} must be {kind_of_key(path)}",
+            path,
+            True,
+            None,
         )
     if kind == "bad_key":
         at = (*path, context["key"])
         return Finding(context["code"], context["message"], at, False, None)
     if kind == "extra_forbidden":
-        return unknown_key(path)
+        return unknown_key(path, value)
     if kind == "missing":
         missing = (*path, str(error["loc"][-1]))
         return _missing(missing)
@@ -99,14 +103,18 @@ def find(error: ErrorDetails, table: str, raw: object) -> Finding:
     return _wrong_value(kind, path, value)
 
 
-def unknown_key(path: KeyPath) -> Finding:
+def unknown_key(path: KeyPath, value: object) -> Finding:
     """Return the finding for a key that its table, or the file, does not have."""
     *around, key = path
     name = str(key)
     known = keys_at(tuple(around))
-    what = (
-        f'unknown key "{name}" in [{dotted(tuple(around))}]' if around else f'unknown table or key "{name}"'
-    )
+    what = f"unknown key {show(name)} in [{dotted(tuple(around))}]"
+    if not around:
+        what = (
+            f"unknown table [{dotted(path)}]"
+            if is_table(value)
+            else f"unknown key {show(name)} outside any table"
+        )
     near = difflib.get_close_matches(name, known, 1)
     homes = [table for table in Job.model_fields if name in keys_at((table,))]
     if near:
@@ -114,12 +122,17 @@ def unknown_key(path: KeyPath) -> Finding:
     elif name in _ELSEWHERE:
         remedy = f"this is {_ELSEWHERE[name]} here"
     elif homes:
-        remedy = f'"{name}" belongs into {" or ".join(f"[{home}]" for home in homes)}'
+        remedy = f'"{name}" belongs in {" or ".join(f"[{home}]" for home in homes)}'
     elif around:
         remedy = f"[{dotted(tuple(around))}] takes: {', '.join(known)}"
     else:
         remedy = f"a job file has the tables: {', '.join(known)}"
     return Finding(codes.UNKNOWN_KEY, what, path, True, remedy)
+
+
+def is_table(value: object) -> bool:
+    """Return whether a value is a table, or an array of them."""
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
 def _missing(path: KeyPath) -> Finding:
@@ -146,8 +159,14 @@ def _wrong_value(kind: str, path: KeyPath, value: object) -> Finding:
 
 def _type_help(path: KeyPath, value: object, expected: str) -> str | None:
     key = path[-1]
-    if isinstance(value, list) and expected == "a table":
+    if is_table(value) and expected == "a table":
         return f"write [{dotted(path)}], not [[{dotted(path)}]]"
+    if expected == "a table":
+        return (
+            f"write [{key}] on a line of its own, its keys below"
+            if len(path) == 1
+            else f"write {key} = {{ ... }}"
+        )
     if isinstance(value, int | float) and "unit" in expected:
         return f'with a unit: {key} = "{value} steps" or {key} = "{value} min"'
     if not isinstance(value, str):
@@ -167,6 +186,25 @@ def _entry_help(value: object) -> str | None:
 
 
 def _unit_help(value: object) -> str | None:
+    number, _, unit = value.strip().partition(" ") if isinstance(value, str) else ("", "", "")
+    units = (
+        "steps",
+        "epochs",
+        "samples",
+        "min",
+        "h",
+        "d",
+        "s",
+        "step",
+        "epoch",
+        "sample",
+        "minutes",
+        "hours",
+        "seconds",
+        "days",
+    )
+    if unit not in units and (near := difflib.get_close_matches(unit, units, 1)):
+        return f'did you mean "{number} {near[0]}"?'
     if isinstance(value, str) and value.strip().isdigit():
         return f'add a unit: "{value.strip()} steps" or "{value.strip()} min"'
     return None

@@ -1,0 +1,5 @@
+"""A module that is no Python."""
+
+
+def build(:
+    pass

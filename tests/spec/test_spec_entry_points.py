@@ -1,0 +1,227 @@
+"""Entry points are found and their arguments judged by reading source; nothing is ever imported."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.spec import entry_points
+from elasticflow.spec.load import load_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+JOB = """
+[job]
+name = "x"
+[model]
+entry = "{entry}"
+args = {args}
+loss = "pkg.ok:loss"
+[optimizer]
+entry = "pkg.ok:optimizer"
+[dataset]
+entry = "{dataset}"
+global_batch_size = 8
+[train]
+epochs = 1
+"""
+OK = """
+raise RuntimeError("user code must not run")
+def loss(outputs, targets): ...
+def optimizer(parameters, lr=0.1): ...
+def data(): ...
+"""
+Said = list[tuple[str, str]]
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    """Return a function that writes modules, names an entry point and returns code and message of each finding."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "ok.py").write_text(OK)
+
+    def check(
+        source: str, entry: str = "pkg.m:it", args: str = "{}", dataset: str = "pkg.ok:data", **more: str
+    ) -> Said:
+        for name, text in {"m": source, **more}.items():
+            (tmp_path / "pkg" / f"{name}.py").write_text(text)
+        (tmp_path / "job.toml").write_text(JOB.format(entry=entry, args=args, dataset=dataset))
+        found = load_job(tmp_path / "job.toml").diagnostics
+        return [(each.code, each.message) for each in found]
+
+    return check
+
+
+FITTING = {
+    "function": ("def it(a, b=1): ...", "{ a = 1 }"),
+    "async def": ("async def it(a): ...", "{ a = 1 }"),
+    "keyword only": ("def it(*, a): ...", "{ a = 1 }"),
+    "kwargs": ("def it(**kwargs): ...", "{ anything = 1 }"),
+    "lambda": ("it = lambda a=1: a", "{ a = 2 }"),
+    "class": ("class it:\n    def __init__(self, a): ...", "{ a = 1 }"),
+    "class by __new__": ("class it:\n    def __new__(cls, a): ...", "{ a = 1 }"),
+    "class without constructor": ("class it: ...", "{}"),
+    "inherited constructor": (
+        "class Base:\n    def __init__(self, a): ...\nclass it(Base): ...",
+        "{ a = 1 }",
+    ),
+    "dataclass": (
+        "from dataclasses import dataclass\n@dataclass\nclass it:\n    a: int\n    b: str = 'x'",
+        "{ a = 1 }",
+    ),
+    "alias": ("def other(a): ...\nit = other", "{ a = 1 }"),
+    "alias of a class in a module": ("import pkg.n as n\nit = n.C", "{ a = 1 }"),
+    "re-export": ("from pkg.n import C as it", "{ a = 1 }"),
+    "relative import": ("from .n import C as it", "{ a = 1 }"),
+    "star import": ("from pkg.n import *\nit = C", "{ a = 1 }"),
+    "static method": ("class A:\n    @staticmethod\n    def make(a): ...", "{ a = 1 }"),
+    "transparent decorator": ("import functools\n@functools.cache\ndef it(a): ...", "{ a = 1 }"),
+}
+N = "class C:\n    def __init__(self, a): ...\n"
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_fitting_arguments_pass_and_others_do_not(said: Callable[..., Said], name: str) -> None:
+    """Each way to define something callable is read: right arguments pass, and one too many is refused."""
+    source, args = FITTING[name]
+    entry = "pkg.m:A.make" if name == "static method" else "pkg.m:it"
+    assert said(source, entry, args, n=N) == []
+    if name != "kwargs":
+        more = args.replace("{", "{ surplus = 1, ").replace(", }", " }")
+        assert said(source, entry, more, n=N) == [("EF204", f'{entry} takes no argument "surplus"')]
+
+
+UNTOLD = {
+    "unknown decorator": "from pkg.n import C\n@C\ndef it(a): ...",
+    "metaclass": "class it(metaclass=type(str)): ...",
+    "made by a call": "it = make()",
+    "condition": "if True:\n    def it(): ...\nelse:\n    it = None",
+    "try": "try:\n    from numpy import it\nexcept ImportError:\n    it = None",
+    "module __getattr__": "def __getattr__(name): ...",
+    "globals": "globals()['it'] = 1",
+    "package that is not installed": "from no_such_package import it",
+    "base that is not installed": "from no_such_package import Base\nclass it(Base): ...",
+    "import that fails": "from pkg.gone import it",
+    "circle": "from pkg.m import it",
+    "dataclass with field()": "@dataclass\nclass it:\n    a: int = field(default=1)",
+    "extension module": "from _struct import pack as it",
+}
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_what_reading_does_not_show_is_never_an_error(said: Callable[..., Said], name: str) -> None:
+    """Where source does not tell, there is a note and no guess."""
+    assert [code for code, _ in said(UNTOLD[name], args="{ a = 1 }", n=N)] == ["EF209"]
+
+
+WRONG = {
+    "no module": ("", "pkg.gone:it", "{}", ("EF201", "there is no module pkg.gone")),
+    "no name": ("x = 1", "pkg.m:it", "{}", ("EF202", "pkg.m has no it")),
+    "type checkers only": ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a import it", "pkg.m:it", "{}", ("EF202", "pkg.m has no it")),
+    "deleted by del is still bound": ("it = 'text'", "pkg.m:it", "{}", ("EF203", "pkg.m:it cannot be called: it is a text")),
+    "a list": ("it = [1]", "pkg.m:it", "{}", ("EF203", "pkg.m:it cannot be called: it is a list")),
+    "a module": ("import pkg.n as it", "pkg.m:it", "{}", ("EF203", "pkg.m:it cannot be called: it is a module")),
+    "a namespace package": ("", "pkg.sub:it", "{}", ("EF201", "there is no module pkg.sub")),
+    "missing": ("def it(a): ...", "pkg.m:it", "{}", ("EF204", 'pkg.m:it needs the argument "a"')),
+    "positional only": ("def it(a, /): ...", "pkg.m:it", "{}", ("EF204", 'pkg.m:it needs the argument "a"')),
+    "text for int": ("def it(a: int): ...", "pkg.m:it", '{ a = "1" }', ("EF205", 'pkg.m:it takes int as "a", not "1"')),
+    "float for int": ("def it(a: int): ...", "pkg.m:it", "{ a = 1.5 }", ("EF205", 'pkg.m:it takes int as "a", not 1.5')),
+    "bool for float": ("def it(a: float): ...", "pkg.m:it", "{ a = true }", ("EF205", 'pkg.m:it takes float as "a", not true')),
+    "number for optional": ("def it(a: str | None = None): ...", "pkg.m:it", "{ a = 1 }", ("EF205", 'pkg.m:it takes str | None as "a", not 1')),
+    "word not in literal": ("def it(a: Literal['x', 'y']): ...", "pkg.m:it", '{ a = "z" }', ("EF205", "pkg.m:it takes Literal['x', 'y'] as \"a\", not \"z\"")),
+    "table for list": ("def it(a: list[int]): ...", "pkg.m:it", "{ a = {} }", ("EF205", 'pkg.m:it takes list[int] as "a", not an empty table')),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_for_certain_is_an_error(said: Callable[..., Said], name: str) -> None:
+    """Missing modules, names, arguments and wrong literal types are named."""
+    source, entry, args, expected = WRONG[name]
+    assert said(source, entry, args, n=N) == [expected]
+
+
+FITTING_TYPES = [
+    ("int", "1"), ("float", "1"), ("float", "1.5"), ("bool", "true"), ("int", "true"), ("str", '"x"'),
+    ("tuple[int, int]", "[1, 2]"), ("Sequence[str]", '"x"'), ("dict[str, int]", "{ b = 1 }"), ("Optional[int]", "1"),
+    ("int | str", '"x"'), ("Custom", "1"), ("'int'", '"x"'), ("Any", "1"), ("Literal['x']", '"x"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("annotation", "value"), FITTING_TYPES)
+def test_types_that_may_fit_pass(said: Callable[..., Said], annotation: str, value: str) -> None:
+    """Only a certain mismatch is refused; TOML has no tuples, and a whole number is a float too."""
+    assert said(f"def it(a: {annotation}): ...", args=f"{{ a = {value} }}") == []
+
+
+def test_an_argument_given_by_place_cannot_be_given_again(said: Callable[..., Said], tmp_path: Path) -> None:
+    """The optimizer gets its parameters from elasticflow."""
+    said("def it(): ...")
+    text = (tmp_path / "job.toml").read_text()
+    (tmp_path / "job.toml").write_text(
+        text.replace('optimizer"\n', 'optimizer"\nargs = { parameters = [] }\n')
+    )
+    found = load_job(tmp_path / "job.toml").diagnostics
+    assert [each.message for each in found] == ['pkg.ok:optimizer gets "parameters" from elasticflow already']
+
+
+def test_datasets_with_length_pass_whatever_they_inherit_from(said: Callable[..., Said]) -> None:
+    """__len__ and __getitem__ may come from a base, or from one that cannot be read."""
+    base = "class Base:\n    def __len__(self): ...\n"
+    source = f"{base}class D(Base):\n    def __getitem__(self, i): ...\ndef it(): ..."
+    assert said(source, dataset="pkg.m:D") == []
+    assert said("from no_such import B\nclass D(B): ...\ndef it(): ...", dataset="pkg.m:D")[0][0] == "EF209"
+    source = "class D:\n    def __getitem__(self, i): ...\ndef it(): ..."
+    assert said(source, dataset="pkg.m:D") == [("EF206", "pkg.m:D has no __len__")]
+
+
+def test_large_modules_are_cut_and_still_right(said: Callable[..., Said]) -> None:
+    """Beyond 30,000 characters only the definition is parsed: decorators, closing brackets and line numbers stay."""
+    filler = "".join(f"def filler_{n}(a,\n    b=1,\n):\n    '''Text.'''\n" for n in range(1000))
+    source = filler + "@staticmethod\ndef it(\n    a: int,\n) -> None:\n    x = 1\n" + filler
+    assert said(source, args="{ a = 1 }") == []
+    assert said(source, args='{ a = "x" }') == [("EF205", 'pkg.m:it takes int as "a", not "x"')]
+    assert said(source + "it = 5\n") == [("EF203", "pkg.m:it cannot be called: it is a number")]
+
+
+def test_the_jobs_own_path_comes_before_installed_packages(said: Callable[..., Said], tmp_path: Path) -> None:
+    """A module of the job hides an installed one of the same name, as it does in training."""
+    (tmp_path / "click.py").write_text("def it(mine): ...")
+    assert said("", "click:it") == [("EF204", 'click:it needs the argument "mine"')]
+
+
+def test_a_package_that_is_not_installed_here_cannot_be_judged(
+    said: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without torch, as in a hook's environment, its names are notes."""
+    monkeypatch.setattr(entry_points, "installed_places", tuple)
+    message = "torch.nn:Linear is not checked: torch is not installed here"
+    assert said("", "torch.nn:Linear") == [("EF209", message)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "args", "expected"),
+    [
+        ("torch.nn:Linear", "{ in_features = 3, out_features = 4 }", []),
+        (
+            "torch.nn:Linear",
+            "{ in_features = 3 }",
+            [("EF204", 'torch.nn:Linear needs the argument "out_features"')],
+        ),
+        ("torch.nn:Linaer", "{}", [("EF202", "torch.nn has no Linaer")]),
+        ("torch.optim:AdamW", "{ params = [], lr = 1e-3 }", []),
+    ],
+)
+def test_torchs_own_source_is_read_and_torch_not_loaded(
+    said: Callable[..., Said], entry: str, args: str, expected: Said
+) -> None:
+    """Names of torch are followed through its re-exports without importing it."""
+    pytest.importorskip("torch", exc_type=ImportError) if "torch" in sys.modules else None
+    if not any((place / "torch" / "nn").is_dir() for place in entry_points.installed_places()):
+        pytest.skip("torch is not installed")
+    assert said("", entry, args) == expected

@@ -1,0 +1,51 @@
+"""Wrong job files and what `validate` says about each, word for word.
+
+After a change of wording: `python tests/spec/test_spec_gallery.py` writes the expected texts again; read the diff.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elasticflow.spec.diagnostics import render
+from elasticflow.spec.load import load_job
+
+GALLERY = Path(__file__).parent / "gallery"
+CASES = sorted(path.stem for path in (GALLERY / "jobs").glob("*.toml"))
+
+
+def said(name: str) -> str:
+    """Return what is said about one case, seen from the gallery's folder."""
+    loaded = load_job(Path("jobs") / f"{name}.toml")
+    return render([each for each in loaded.diagnostics if each.severity != "note"]) + "\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wrong_job_file_is_explained_in_these_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wrong job file gets exactly the expected text, which a newcomer can act on."""
+    monkeypatch.chdir(GALLERY)
+    expected = (GALLERY / "expected" / f"{name}.txt").read_text("utf-8")
+    assert expected == said(name)
+
+
+def test_gallery_has_no_leftovers() -> None:
+    """Every expected text has its job file."""
+    assert sorted(path.stem for path in (GALLERY / "expected").glob("*.txt")) == CASES
+
+
+def write_expected() -> None:
+    """Write all expected texts as the code says them now."""
+    os.chdir(GALLERY)
+    folder = GALLERY / "expected"
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.txt"):
+        old.unlink()
+    for name in CASES:
+        (folder / f"{name}.txt").write_text(said(name), "utf-8")
+
+
+if __name__ == "__main__":
+    write_expected()

@@ -1,0 +1,153 @@
+"""Files, what they extend, and flags become one dict that knows where each key stands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.spec.diagnostics import render
+from elasticflow.spec.source import Source, load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder that is also the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, **files: str) -> None:
+    """Write TOML files by name."""
+    for name, text in files.items():
+        (folder / f"{name}.toml").write_text(text, "utf-8")
+
+
+def where(source: Source, *path: str | int) -> str:
+    """Return the layer and the text at a path."""
+    layer, span = source.find(path)
+    return f"{layer.shown}: {layer.text[slice(*span)]}"
+
+
+def test_tables_merge_and_the_own_file_wins(folder: Path) -> None:
+    """Keys of a base stay unless the file says otherwise; lists are replaced whole."""
+    write(
+        folder,
+        base="[a]\nx = 1\ny = [1, 2]\n[a.args]\np = 1\n[b]\nz = 1\n",
+        job='extends = "base.toml"\n[a]\ny = [3]\nargs = { q = 2 }\n',
+    )
+    source = load(folder / "job.toml")
+    assert source.raw == {"a": {"x": 1, "y": [3], "args": {"p": 1, "q": 2}}, "b": {"z": 1}}
+    assert (folder / "job.toml", folder / "base.toml") == source.files
+
+
+def test_later_bases_win_over_earlier_ones(folder: Path) -> None:
+    """With several bases the order of the list decides."""
+    write(folder, one="a = 1\nb = 1\n", two="b = 2\n", job='extends = ["one.toml", "two.toml"]\n')
+    assert load(folder / "job.toml").raw == {"a": 1, "b": 2}
+
+
+def test_a_base_is_relative_to_the_file_that_names_it(folder: Path) -> None:
+    """A base in another folder finds its own base beside itself."""
+    (folder / "shared").mkdir()
+    write(folder / "shared", low="a = 1\n", base='extends = "low.toml"\nb = 2\n')
+    write(folder, job='extends = "shared/base.toml"\n')
+    assert load(folder / "job.toml").raw == {"a": 1, "b": 2}
+
+
+def test_every_key_is_traced_to_the_file_or_flag_it_came_from(folder: Path) -> None:
+    """A place is looked up in the layer that had the last word."""
+    write(
+        folder, base="[a]\nx = 10\ny = 20\n", job='extends = "base.toml"\n[a]\ny = 30\nz = [1, { w = 40 }]\n'
+    )
+    source = load(folder / "job.toml", ["a.v=50"])
+    assert where(source, "a", "x").endswith("base.toml: 10")
+    assert where(source, "a", "y").endswith("job.toml: 30")
+    assert where(source, "a", "z", 1, "w").endswith("job.toml: 40")
+    assert where(source, "a", "v") == "--set: 50"
+    assert where(source, "a", "missing").endswith("job.toml: a")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("a.x=3", 3),
+        ("a.x = 3e-3", 3e-3),
+        ("a.x=true", True),
+        ("a.x=mnist", "mnist"),
+        ("a.x=s3://bucket/a=b", "s3://bucket/a=b"),
+        ('a.x="3"', "3"),
+        ('a.x=["20 steps", "1 epoch"]', ["20 steps", "1 epoch"]),
+        ("a.x={ p = 1 }", {"p": 1}),
+        ("a.x=1979", 1979),
+        ("a.x=10 min", "10 min"),
+        ('"a".x=1', 1),
+    ],
+)
+def test_flag_values_are_toml_and_bare_words_are_texts(folder: Path, flag: str, value: object) -> None:
+    """`--set` takes what a file would have, and a word without quotes."""
+    write(folder, job="[a]\n")
+    source = load(folder / "job.toml", [flag])
+    assert not source.problems
+    assert value == source.raw["a"]["x"]
+
+
+def test_an_empty_flag_leaves_the_key_out(folder: Path) -> None:
+    """`--set train.epochs=` removes what a file gave."""
+    write(folder, job="[train]\nepochs = 5\n[other]\n")
+    assert load(folder / "job.toml", ["train.epochs=", "no.such="]).raw == {"train": {}, "other": {}}
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        (
+            "epochs",
+            (
+                "error[EF004]: not of the form key=value\n"
+                " --> --set:1:1\n"
+                "  |\n"
+                "1 | epochs\n"
+                "  | ^^^^^^\n"
+                "  = help: write --set key=value, for example --set train.epochs=3"
+            ),
+        ),
+        (
+            "dataset.args={split=",
+            (
+                "error[EF004]: the value is not valid TOML\n"
+                " --> --set:1:14\n"
+                "  |\n"
+                "1 | dataset.args={split=\n"
+                "  |              ^^^^^^^\n"
+                "  = help: quote it for your shell, for example --set 'dataset.args={ split = \"train\" }'"
+            ),
+        ),
+    ],
+)
+def test_a_bad_flag_is_explained(folder: Path, flag: str, expected: str) -> None:
+    """The message shows the flag and how to write it."""
+    write(folder, job="")
+    assert expected == render(load(folder / "job.toml", [flag]).problems)
+
+
+def test_a_missing_file_is_told_with_the_nearest_name(folder: Path) -> None:
+    """A mistyped name gets a suggestion from the same folder."""
+    write(folder, mnist="")
+    from pathlib import Path
+
+    expected = 'error[EF001]: no such file: mnits.toml\n--> mnits.toml\n = help: did you mean "mnist.toml"?'
+    assert expected == render(load(Path("mnits.toml")).problems)
+    expected = "error[EF001]: . is a folder, not a job file\n--> ."
+    assert expected == render(load(Path()).problems)
+
+
+def test_files_read_but_not_usable_do_not_hide_the_others(folder: Path) -> None:
+    """A base with a syntax error is one problem; the keys of the other files are still there."""
+    write(folder, bad="x = \n", good="a = 1\n", job='extends = ["bad.toml", "good.toml"]\nb = 2\n')
+    source = load(folder / "job.toml")
+    assert source.raw == {"a": 1, "b": 2}
+    assert [each.code for each in source.problems] == ["EF003"]

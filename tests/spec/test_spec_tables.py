@@ -1,0 +1,109 @@
+"""What the models accept and refuse: defaults, the frozen set of keys, and the schema that says the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tomli
+
+from elasticflow.spec import codes
+from elasticflow.spec.expectations import keys_at
+from elasticflow.spec.explanations import EXPLANATIONS
+from elasticflow.spec.job import Job
+from elasticflow.spec.load import load_job
+from elasticflow.spec.schema import job_schema
+from elasticflow.spec.units import parse_duration, parse_interval
+
+KEYS = {
+    "job": "name seed path",
+    "model": "entry args loss step weights",
+    "optimizer": "entry args clip_grad_norm",
+    "lr_scheduler": "entry args interval",
+    "dataset": "entry args prepare collate samples global_batch_size micro_batch_size num_workers tail",
+    "evaluation": "entry args every batch_size metrics best",
+    "train": "epochs steps precision compile ema threads on_nonfinite consistency virtual_shards",
+    "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",
+    "nodes": "min max nproc_per_node endpoint interface",
+    "restarts": "budget refill hang_timeout",
+    "snapshots": "uri every memory keep grace options",
+    "logging": "level every sinks",
+    "torchrun": "rdzv_backend rdzv_conf start_method monitor_interval tee redirects local_ranks_filter numa_binding log_dir",
+}
+
+
+def test_keys_of_the_job_file_are_frozen() -> None:
+    """A key that is added or renamed changes this test and the changelog."""
+    assert {name: " ".join(keys_at((name,))) for name in Job.model_fields} == KEYS
+    assert keys_at(("snapshots", "keep")) == ["last", "best", "every"]
+
+
+def test_schema_is_closed_described_and_without_null() -> None:
+    """Every table refuses unknown keys, every key has a hover text, and nothing allows null, which TOML has not."""
+    schema = job_schema()
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert set(schema["properties"]) == {"extends", *KEYS}
+    for name, table in schema["$defs"].items():
+        assert table["additionalProperties"] is False, name
+        assert all("description" in each or "$ref" in each for each in table["properties"].values()), name
+    assert '"null"' not in json.dumps(schema)
+
+
+def test_schema_requires_the_tables_a_job_cannot_do_without_unless_it_extends() -> None:
+    """A file that builds on others may leave out what they give."""
+    assert job_schema()["then"]["required"] == ["job", "model", "optimizer", "dataset", "train"]
+    assert job_schema()["if"] == {"not": {"required": ["extends"]}}
+
+
+def test_every_code_is_explained() -> None:
+    """`elasticflow explain` knows each code there is."""
+    known = {value for name, value in vars(codes).items() if name.isupper() and isinstance(value, str)}
+    assert known == set(EXPLANATIONS)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [("500 steps", 500, "step"), ("1 epoch", 1, "epoch"), ("10 min", 600, "s"), ("1.5 h", 5400, "s"), ("90s", 90, "s"), ("1 d", 86400, "s"), ("2000 samples", 2000, "sample")],
+)  # fmt: skip
+def test_intervals_are_read(text: str, amount: float, unit: str) -> None:
+    """A number and a unit, with or without a blank."""
+    found = parse_interval(text)
+    assert (found.amount, found.unit) == (amount, unit)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "steps", "-1 steps", "0 min", "1.5 steps", "1 parsec", "1e3 steps", "٣ steps"]
+)
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    """Numbers without units, nought, parts of steps and unknown units are errors."""
+    with pytest.raises(ValueError, match="must"):
+        parse_interval(text)
+    with pytest.raises(ValueError, match="must"):
+        parse_duration("5 steps")
+
+
+def test_explained_examples_are_what_they_say(tmp_path: Path) -> None:
+    """Each bad example that is a job file's lines shows its own code, each good one does not."""
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "examples").symlink_to(Path(__file__).resolve().parents[2] / "examples")
+    for code, each in EXPLANATIONS.items():
+        if each.bad.startswith("["):
+            assert code in codes_of(tmp_path, each.bad), code
+            assert code not in codes_of(tmp_path, each.good), code
+
+
+TABLES = {
+    "job": '[job]\nname = "x"\n',
+    "model": '[model]\nentry = "examples.mnist:Net"\nloss = "torch.nn.functional:cross_entropy"\n',
+    "optimizer": '[optimizer]\nentry = "torch.optim:AdamW"\n',
+    "dataset": '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nglobal_batch_size = 64\n',
+    "train": "[train]\nepochs = 5\n",
+}
+
+
+def codes_of(folder: Path, lines: str) -> set[str]:
+    """Return the codes found in a good job of which some tables are replaced by *lines*."""
+    others = [text for name, text in TABLES.items() if name not in tomli.loads(lines)]
+    (folder / "job.toml").write_text("\n".join([lines, *others]), "utf-8")
+    return {each.code for each in load_job(folder / "job.toml").diagnostics}
