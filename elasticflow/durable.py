@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 Part = bytes | bytearray | memoryview
 
 
@@ -52,7 +54,7 @@ def create(path: Path, data: bytes) -> bool:
     try:
         _fill(temporary, (data,))
         try:
-            os.link(temporary, path)
+            _link(temporary, path)
         except FileExistsError:
             return False
         sync_folder(path.parent)
@@ -60,6 +62,16 @@ def create(path: Path, data: bytes) -> bool:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _link(finished: Path, path: Path) -> None:
+    try:
+        os.link(finished, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # A file system without hard links: still exclusive, but not whole at once.
+        _fill(path, (finished.read_bytes(),))
 
 
 def _temporary(path: Path) -> Path:

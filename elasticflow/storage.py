@@ -50,9 +50,8 @@ class Storage:
         self._fs: Any = None
         self._root = ""
         self._pid = 0
-        if self.is_local:
-            plain = re.sub(r"^(file|local)://", "", uri, flags=re.IGNORECASE)
-            self._folder = Path(plain).expanduser().absolute()
+        plain = re.sub(r"^(file|local)://", "", uri, flags=re.IGNORECASE)
+        self._folder = Path(plain).expanduser().absolute()  # meaningless unless local
 
     @property
     def absolute_uri(self) -> str:
@@ -145,8 +144,9 @@ class Storage:
                 found = self._filesystem().ls(place, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        names = {name.rstrip("/").rpartition("/")[2] for name in found if name.strip("/") != place.strip("/")}
-        return sorted(names)
+        return sorted(
+            {name.rstrip("/").rpartition("/")[2] for name in found if name.strip("/") != place.strip("/")}
+        )
 
     def remove(self, path: str) -> None:
         """Remove the file; no error if it is absent."""

@@ -105,6 +105,20 @@ def test_one_of_many_creators_wins(tmp_path: Path) -> None:
     assert storage.list() == ["one"]
 
 
+def test_create_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that knows no links still gives the file to one creator only."""
+
+    def no_links(*args: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    storage = Storage(str(tmp_path))
+    assert storage.create("one", b"first")
+    assert not storage.create("one", b"second")
+    assert storage.read("one") == b"first"
+    assert storage.list() == ["one"]
+
+
 def test_replace_text(storage: Storage) -> None:
     """A small file can be replaced."""
     storage.replace_text("s/state.json", b"1")

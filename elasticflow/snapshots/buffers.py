@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import sys
 import tempfile
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 _HUGE_PAGE = 2 << 20
 
@@ -85,6 +87,8 @@ def map_memory(descriptor: int, size: int) -> mmap.mmap:
 
 def _make(number: int, size: int) -> Buffer:
     whole = max(1, -(-size // _HUGE_PAGE)) * _HUGE_PAGE
+    if whole > (left := _available()):  # else the kernel would end some process to make room
+        raise OSError(errno.ENOMEM, f"{left >> 20} MiB of memory are left, {whole >> 20} MiB are needed")
     descriptor = _memory_file()
     try:
         os.ftruncate(descriptor, whole)
@@ -96,6 +100,17 @@ def _make(number: int, size: int) -> Buffer:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _available() -> int:
+    """Bytes the machine can give without swapping; no limit where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return sys.maxsize
+    return next(
+        (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), sys.maxsize
+    )
 
 
 def _memory_file() -> int:

@@ -7,12 +7,16 @@ import subprocess
 import sys
 import textwrap
 import time
+import zlib
 from typing import TYPE_CHECKING
 
 import pytest
 
+from elasticflow.errors import SnapshotError
 from elasticflow.snapshots import reader
+from elasticflow.snapshots.manifest import DamagedSnapshotError, FileEntry
 from elasticflow.snapshots.publish import Publisher
+from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -210,3 +214,17 @@ def test_damage_is_located(bench: Bench) -> None:
     assert reader.verify(bench.catalog, found) == [expected]
     with pytest.raises(Exception, match="block 2"):
         reader.read_shard(bench.catalog.storage, f"snapshots/{name}/{path.name}", found.files[path.name])
+
+
+def test_store_that_does_not_answer_is_not_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage while reading from a remote store says nothing about the snapshot: it is not to be set aside."""
+    storage = Storage("memory://outage")
+    storage.write("x", [b"data"])
+
+    def fail(path: str) -> None:
+        raise ConnectionError("connection reset")
+
+    monkeypatch.setattr(storage, "open_read", fail)
+    with pytest.raises(SnapshotError, match="x: cannot be read: ConnectionError: connection reset") as caught:
+        reader.read_shard(storage, "x", FileEntry(4, (zlib.crc32(b"data"),)))
+    assert not isinstance(caught.value, DamagedSnapshotError)

@@ -215,6 +215,31 @@ def test_writer_that_cannot_start_is_told(
     assert "no_such_key" in capfd.readouterr().err
 
 
+def test_no_memory_to_stage_is_told(bench: Bench) -> None:
+    """A state larger than the machine is an error with figures, and no process is killed for it."""
+    writer = bench.writer()
+    client = bench.connect(writer)
+    with pytest.raises(SnapshotError, match=r"no memory to stage \d+ bytes twice: .* MiB of memory are left"):
+        client.buffer(1 << 50, timeout_s=20)
+    assert writer.process.poll() is None
+
+
+def test_waiting_for_a_buffer_has_a_limit(bench: Bench) -> None:
+    """A store that hangs is an error after the time that was given."""
+    writer = bench.writer()
+    client = bench.connect(writer)
+    client.buffer(1000)
+    writer.process.send_signal(signal.SIGSTOP)
+    for step in (1, 2):
+        bench.share(client, step)
+    with pytest.raises(SnapshotError, match="no staging buffer became free in time"):
+        client.buffer(1000, timeout_s=0.2)
+    with pytest.raises(SnapshotError, match="no outcome of 000000000001-0001-00000001, 0"):
+        client.flush(0.2)
+    writer.process.send_signal(signal.SIGCONT)
+    assert bench.outcomes(client.flush(20)) == [("snapshot.committed", 1), ("snapshot.committed", 2)]
+
+
 def test_older_generation_is_refused(bench: Bench) -> None:
     """After a worker of generation 3 a late one of generation 2 is turned away by name."""
     writer = bench.writer()
