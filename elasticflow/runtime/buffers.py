@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import _broadcast_coalesced  # what DDP itself calls
 
 if TYPE_CHECKING:
     from elasticflow.runtime.worker import Worker
@@ -21,14 +22,14 @@ _BUCKET_BYTES = 8 * 2**20
 
 def make_equal(me: Worker, model: nn.Module) -> None:
     """Give every rank rank 0's buffers. Collective: every rank."""
-    _send(me, [buffer for buffer in model.buffers() if buffer is not None])
+    _send(me, list(model.buffers()))
 
 
 def _send(me: Worker, buffers: list[Tensor]) -> None:
     if me.world_size > 1 and buffers:
         group = dist.group.WORLD
         assert group is not None
-        dist._broadcast_coalesced(group, buffers, _BUCKET_BYTES, 0)  # noqa: SLF001  # what DDP itself calls
+        _broadcast_coalesced(group, buffers, _BUCKET_BYTES, 0)
 
 
 class Watch:

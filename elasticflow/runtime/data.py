@@ -6,8 +6,9 @@ import ctypes
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -61,7 +62,8 @@ def prepare(me: Worker, fn: Callable[[], object]) -> None:
     me.reseed()
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Batch:
     """One step's samples, as far as this rank reads them.
 
     Attributes:
@@ -77,7 +79,8 @@ class Batch(NamedTuple):
     micro_batches: Iterator[tuple[Any, int]]
 
 
-class _Step(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Step:
     count: int
     end: Position
     pieces: list[list[int]]
@@ -101,6 +104,7 @@ class Loader:
         dataset: Any,
         schedule: Schedule,
         micro_batch_size: int | None,
+        *,
         processes: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
@@ -115,8 +119,8 @@ class Loader:
         fetch = self._here(keyed) if self._processes == 0 else self._in_processes(keyed)
         if self._me.device.type != "cpu":
             fetch = (to_device(batch, self._me.device) for batch in fetch)
-        for count, end, pieces in self._steps(position):
-            yield Batch(count, end, len(pieces), _with_counts(fetch, pieces))
+        for step in self._steps(position):
+            yield Batch(step.count, step.end, len(step.pieces), _with_counts(fetch, step.pieces))
 
     def _here(self, keyed: Iterator[list[int]]) -> Iterator[Any]:
         for piece in keyed:
@@ -125,8 +129,8 @@ class Loader:
     def _in_processes(self, keyed: Iterator[list[int]]) -> Iterator[Any]:
         return iter(
             DataLoader(
-                self._samples,
-                batch_sampler=keyed,  # type: ignore[arg-type]  # any iterable of lists
+                self._samples,  # type: ignore[arg-type]  # map-style by __getitems__ alone
+                batch_sampler=keyed,
                 num_workers=self._processes,
                 collate_fn=self._collate,
                 pin_memory=self._me.device.type == "cuda",
@@ -137,9 +141,9 @@ class Loader:
 
     def _keyed_pieces(self, position: Position) -> Iterator[list[int]]:
         seed, rank = self._me.seed, self._me.rank
-        for _, end, pieces in self._steps(position):
-            for number, piece in enumerate(pieces):
-                yield [streams.data_key(seed, end.step, rank, number), *piece]
+        for step in self._steps(position):
+            for number, piece in enumerate(step.pieces):
+                yield [streams.data_key(seed, step.end.step, rank, number), *piece]
 
     def _steps(self, position: Position) -> Iterator[_Step]:
         me, schedule = self._me, self._schedule
@@ -224,6 +228,7 @@ def _become_loader_process(parent: int) -> Callable[[int], None]:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
+    """Return a batch with everything in it that can be moved on *device*."""
     if isinstance(value, dict):
         return {key: to_device(item, device) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

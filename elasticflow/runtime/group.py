@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.rendezvous import rendezvous
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from elasticflow.runtime.identity import Identity
 
 # Under our agent a hang is noticed by its heartbeats; a collective's own limit would only end a slow evaluation.
@@ -32,29 +36,29 @@ def set_threads(threads: int | None, local_world_size: int) -> None:
     torch.set_num_threads(threads or max(1, cores // local_world_size))
 
 
-def connect(identity: Identity) -> dist.Store | None:
+def connect(identity: Identity) -> Store | None:
     """Return the key-value store all ranks share; None for a plain process. Every rank."""
     if identity.way == "plain":
         return None
     if identity.way == "torchrun":
-        store, _, _ = next(dist.rendezvous("env://", timeout=_STORE_TIMEOUT))
-        return dist.PrefixStore("elasticflow", store)
-    store = dist.TCPStore(
+        store, _, _ = next(rendezvous("env://", timeout=_STORE_TIMEOUT))
+        return PrefixStore("elasticflow", store)
+    store = TCPStore(
         identity.master_addr,
         identity.master_port,
         is_master=False,
         timeout=_STORE_TIMEOUT,
         wait_for_workers=False,
     )
-    return dist.PrefixStore(f"run/{identity.generation}", store)
+    return PrefixStore(f"run/{identity.generation}", store)
 
 
-def form(identity: Identity, store: dist.Store, device: torch.device) -> None:
+def form(identity: Identity, store: Store, device: torch.device) -> None:
     """Form the process group: gloo for CPU tensors, nccl for CUDA's. Collective: every rank."""
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         # A name of its own per generation: keys of a dead group would be taken for this one's.
-        store=dist.PrefixStore(f"pg/{identity.generation}", store),
+        store=PrefixStore(f"pg/{identity.generation}", store),
         rank=identity.rank,
         world_size=identity.world_size,
         timeout=_TIMEOUT[identity.way],

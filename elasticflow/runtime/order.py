@@ -76,17 +76,25 @@ class Permutation:
         left, right = x >> self._right_bits, x & self._right_mask
         for i, key in enumerate(self._keys):
             if i % 2 == 0:
-                left = left ^ (_mix(right ^ key) & self._left_mask)
+                left ^= _mix(right ^ key) & self._left_mask
             else:
-                right = right ^ (_mix(left ^ key) & self._right_mask)
+                right ^= _mix(left ^ key) & self._right_mask
         return (left << self._right_bits) | right
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """Return the finalizer of splitmix64 of *x*, which is overwritten: temporaries are most of the time."""
+    x += _ADD
+    x ^= x >> _BY_30
+    x *= _FIRST
+    x ^= x >> _BY_27
+    x *= _SECOND
+    x ^= x >> _BY_31
+    return x
+
+
+_ADD, _FIRST, _SECOND = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_BY_30, _BY_27, _BY_31 = map(np.uint64, (30, 27, 31))
 
 
 @lru_cache(maxsize=8)

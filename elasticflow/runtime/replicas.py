@@ -60,7 +60,7 @@ class DataParallel:
     ) -> None:
         options = dict(ddp)
         if options.pop("sync_batchnorm", False) and me.world_size > 1:
-            nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         self._me, self._on_nonfinite, self._scaler = me, on_nonfinite, scaler
         me.autocast_dtype = _AUTOCAST.get(precision)
         self._autocast = me.autocast_dtype
@@ -91,7 +91,7 @@ class DataParallel:
         me, step = self._me, self._step
         if self._send_buffers and self._ddp is not None:
             self._buffers.make_equal()
-        step.loss, step.count = 0.0, 0.0
+        step.tally.clear()
         step.ballot.grad = None
         last = batch.num_micro_batches - 1
         for piece, (data, count) in enumerate(batch.micro_batches):
@@ -108,7 +108,9 @@ class DataParallel:
     def _wishes(self) -> tuple[float, ...]:
         return float(self._buffers.have_changed()), *self._me.vote.wishes()
 
-    def _backward(self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None) -> None:
+    def _backward(
+        self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
+    ) -> None:
         with self._precision():
             loss = (self._step if self._ddp is None else self._ddp)(data, count, total, wishes)
         if self._scaler is not None:
@@ -161,11 +163,12 @@ class _StepModule(nn.Module):
         super().__init__()
         self.model = model
         self.ballot = nn.Parameter(torch.zeros(_SIZE))
-        self.loss: float | Tensor = 0.0  # of this rank so far, weighted
-        self.count = 0.0
+        self.tally = _Tally()
         self._call, self._world_size = step, world_size
 
-    def forward(self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None) -> Tensor:
+    def forward(
+        self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
+    ) -> Tensor:
         """Return what to differentiate; with *wishes*, its backward also casts the ballot."""
         if data is None:
             loss = _nothing(self.model)
@@ -175,25 +178,44 @@ class _StepModule(nn.Module):
                 weight = count / total
             else:
                 weight = 1.0
-                self.count += float(samples)
+                self.tally.count += samples
             value = loss.detach()
-            self.loss = self.loss + (value.item() if value.device.type == "cpu" else value.float()) * weight
+            self.tally.loss += (value.item() if value.device.type == "cpu" else value.float()) * weight
             weight *= self._world_size
             if weight != 1.0:
                 loss = loss * weight
         if wishes is None:
             return loss
-        values = torch.tensor((0.0, self.count, *wishes()), device=self.ballot.device)
-        values[_LOSS] = self.loss
-        cast: Tensor = _Cast.apply(loss, self.ballot, values)
+        cast: Tensor = _Cast.apply(loss, self.ballot, self._vote(wishes()))  # type: ignore[no-untyped-call]
         return cast
+
+    def _vote(self, wishes: tuple[float, ...]) -> Tensor:
+        loss, count = self.tally.loss, self.tally.count
+        if isinstance(loss, float):
+            return torch.tensor((loss, count, *wishes), device=self.ballot.device)
+        values = torch.tensor((0.0, count, *wishes), device=self.ballot.device)
+        values[_LOSS] = loss  # stays on the device: nothing waits for it here
+        return values
+
+
+class _Tally:
+    """What this rank has of the step so far: weighted loss, and samples if the user's step counts them."""
+
+    loss: float | Tensor
+    count: float
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.loss, self.count = 0.0, 0.0
 
 
 class _Cast(torch.autograd.Function):
     """The loss unchanged; in backward the ballot's gradient is what this rank votes."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, ballot: Tensor, values: Tensor) -> Tensor:
+    def forward(ctx: Any, loss: Tensor, ballot: Tensor, values: Tensor) -> Tensor:  # noqa: ARG004  # only its gradient
         ctx.values = values
         return loss.view_as(loss)
 

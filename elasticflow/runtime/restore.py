@@ -62,6 +62,7 @@ def position_of(content: dict[str, Any]) -> Position:
 
 
 def read(catalog: Catalog, name: str) -> tuple[Found | None, str]:
+    """Return the snapshot, every byte of it verified, or what is wrong with it."""
     try:
         manifest = catalog.manifest(name)
         state = reader.read_state(catalog, manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -78,6 +79,8 @@ class Snapshots:
         self._last_time = time.monotonic()
         self._staged: str | None = None
         self._parent: str | None = None
+        self._outcomes = select.poll()
+        self._outcomes.register(self._client.fileno(), select.POLLIN)
         self._shares: tuple[dict[str, int], list[list[str]]] = ({}, [])
         if me.rank == 0:
             me.vote.snapshot_wanted = self._is_due_by_time
@@ -112,7 +115,8 @@ class Snapshots:
 
     def due(self, position: Position) -> bool:
         """True if a snapshot is due after this step; the same on every rank."""
-        self._log_outcomes()
+        if self._outcomes.poll(0):  # 1 us; asking the client takes 30
+            self._log_outcomes(self._client.reports())
         if self._me.skipped_step:
             return False
         return self._me.vote.snapshot or self._due.is_due(self._last, position)
@@ -211,7 +215,8 @@ class Snapshots:
 
     def _copy(self, captured: Captured, keys: list[str]) -> tuple[list[TensorEntry], int]:
         nbytes = sum(_nbytes(captured.tensors[key]) for key in keys)
-        target = self._client.buffer(nbytes)
+        # More ranks than tensors: a rank without bytes never gets a buffer.
+        target = self._client.buffer(nbytes) if nbytes else memoryview(b"")
         # The widest first: every tensor is aligned to its own width, and there are no gaps between them.
         order = sorted(keys, key=lambda key: (-captured.tensors[key].element_size(), key))
         entries, offset = [], 0
@@ -252,14 +257,16 @@ class Snapshots:
         return {"state": state, "manifest": manifest}
 
     def _finish(self) -> None:
-        self._log_outcomes(self._client.flush(_FLUSH_LIMIT_S))
+        reports = self._client.flush(_FLUSH_LIMIT_S)
+        failed = [r for r in reports if r["event"] == events.SNAPSHOT_FAILED and r["name"] == self._staged]
+        self._log_outcomes(reports)
+        if failed:
+            raise SnapshotError(f"the last snapshot could not be written: {failed[0]['reason']}")
 
-    def _log_outcomes(self, reports: list[dict[str, Any]] | None = None) -> None:
+    def _log_outcomes(self, reports: list[dict[str, Any]]) -> None:
         me = self._me
-        for report in self._client.reports() if reports is None else reports:
+        for report in reports:
             event = report.pop("event")
-            if event == events.SNAPSHOT_FAILED and report["name"] == self._staged and reports is not None:
-                raise SnapshotError(f"the last snapshot could not be written: {report['reason']}")
             # Under our agent the writer's own reports become events.
             if me.rank == 0 and me.identity.way != "launched" and event in _WRITER_OUTCOMES:
                 report.pop("generation", None)

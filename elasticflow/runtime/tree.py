@@ -153,7 +153,10 @@ class Decoder:
                 return Counter({self.decode(key): count for key, count in content})
             case "$dict":
                 return {self.decode(key): self.decode(item) for key, item in content}
-        raise StateError(f"the snapshot holds a value marked {mark}, which this version does not know")
+            case _:
+                raise StateError(
+                    f"the snapshot holds a value marked {mark}, which this version does not know"
+                )
 
     def _tensor(self, key: str) -> Tensor:
         tensor = self._tensors[key]

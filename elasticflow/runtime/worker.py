@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+    from torch._C._distributed_c10d import Store
 
     from elasticflow.runtime.order import Position, Schedule
     from elasticflow.runtime.snapshot import Policy
@@ -75,7 +76,7 @@ class Worker:
         self.world_size, self.local_world_size = identity.world_size, identity.local_world_size
         self.run_id, self.run_folder, self.node = identity.run_id, identity.run_folder, identity.node
         self.generation = generation
-        self.store: dist.Store | None = None
+        self.store: Store | None = None
         self.fingerprints: dict[str, str] = {}
         self.vote = Vote()
         self.at_leave: list[Callable[[], None]] = []
@@ -144,7 +145,7 @@ class Worker:
             target = _Both(stream, sys.stdout)  # type: ignore[assignment]  # has what logging uses: write and flush
             with suppress(OSError, ValueError):  # a stdout without a descriptor gets no step lines
                 outputs.append(sys.stdout.fileno())
-        bound = {
+        bound: dict[str, Any] = {
             "job": self.job,
             "run_id": self.run_id,
             "generation": self.generation,
@@ -218,7 +219,7 @@ def join(
     return me
 
 
-def _claim(identity: Identity, policy: Policy, store: dist.Store | None, job: str) -> int:
+def _claim(identity: Identity, policy: Policy, store: Store | None, job: str) -> int:
     if identity.rank == 0:
         catalog = policy.catalog(identity.run_folder, identity.run_id)
         number = catalog.claim_generation(
@@ -305,7 +306,11 @@ def _log_before_join() -> Any:
 
     identity = Identity.read(os.environ, Path(folder))
     stream = logs.open_log(identity.run_folder.rank_log(int(generation), identity.rank))
-    facts = {"job": identity.run_folder.job, "run_id": identity.run_id, "generation": int(generation)}
+    facts: dict[str, Any] = {
+        "job": identity.run_folder.job,
+        "run_id": identity.run_id,
+        "generation": int(generation),
+    }
     logs.configure(
         stream, **facts, node=identity.node, rank=identity.rank, world_size=identity.world_size, step=0
     )

@@ -50,7 +50,9 @@ class Group:
         self._processes = [self._start(rank, world_size, port, arguments) for rank in range(world_size)]
         deadline = time.monotonic() + LIMIT_S
         while any(p.poll() is None for p in self._processes):
-            if time.monotonic() > deadline or (not ends and any(p.poll() not in (None, 0) for p in self._processes)):
+            if time.monotonic() > deadline or (
+                not ends and any(p.poll() not in (None, 0) for p in self._processes)
+            ):
                 time.sleep(0.5)
                 self.kill()
                 break
@@ -79,7 +81,9 @@ class Group:
         assert found is not None, problem
         return found
 
-    def _start(self, rank: int, world_size: int, port: int, arguments: tuple[str, ...]) -> subprocess.Popen[str]:
+    def _start(
+        self, rank: int, world_size: int, port: int, arguments: tuple[str, ...]
+    ) -> subprocess.Popen[str]:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
         environment = {
             **os.environ,

@@ -22,7 +22,11 @@ def assert_same(expected: Found, actual: Found) -> None:
     assert expected.state["position"] == actual.state["position"]
     assert expected.state["state"] == actual.state["state"]
     assert expected.tensors.keys() == actual.tensors.keys()
-    different = [k for k, t in expected.tensors.items() if not torch.equal(t.view(torch.uint8), actual.tensors[k].view(torch.uint8))]
+    different = [
+        k
+        for k, t in expected.tensors.items()
+        if not torch.equal(t.view(torch.uint8), actual.tensors[k].view(torch.uint8))
+    ]
     assert different == []
 
 
@@ -49,7 +53,7 @@ def test_drained_and_resumed_equals_undisturbed(
     assert parts.newest().manifest.trigger == "drain"
     assert parts.run(world_size, *arguments).codes == [0] * world_size
     assert_same(whole.newest(), parts.newest())
-    assert [r["step"] for r in parts.lines("step", generation=2)][0] == 6
+    assert parts.lines("step", generation=2)[0]["step"] == 6
 
 
 def test_killed_and_resumed_equals_undisturbed(groups: Callable[[str], Any]) -> None:

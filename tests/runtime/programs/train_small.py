@@ -124,7 +124,7 @@ def main() -> None:
     policy = snapshot.Policy(uri=None, every=(args.every,), keep_last=3)
     me = worker.join("small", "digest", HERE, policy, seed=7, threads=1)
     dataset = data.open_dataset(
-        me, (lambda: Numbers()) if args.counting else (lambda: Images(args.samples, is_noisy=True)), "train"
+        me, Numbers if args.counting else lambda: Images(args.samples, is_noisy=True), "train"
     )
     schedule = order.Schedule(
         len(dataset), args.global_batch_size, epochs=args.epochs, tail=args.tail, seed=7
