@@ -144,9 +144,8 @@ class Storage:
                 found = self._filesystem().ls(place, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(
-            {name.rstrip("/").rpartition("/")[2] for name in found if name.strip("/") != place.strip("/")}
-        )
+        # Some back-ends list the folder itself too.
+        return sorted({f.rstrip("/").rpartition("/")[2] for f in found if f.strip("/") != place.strip("/")})
 
     def remove(self, path: str) -> None:
         """Remove the file; no error if it is absent."""
