@@ -1,6 +1,6 @@
 """Train the job `four-workers`.
 
-Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 94f1b1c5339c7a7f).
+Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 137012da1f1eeb8c).
 Make it again:          elasticflow compile tests/compiler/golden/four_workers/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "four-workers"
-JOB_DIGEST = "94f1b1c5339c7a7f"
+JOB_DIGEST = "137012da1f1eeb8c"
 SEED = 7
 EPOCHS = 10  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
@@ -104,7 +104,7 @@ def measure_accuracy(outputs: Any, targets: Any) -> Any:
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)  # process group, device
-    dataset = data.open_dataset(me, build_dataset, "train", samples=1437)
+    dataset = data.open_dataset(me, build_dataset, "train", samples=1438)
     schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
     model = build_model().to(me.device)
     optimizer = build_optimizer(model)
