@@ -68,9 +68,8 @@ class Running:
         """Return the step reached, at least *step*, by a generation after *generation*."""
 
         def reached() -> int | None:
-            state = self.state()
-            is_there = state.get("step", 0) >= step and state.get("generation", 0) > generation and state.get("workers")
-            return int(state["step"]) if is_there else None
+            steps = [r for r in read_lines(self.run.metrics)[-1:] if r["step"] >= step and r["generation"] > generation]
+            return int(steps[0]["step"]) if steps else None
 
         return int(self.wait_for(f"step {step}", reached))
 
@@ -187,8 +186,7 @@ def tensors(run: RunFolder) -> dict[str, bytes]:
     found = {}
     for key, place in manifest.tensors.items():
         data = catalog.storage.read(f"{catalog.folder(manifest.name)}/{place.file}")
-        start = 8 + int.from_bytes(data[:8], "little") + place.offset
-        found[key] = data[start : start + place.nbytes]
+        found[key] = data[place.offset : place.offset + place.nbytes]
     return found
 
 

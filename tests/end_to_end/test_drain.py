@@ -11,7 +11,7 @@ from conftest import Project, Running, named, steps_of, tensors
 
 from elasticflow import events
 
-QUICK = ("train.epochs=2", "snapshots.every=15 steps")
+QUICK = ("train.epochs=6", "snapshots.every=15 steps")
 
 
 def _finished(project: Project, run_id: str, workers: int) -> Running:

@@ -1,0 +1,100 @@
+"""The main job as shipped: how well it trains, and on which data, from a folder and over networks."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import ROOT, Project, Running, named, read_lines
+
+from examples.mnist import digits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MNIST5K = ROOT.parent / "shared" / "data" / "mnist5k"
+FOLDER = ROOT / "examples" / "mnist"
+
+
+def roots(place: str) -> tuple[str, str]:
+    """Return the overrides that train and test on *place*."""
+    return f'dataset.args.root="{place}"', f'evaluation.args.root="{place}"'
+
+
+def accuracy(running: Running) -> float:
+    """Return the last accuracy in metrics.jsonl."""
+    return float([line["eval"]["accuracy"] for line in read_lines(running.run.metrics) if "eval" in line][-1])
+
+
+def opened(running: Running) -> dict[str, tuple[str, str]]:
+    """Return source and fingerprint of every dataset that was opened, by name."""
+    return {
+        event["name"]: (event["source"], event["fingerprint"])
+        for event in named(running.events(), "dataset.opened")
+    }
+
+
+def test_main_job_reaches_its_accuracy(project: Project) -> None:
+    """`elasticflow run jobs/mnist.toml`: at least 0.97 on the test digits, on two workers."""
+    running = project.run("jobs/mnist.toml", "good")
+    assert running.end() == 0, running.told()
+    assert accuracy(running) >= 0.97
+    assert opened(running)["train"] == (str(project.root / "examples" / "mnist"), digits("train").fingerprint)
+
+
+@pytest.mark.skipif(not MNIST5K.is_dir(), reason="needs MNIST's digits in ../shared/data/mnist5k")
+def test_the_same_job_trains_mnist(project: Project) -> None:
+    """Only the place of the data changed: at least 0.95 on MNIST's 28 x 28 digits."""
+    running = project.run("jobs/mnist.toml", "bigger", *roots(str(MNIST5K)))
+    assert running.end() == 0, running.told()
+    assert accuracy(running) >= 0.95
+    assert opened(running)["evaluation"] == (str(MNIST5K), digits("test", str(MNIST5K)).fingerprint)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve *folder* over HTTP on loopback."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.integration
+def test_data_over_http(project: Project) -> None:
+    """The same digits from an HTTP server have the same fingerprint."""
+    with served(FOLDER) as url:
+        running = project.run("jobs/mnist.toml", "http", "train.epochs=1", *roots(url))
+        assert running.end() == 0, running.told()
+    assert opened(running)["train"] == (url, digits("train").fingerprint)
+
+
+@pytest.mark.integration
+def test_data_and_snapshots_on_s3(project: Project, s3_bucket: str) -> None:
+    """Data read from a bucket, snapshots written to it; the run goes on from there after its workers are gone."""
+    import s3fs
+
+    files = s3fs.S3FileSystem(skip_instance_cache=True)
+    for path in FOLDER.glob("*.gz"):
+        files.pipe_file(f"{s3_bucket}/mnist/{path.name}", path.read_bytes())
+    url = f"s3://{s3_bucket}/mnist"
+    sets = (*roots(url), f'snapshots.uri="s3://{s3_bucket}/snapshots"', "train.epochs=4")
+    running = project.run("jobs/mnist.toml", "bucket", *sets)
+    running.wait_for("a snapshot", lambda: running.state().get("snapshot"))
+    running.process.terminate()
+    assert running.end() in {0, 75}, running.told()
+    running = project.run("jobs/mnist.toml", "bucket", *sets)
+    assert running.end() == 0, running.told()
+    assert opened(running)["train"] == (url, digits("train").fingerprint)
+    names = [Path(name).name for name in files.ls(f"{s3_bucket}/snapshots/bucket/snapshots", refresh=True)]
+    assert max(names).startswith("000000000090-"), names
