@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from examples.mnist import Digits, Net, accuracy, digits
 
 SEED = 1234
-EPOCHS = 12
+EPOCHS = 10
 GLOBAL_BATCH_SIZE = 64
 LEARNING_RATE = 3e-3
 CLIP_GRAD_NORM = 1.0
