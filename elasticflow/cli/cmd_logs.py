@@ -22,7 +22,19 @@ if TYPE_CHECKING:
 _COLOURS = {"debug": "bright_black", "warning": "yellow", "error": "red", "critical": "red"}
 # On every line, or shown in front of it.
 _LEFT_OUT = frozenset(
-    {"timestamp", "level", "event", "logger", "job", "run_id", "generation", "node", "rank", "world_size"}
+    {
+        "timestamp",
+        "level",
+        "event",
+        "logger",
+        "origin",
+        "job",
+        "run_id",
+        "generation",
+        "node",
+        "rank",
+        "world_size",
+    }
 )
 
 

@@ -109,11 +109,15 @@ class Console:
         line = self._story.event(record)
         if line is None:
             return
-        if line.symbol in {"wrong", "again", "stop"} or line.tone == "good":
+        if line.symbol in {"wrong", "again", "stop", "start"} or line.tone == "good":
             # What the progress line says is no longer so.
             self._progress = ""
             self._recent.clear()
         self._show(line)
+        if record.get("event") == events.RUN_STARTED and self._tty:
+            # Importing torch takes seconds in which nothing else happens.
+            self._progress = f"{' ' * (_TIME_WIDTH + 2)}{self._symbols['note']} {'starting':<{_LABEL_WIDTH}}"
+            self._write(self._progress)
 
     def metrics(self, record: Record) -> None:
         """Show one record of metrics.jsonl: an evaluation as a line, a step as progress."""

@@ -89,9 +89,11 @@ class Story:
         found = record.get("eval")
         if not isinstance(found, Mapping):
             return None
+        before = self._best
         self._evaluation, self._best = dict(found), amount(record, "best")
         at = f"epoch {record['epoch']}" if record.get("epoch") is not None else f"step {record.get('step')}"
-        best = " (best)" if self._best is not None and self._best in found.values() else ""
+        is_best = self._best is not None and self._best != before and self._best in found.values()
+        best = " (best)" if is_best else ""
         return Line(
             "done", "plain", "evaluation", f"{at}: {values(found)}{best}", seconds=self.seconds(record)
         )
@@ -219,7 +221,7 @@ class Story:
         if record.get("source"):
             text += f" of {record['source']}"
         if fingerprint:
-            text += f", fingerprint {str(fingerprint)[:12]}"
+            text += f", fingerprint {str(fingerprint)[:8]}"
         return Line("note", "plain", "data", text)
 
     def _node_joined(self, record: Record) -> Line | None:

@@ -48,7 +48,7 @@ def test_a_file_gets_one_plain_aligned_line_per_event() -> None:
 PLAIN = """\
   0:00.0  → run            mnist 20261120-100000-4f2a, torch 2.13.0
   0:00.2  → workers        2 workers on 1 node
-  0:02.3  · data           train: 1,437 samples of examples/mnist, fingerprint 4be1a09c22f0
+  0:02.3  · data           train: 1,437 samples of examples/mnist, fingerprint 4be1a09c
   0:02.4  → training       from the beginning, 60 steps on cpu, 23,466 parameters
   0:03.5  ✓ evaluation     epoch 1: accuracy 0.9000, loss 0.1000 (best)
   0:03.6  ✓ snapshot       step 20, 291.2 kB in 4 ms

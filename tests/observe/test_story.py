@@ -29,7 +29,7 @@ def test_a_killed_worker_reads_as_a_story() -> None:
     assert [(line.label, line.text) for line in lines] == [
         ("run", "mnist 20261120-100000-4f2a, torch 2.13.0"),
         ("workers", "2 workers on 1 node"),
-        ("data", "train: 1,437 samples of examples/mnist, fingerprint 4be1a09c22f0"),
+        ("data", "train: 1,437 samples of examples/mnist, fingerprint 4be1a09c"),
         ("training", "from the beginning, 60 steps on cpu, 23,466 parameters"),
         ("evaluation", "epoch 1: accuracy 0.9000, loss 0.1000 (best)"),
         ("snapshot", "step 20, 291.2 kB in 4 ms"),
