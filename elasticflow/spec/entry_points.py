@@ -5,11 +5,12 @@ Reads source only: user code never runs here, and torch is neither needed nor lo
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
 from elasticflow.spec.expectations import show
@@ -29,30 +30,13 @@ from elasticflow.spec.resolve import (
     UnreadableModuleError,
 )
 from elasticflow.spec.signatures import Misfit, misfits, signature_of
+from elasticflow.spec.uses import Use, inside, uses_in
 from elasticflow.spec.values import not_passable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from elasticflow.spec.diagnostics import Diagnostic, Severity
     from elasticflow.spec.positions import KeyPath
     from elasticflow.spec.source import Source
-
-
-class Use(NamedTuple):
-    """One entry point and how it is called.
-
-    Attributes:
-        text: `module:attribute`.
-        path: Its key.
-        given: Names of what is passed by place.
-        args: Where its named arguments stand; None when it takes none.
-    """
-
-    text: str
-    path: KeyPath
-    given: tuple[str, ...] = ()
-    args: KeyPath | None = None
 
 
 def installed_places() -> tuple[Path, ...]:
@@ -65,7 +49,7 @@ def installed_places() -> tuple[Path, ...]:
 
 def check_entry_points(source: Source, root: Path) -> list[Diagnostic]:
     """Return what is wrong with the job's entry points, also in tables that have other problems."""
-    parts = _inside(source.raw, "job").get("path", ["."])
+    parts = inside(source.raw, "job").get("path", ["."])
     parts = [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
     is_there = ["\0" not in part and (root / part).is_dir() for part in parts]
     found = [
@@ -80,7 +64,7 @@ def check_entry_points(source: Source, root: Path) -> list[Diagnostic]:
     ]
     own = tuple(root / part for part, good in zip(parts, is_there, strict=True) if good)
     resolver = Resolver(Finder(own, installed_places()))
-    for use in _uses(source.raw):
+    for use in uses_in(source.raw):
         if re.fullmatch(ENTRY, use.text):
             found += _Check(source, resolver, use).run()
     return found
@@ -90,33 +74,6 @@ def shown(folder: Path) -> str:
     """Return a folder as seen from the current one, where it lies inside."""
     here = Path.cwd()
     return f"./{folder.relative_to(here)}".removesuffix(".") if folder.is_relative_to(here) else str(folder)
-
-
-def _uses(raw: dict[str, Any]) -> Iterator[Use]:
-    batch = ("model", "batch") if "step" in _inside(raw, "model") else ("outputs", "targets")
-    fixed: list[tuple[str, str, tuple[str, ...], bool]] = [
-        ("model", "entry", (), True),
-        ("model", "loss", ("outputs", "targets"), False),
-        ("model", "step", ("model", "batch"), False),
-        ("optimizer", "entry", ("the parameters",), True),
-        ("lr_scheduler", "entry", ("the optimizer",), True),
-        ("dataset", "entry", (), True),
-        ("dataset", "prepare", (), False),
-        ("dataset", "collate", ("samples",), False),
-        ("evaluation", "entry", (), True),
-    ]
-    for table, key, given, takes_args in fixed:
-        text = _inside(raw, table).get(key)
-        if isinstance(text, str):
-            yield Use(text, (table, key), given, (table, "args") if takes_args else None)
-    for name, text in _inside(_inside(raw, "evaluation"), "metrics").items():
-        if isinstance(text, str):
-            yield Use(text, ("evaluation", "metrics", name), batch)
-
-
-def _inside(raw: dict[str, Any], name: str) -> dict[str, Any]:
-    inner = raw.get(name)
-    return inner if isinstance(inner, dict) else {}
 
 
 class _Check:
@@ -133,6 +90,8 @@ class _Check:
         try:
             found = self.resolver.entry(self.module, self.attribute)
             if isinstance(found, Definition):
+                if self.use.args is None and isinstance(found.node, ast.ClassDef):
+                    return [self._a_class(found)]
                 return [*self._arguments(found), *self._length(found)]
             words = "a module" if isinstance(found, Module) else found.words
             remedy: str | None = "name a class or a function"
@@ -155,6 +114,14 @@ class _Check:
         except CannotTellError as error:
             return [self._note(str(error))]
 
+    def _a_class(self, found: Definition) -> Diagnostic:
+        given = ", ".join(self.use.given) or "nothing"
+        message = f"{self.use.text} is a class, and is called with {given}: that makes an object of it"
+        function = "name a function"
+        if self.use.path == ("model", "loss"):
+            function = 'name a function, such as "torch.nn.functional:cross_entropy"'
+        return self._problem(codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {found.place}")
+
     def _problem(
         self, code: str, message: str, remedy: str | None, severity: Severity = "error", path: KeyPath = ()
     ) -> Diagnostic:
@@ -168,6 +135,8 @@ class _Check:
         parent, _, last = error.name.rpartition(".")
         near = difflib.get_close_matches(last, error.beside, 1)
         remedy = f'did you mean "{parent}.{near[0]}"?' if near else _listing(error.beside, f"{parent}.")
+        if not error.package.is_own:
+            remedy = "\n".join(filter(None, [remedy, f"{parent} is the installed one: {error.package.file}"]))
         return self._problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
 
     def _not_installed(self, top: str) -> Diagnostic:
@@ -187,7 +156,7 @@ class _Check:
         arguments: dict[str, Any] = {}
         if self.use.args is not None:
             table, name = self.use.args
-            arguments = _inside(_inside(self.source.raw, str(table)), str(name))
+            arguments = inside(inside(self.source.raw, str(table)), str(name))
         return [
             self._misfit(each, found, arguments)
             for each in misfits(signature, len(self.use.given), arguments)

@@ -146,6 +146,13 @@ EXPLANATIONS: dict[str, Explanation] = {
         "Reading source does not show what it takes: the package is not installed here, is compiled, or a decorator hides "
         "the arguments. Shown in JSON, GitHub and SARIF output only; the run itself will find out.",
     ),
+    codes.NOT_A_FUNCTION: Explanation(
+        "a class where a function is called",
+        "A loss is called with outputs and targets and returns the loss. Calling a class makes an object instead: "
+        "name a function, such as one of torch.nn.functional, or one of yours that uses the class.",
+        '[model]\nentry = "examples.mnist:Net"\nloss = "torch.nn:CrossEntropyLoss"',
+        '[model]\nentry = "examples.mnist:Net"\nloss = "torch.nn.functional:cross_entropy"',
+    ),
     codes.EMPTY_RANGE: Explanation(
         "the node range is empty",
         "The job trains on nodes.min to nodes.max nodes.",

@@ -22,11 +22,10 @@ def why_not_map_style(definition: Definition, resolver: Resolver) -> str | None:
         return _of_class(definition, resolver)
     if isinstance(node, ast.Lambda):
         return None
-    if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in _own_nodes(node)):
+    nodes = _own_nodes(node)
+    if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in nodes):
         return "is a generator: it has no length"
-    returned = {
-        name for each in _own_nodes(node) if isinstance(each, ast.Return) for name in [_class_name(each)]
-    }
+    returned = {_class_name(each) for each in nodes if isinstance(each, ast.Return)}
     if len(returned) != 1 or None in returned:
         return None
     found = resolver.name(definition.module, returned.pop() or "")

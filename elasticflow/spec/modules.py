@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import ast
+import difflib
 import functools
 import importlib.machinery
 import re
@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-# Beyond this many characters only the definition asked for is parsed: torch/nn/functional.py takes 24 ms, a slice 1 ms.
-_LARGE = 30_000
 
 
 class CannotTellError(Exception):
@@ -29,12 +26,13 @@ class NotInstalledError(CannotTellError):
 
 
 class NoModuleError(Exception):
-    """There is no such module; `near` holds the names that stand beside it."""
+    """There is no such module; `beside` holds those there are, `package` is where it was looked for."""
 
-    def __init__(self, name: str, beside: list[str]) -> None:
+    def __init__(self, name: str, beside: list[str], package: Module) -> None:
         super().__init__(name)
         self.name = name
         self.beside = beside
+        self.package = package
 
 
 @dataclass(frozen=True)
@@ -75,28 +73,45 @@ class Finder:
             CannotTellError: it is built in or compiled.
         """
         top, *rest = name.split(".")
-        module = _look(top, top, self.own, is_own=True) or _look(top, top, self.installed, is_own=False)
+        module = _look(top, top, (*self.own, *self.installed), self.own)
         if module is None:
             if top in sys.builtin_module_names:
                 raise CannotTellError(f"{top} is built into Python")
             raise NotInstalledError(top)
         for part in rest:
-            inner = _look(f"{module.name}.{part}", part, module.folders, is_own=module.is_own)
+            inner = _look(f"{module.name}.{part}", part, module.folders, self.own if module.is_own else ())
             if inner is None:
                 if re.search(rf"\b(?:{part}|__path__|sys\.modules)\b", source_of(module)):
                     raise CannotTellError(f"{module.name} makes its own submodules")
-                raise NoModuleError(f"{module.name}.{part}", _names_in(module.folders))
+                beside = _names_in(module.folders)
+                self.refuse_namespace(module, part, beside)
+                raise NoModuleError(f"{module.name}.{part}", beside, module)
             module = inner
         return module
+
+    def refuse_namespace(self, module: Module, name: str, beside: list[str]) -> None:
+        """Return only when a name that is missing in *module* is missing for certain.
+
+        Raises:
+            CannotTellError: a folder without __init__.py gives way to an installed package of its name, and
+                without torch this is not the environment the job trains in.
+        """
+        is_sure = module.file is not None or any((place / "torch").is_dir() for place in self.installed)
+        if not is_sure and not difflib.get_close_matches(name, beside, 1):
+            raise CannotTellError(
+                f"{module.name} has no __init__.py: an installed package may take its place"
+            )
 
     def names(self) -> list[str]:
         """Return the top-level modules on the job's own path."""
         return _names_in(self.own)
 
 
-def _look(name: str, part: str, places: tuple[Path, ...], *, is_own: bool) -> Module | None:
+def _look(name: str, part: str, places: tuple[Path, ...], own: tuple[Path, ...]) -> Module | None:
+    """Return the module; like Python, a folder without __init__.py only when no other place has more."""
     namespace: list[Path] = []
     for place in places:
+        is_own = any(place.is_relative_to(root) for root in own)
         folder = place / part
         if (folder / "__init__.py").is_file():
             return Module(name, folder / "__init__.py", (folder,), is_own)
@@ -106,7 +121,9 @@ def _look(name: str, part: str, places: tuple[Path, ...], *, is_own: bool) -> Mo
             raise CannotTellError(f"{name} is compiled")
         if folder.is_dir():
             namespace.append(folder)
-    return Module(name, None, tuple(namespace), is_own) if namespace else None
+    if not namespace:
+        return None
+    return Module(name, None, tuple(namespace), any(namespace[0].is_relative_to(root) for root in own))
 
 
 @functools.cache
@@ -141,101 +158,3 @@ def _read(file: Path, _changed: int, _size: int) -> str:
         return file.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CannotTellError(f"{file} cannot be read") from error
-
-
-@functools.lru_cache(maxsize=256)
-def parse(text: str) -> list[ast.stmt]:
-    """Return the statements of a source text.
-
-    Raises:
-        SyntaxError: it is not Python of this version.
-    """
-    import warnings
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's docstrings
-            return ast.parse(text).body
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise SyntaxError(str(error)) from error
-
-
-def bindings(text: str, name: str) -> tuple[list[ast.stmt], bool]:
-    """Return the statements that bind *name* at module level, last first, and whether all of them always run."""
-    if len(text) > _LARGE and (one := _slice(text, name)):
-        return [one], True
-    found: list[ast.stmt] = []
-    inner: list[ast.stmt] = []
-    for statement in parse(text):
-        if _binds(statement, name):
-            found.append(statement)
-        inner += [each for each in _conditional(statement) if _binds(each, name)]
-    return [*reversed(found), *reversed(inner)], not inner
-
-
-def _slice(text: str, name: str) -> ast.stmt | None:
-    """Return the one top-level definition of *name*, parsed alone; None when it is not that simple."""
-    heads = [at for word in ("def", "class", "async def") for at in _lines(text, f"{word} {name}", "(:[ \t")]
-    rebinding = _lines(text, name, "=: \t")
-    if rebinding or len(heads) != 1:
-        return None
-    start = heads[0]
-    while start and text[text.rfind("\n", 0, start - 1) + 1] in "@)":  # its decorators
-        start = text.rfind("\n", 0, start - 1) + 1
-    end = re.compile(r"^[^\s#)\]}]", re.MULTILINE).search(text, text.find("\n", heads[0]) + 1)
-    try:
-        body = parse("\n" * text.count("\n", 0, start) + text[start : end.start() if end else len(text)])
-    except SyntaxError:
-        return None
-    return body[0] if len(body) == 1 else None
-
-
-def _lines(text: str, start: str, then: str) -> list[int]:
-    """Return where lines begin with *start* and one of the characters *then*; many times faster than a pattern."""
-    found, at = [], 0 if text.startswith(start) else text.find(f"\n{start}") + 1
-    while at or text.startswith(start, at):
-        if text[at + len(start) : at + len(start) + 1] in then:
-            found.append(at)
-        at = text.find(f"\n{start}", at) + 1
-        if not at:
-            break
-    return found
-
-
-def _conditional(statement: ast.stmt) -> list[ast.stmt]:
-    """Return the statements inside an `if`, `try` or `with` at module level; not those for type checkers only."""
-    if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
-        return statement.orelse
-    if isinstance(statement, ast.If | ast.Try | ast.With | ast.For | ast.While):
-        direct = [each for each in ast.iter_child_nodes(statement) if isinstance(each, ast.stmt)]
-        handlers = [each for handler in getattr(statement, "handlers", []) for each in handler.body]
-        return [deeper for each in (*direct, *handlers) for deeper in (each, *_conditional(each))]
-    return []
-
-
-def _binds(statement: ast.stmt, name: str) -> bool:
-    match statement:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return statement.name == name
-        case ast.Import():
-            return any((each.asname or each.name.partition(".")[0]) == name for each in statement.names)
-        case ast.ImportFrom():
-            return any((each.asname or each.name) == name for each in statement.names)
-        case ast.Assign(targets=targets):
-            return any(name in _targets(each) for each in targets)
-        case ast.AnnAssign(target=ast.Name(id=target), value=value):
-            return target == name and value is not None
-        case _:
-            return False
-
-
-def _targets(target: ast.expr) -> list[str]:
-    match target:
-        case ast.Name(id=name):
-            return [name]
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            return [name for part in parts for name in _targets(part)]
-        case ast.Starred(value=inner):
-            return _targets(inner)
-        case _:
-            return []  # AdamW.__doc__ = ... binds no name

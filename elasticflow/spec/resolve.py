@@ -7,20 +7,21 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticflow.spec.bindings import bindings, parse
 from elasticflow.spec.modules import (
     CannotTellError,
     Finder,
     Module,
     NoModuleError,
-    bindings,
-    parse,
     source_of,
 )
 
 _MOST_HOPS = 20
 _NAMES = re.compile(r"^(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*[=:]", re.MULTILINE)
 # Names made at run time: reading cannot show them.
-_DYNAMIC = re.compile(r"^def __getattr__|\bglobals\(\)|\bexec\(|sys\.modules\[__name__\]", re.MULTILINE)
+_DYNAMIC = re.compile(
+    r"^(?:def )?__getattr__\b|\bglobals\(\)|\bexec\(|sys\.modules\[__name__\]", re.MULTILINE
+)
 
 
 class NoAttributeError(Exception):
@@ -127,7 +128,9 @@ class Resolver:
                 return self.finder.find(f"{module.name}.{name}")
             except NoModuleError:
                 pass
-        if _DYNAMIC.search(text):
+        if _DYNAMIC.search(text) or re.search(
+            rf"\bglobal\b.*\b{name}\b|\bas {name}:|^for .*\b{name}\b", text, re.MULTILINE
+        ):
             raise CannotTellError(f"{module.name} makes names at run time")
         names = {first or second for first, second in _NAMES.findall(text)}
         names |= {
@@ -136,7 +139,9 @@ class Resolver:
             if isinstance(statement, ast.ImportFrom)
             for each in statement.names
         }
-        raise NoAttributeError(module.name, name, sorted(each for each in names if not each.startswith("_")))
+        beside = sorted(each for each in names if not each.startswith("_"))
+        self.finder.refuse_namespace(module, name, beside)
+        raise NoAttributeError(module.name, name, beside)
 
     def _meaning(self, module: Module, statement: ast.stmt, name: str, hops: int) -> Found:
         match statement:

@@ -100,6 +100,7 @@ def _of_class(definition: Definition, resolver: Resolver, level: int) -> Signatu
         return _of_dataclass(node)
     _refuse_decorators(node)
     methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    _refuse_hidden_constructor(node)
     if maker := methods.get("__init__") or methods.get("__new__"):
         _refuse_decorators(maker)
         return _from_arguments(maker.args, skip=1)
@@ -115,6 +116,18 @@ def _of_class(definition: Definition, resolver: Resolver, level: int) -> Signatu
         if inherited := _of_class(found, resolver, level + 1):
             return inherited
     return None
+
+
+def _refuse_hidden_constructor(node: ast.ClassDef) -> None:
+    """A constructor that is assigned, or defined under a condition, is not read."""
+    makers = {"__init__", "__new__"}
+    for each in node.body:
+        if isinstance(each, ast.Assign) and makers & {getattr(at, "id", "") for at in each.targets}:
+            raise CannotTellError(f"{node.name} assigns its constructor")
+        if isinstance(each, ast.If | ast.Try | ast.With) and makers & {
+            getattr(at, "name", "") for at in ast.walk(each)
+        }:
+            raise CannotTellError(f"{node.name} defines its constructor under a condition")
 
 
 def _of_dataclass(node: ast.ClassDef) -> Signature:

@@ -44,6 +44,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").touch()
     (tmp_path / "pkg" / "ok.py").write_text(OK)
 
     def check(
@@ -98,6 +99,13 @@ def test_fitting_arguments_pass_and_others_do_not(said: Callable[..., Said], nam
 
 
 UNTOLD = {
+    "global in a function": "def make():\n    global it\n    it = 1",
+    "lazy loader": "__getattr__, __dir__, __all__ = attach()",
+    "assigned constructor": "class it:\n    __init__ = other",
+    "constructor under a condition": "class it:\n    if True:\n        def __init__(self): ...",
+    "named tuple": "from typing import NamedTuple\nclass it(NamedTuple):\n    a: int",
+    "enum": "from enum import Enum\nclass it(Enum):\n    a = 1",
+    "built-in base": "class it(dict): ...",
     "unknown decorator": "from pkg.n import C\n@C\ndef it(a): ...",
     "metaclass": "class it(metaclass=type(str)): ...",
     "made by a call": "it = make()",
@@ -225,3 +233,27 @@ def test_torchs_own_source_is_read_and_torch_not_loaded(
     if not any((place / "torch" / "nn").is_dir() for place in entry_points.installed_places()):
         pytest.skip("torch is not installed")
     assert said("", entry, args) == expected
+
+
+def test_a_data_folder_does_not_hide_an_installed_package(
+    said: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder without __init__.py gives way to a real package, here or elsewhere; near names are typing errors."""
+    (tmp_path / "click").mkdir()
+    assert said("", "click:Argument", "{ param_decls = [] }") == []
+    monkeypatch.setattr(entry_points, "installed_places", tuple)
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "loading.py").touch()
+    assert [code for code, _ in said("", "datasets:load_dataset")] == ["EF209"]
+    assert [code for code, _ in said("", "datasets.arrow:Reader")] == ["EF209"]
+    assert said("", "datasets.loadin:it") == [("EF201", "there is no module datasets.loadin")]
+
+
+def test_a_class_is_no_loss(said: Callable[..., Said], tmp_path: Path) -> None:
+    """`nn.CrossEntropyLoss` as a loss would make an object per batch; the function is meant."""
+    said("class Loss:\n    def __init__(self, weight=None, reduction=None): ...\ndef it(): ...")
+    text = (tmp_path / "job.toml").read_text()
+    (tmp_path / "job.toml").write_text(text.replace("pkg.ok:loss", "pkg.m:Loss"))
+    found = load_job(tmp_path / "job.toml").diagnostics
+    message = "pkg.m:Loss is a class, and is called with outputs, targets: that makes an object of it"
+    assert [each.message for each in found] == [message]

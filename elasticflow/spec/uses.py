@@ -1,0 +1,55 @@
+"""The entry points a job names, and what each is called with (floor 1, pure)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.spec.positions import KeyPath
+
+
+class Use(NamedTuple):
+    """One entry point and how it is called.
+
+    Attributes:
+        text: `module:attribute`.
+        path: Its key.
+        given: Names of what is passed by place.
+        args: Where its named arguments stand; None when it takes none.
+    """
+
+    text: str
+    path: KeyPath
+    given: tuple[str, ...] = ()
+    args: KeyPath | None = None
+
+
+def uses_in(raw: dict[str, Any]) -> Iterator[Use]:
+    """Yield every entry point of a merged job, whatever else is wrong with its table."""
+    batch = ("model", "batch") if "step" in inside(raw, "model") else ("outputs", "targets")
+    fixed: list[tuple[str, str, tuple[str, ...], bool]] = [
+        ("model", "entry", (), True),
+        ("model", "loss", ("outputs", "targets"), False),
+        ("model", "step", ("model", "batch"), False),
+        ("optimizer", "entry", ("the parameters",), True),
+        ("lr_scheduler", "entry", ("the optimizer",), True),
+        ("dataset", "entry", (), True),
+        ("dataset", "prepare", (), False),
+        ("dataset", "collate", ("samples",), False),
+        ("evaluation", "entry", (), True),
+    ]
+    for table, key, given, takes_args in fixed:
+        text = inside(raw, table).get(key)
+        if isinstance(text, str):
+            yield Use(text, (table, key), given, (table, "args") if takes_args else None)
+    for name, text in inside(inside(raw, "evaluation"), "metrics").items():
+        if isinstance(text, str):
+            yield Use(text, ("evaluation", "metrics", name), batch)
+
+
+def inside(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of the raw dict; empty when there is none."""
+    inner = raw.get(name)
+    return inner if isinstance(inner, dict) else {}
