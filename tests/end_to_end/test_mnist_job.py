@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import ROOT, Project, Running, named, read_lines
 
 from examples.mnist import digits
+from tests.end_to_end.conftest import ROOT, Project, Running, named, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
