@@ -10,12 +10,15 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from elasticflow.run_folder import RunFolder
 from elasticflow.runtime import restore
+from elasticflow.runtime.vote import Vote
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
 
@@ -116,3 +119,20 @@ def groups(tmp_path: Path) -> Iterator[Any]:
     yield make
     for group in made:
         group.kill()
+
+
+@pytest.fixture
+def me() -> Any:
+    """Return a stand-in for the worker of a plain process; `events` holds what it logged."""
+    events: list[dict[str, Any]] = []
+
+    def event(event: str, **fields: Any) -> None:
+        events.append({"event": event, **fields})
+
+    nothing = SimpleNamespace(beat=lambda: None, go_on=lambda: None)
+    return SimpleNamespace(
+        rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=Vote(),
+        autocast_dtype=None, skipped_step=False, fingerprints={}, started_at=None, best=None, events=events,
+        event=event, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
+        phase=lambda _: None, heartbeat=nothing, progress=nothing,
+    )  # fmt: skip

@@ -148,27 +148,28 @@ def test_values_json_lacks() -> None:
 
 def test_state_that_needs_pickle_is_named() -> None:
     """What can be expressed neither as JSON nor as a tensor is refused by its path."""
-    with pytest.raises(StateError, match="scheduler/fn is a builtins.object, which a snapshot cannot hold"):
+    with pytest.raises(StateError, match=r"scheduler/fn is a builtins\.object, which a snapshot cannot hold"):
         tree.Encoder().encode({"fn": object()}, "scheduler")
-    with pytest.raises(StateError, match="model/w is a tensor of torch.complex128"):
+    with pytest.raises(StateError, match=r"model/w is a tensor of torch\.complex128"):
         tree.Encoder().encode({"w": torch.zeros(2, dtype=torch.complex128)}, "model")
 
 
 def test_tied_weights_are_stored_once() -> None:
     """Tensors in the same memory are one tensor in the snapshot, and stay tied."""
-    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    model[1].weight = model[0].weight
+    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    second.weight = first.weight
+    model = nn.Sequential(first, second)
     state = State(model=model, optimizer=torch.optim.SGD(model.parameters()))
     captured = state.capture()
     assert list(captured.tensors) == ["model/0.weight"]
     assert captured.aliases == {"model/1.weight": "model/0.weight"}
-    before = model[0].weight.detach().clone()
+    before = first.weight.detach().clone()
     captured = state.capture()
     tensors = {key: tensor.clone() for key, tensor in captured.tensors.items()}
     with torch.no_grad():
-        model[0].weight.zero_()
+        first.weight.zero_()
     state.apply(captured.tree, tensors, captured.memory_formats)
-    assert torch.equal(model[1].weight, before)
+    assert torch.equal(second.weight, before)
 
 
 def test_memory_format_of_optimizer_state_survives() -> None:

@@ -1,0 +1,188 @@
+"""Gradients of the global batch, in one process."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from elasticflow.errors import NonFiniteLossError
+from elasticflow.runtime import evaluate
+from elasticflow.runtime.data import Batch
+from elasticflow.runtime.order import Schedule
+from elasticflow.runtime.replicas import DataParallel
+
+SCHEDULE = Schedule(10, 10, epochs=1)
+
+
+def batch(*sizes: int) -> Batch:
+    """Return a batch cut into micro-batches of these sizes."""
+    inputs = torch.arange(10.0).reshape(10, 1)
+    pieces, begin = [], 0
+    for size in sizes:
+        pieces.append((inputs[begin : begin + size], size))
+        begin += size
+    return Batch(begin, SCHEDULE.end, len(pieces), iter(pieces))
+
+
+def mean_step(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the mean loss."""
+    return mse_loss(model(inputs), 3 * inputs)
+
+
+def make(me: Any, step: Any = mean_step, **options: Any) -> tuple[nn.Linear, DataParallel]:
+    """Return a model and its only replica."""
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    chosen = {"precision": "fp32", "on_nonfinite": "stop", "ddp": {}, **options}
+    return model, DataParallel(me, model, step, **chosen)
+
+
+def expected() -> tuple[float, Tensor]:
+    """Return loss and gradient of the whole batch at once."""
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    loss = mean_step(model, torch.arange(10.0).reshape(10, 1))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert model.weight.grad is not None
+    return loss.item(), model.weight.grad
+
+
+@pytest.mark.parametrize("sizes", [(10,), (5, 5), (7, 2, 1)])
+@pytest.mark.parametrize("form", ["mean", "sum", "mapping"])
+def test_micro_batches_weigh_what_they_hold(me: Any, sizes: tuple[int, ...], form: str) -> None:
+    """Loss and gradient do not depend on how the batch is cut, in each form a step may return."""
+
+    def step(model: nn.Module, inputs: Tensor) -> Any:
+        loss = mean_step(model, inputs)
+        return {"mean": loss, "sum": (loss * len(inputs), len(inputs)), "mapping": {"loss": loss}}[form]
+
+    model, group = make(me, step)
+    loss = group.gradients(batch(*sizes))
+    expected_loss, expected_gradient = expected()
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    torch.testing.assert_close(model.weight.grad, expected_gradient)
+
+
+def test_a_rank_without_samples_takes_part(me: Any) -> None:
+    """Its gradients are noughts, even where a weight is not finite."""
+    model, group = make(me)
+    with torch.no_grad():
+        model.bias.fill_(math.inf)
+    assert group.gradients(batch()) == 0.0
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[0.0]]
+
+
+def test_loss_that_is_not_finite_stops(me: Any) -> None:
+    """The error names step and loss."""
+    model, group = make(me)
+    with torch.no_grad():
+        model.bias.fill_(math.nan)
+    with pytest.raises(NonFiniteLossError) as stopped:
+        group.gradients(batch(10))
+    assert stopped.value.message == "the loss of step 1 is nan"
+    assert stopped.value.failure_class == "nonfinite"
+
+
+def test_loss_that_is_not_finite_can_be_skipped(me: Any) -> None:
+    """The step leaves no gradient, so the weights stay as they are; the log says so."""
+    model, group = make(me, on_nonfinite="skip")
+    with torch.no_grad():
+        model.bias.fill_(math.inf)
+    assert group.gradients(batch(10)) == math.inf
+    assert model.weight.grad is None
+    assert me.skipped_step
+    assert me.events == [{"event": "loss.skipped", "level": "warning", "step": 1, "loss": "inf"}]
+
+
+def test_skipping_under_a_scaler(me: Any) -> None:
+    """With fp16's scaler the optimizer itself leaves the step out."""
+    scaler = torch.amp.GradScaler("cpu")
+    model, group = make(me, on_nonfinite="skip", scaler=scaler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with torch.no_grad():
+        model.bias.fill_(math.inf)
+    before = model.weight.detach().clone()
+    group.gradients(batch(10))
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(model.weight, before)
+
+
+def test_step_of_another_kind_is_refused(me: Any) -> None:
+    """A step that returns something else is told what it may return."""
+    _, group = make(me, lambda *_: "0.5")
+    with pytest.raises(TypeError, match="the training step returned a str: it must return a loss"):
+        group.gradients(batch(10))
+
+
+def test_vote_is_settled_with_the_step(me: Any) -> None:
+    """A drain wanted during a step is agreed on at its end."""
+
+    def step(model: nn.Module, inputs: Tensor) -> Tensor:
+        me.vote.leave_wanted = True
+        return mean_step(model, inputs)
+
+    _, group = make(me, step)
+    group.gradients(batch(5, 5))
+    assert (me.vote.leave, me.vote.snapshot) == (True, False)
+
+
+def test_dropout_depends_on_the_step_alone(me: Any) -> None:
+    """The state of the generators before a step does not matter."""
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(1, 1))
+        group = DataParallel(me, model, mean_step, precision="fp32", on_nonfinite="stop", ddp={})
+        torch.manual_seed(seed)
+        losses.append(group.gradients(batch(5, 5)))
+    assert losses[0] == losses[1]
+
+
+class Pairs:
+    """Inputs and targets."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor([float(index)]), torch.tensor([3.0 * index])
+
+
+def loss_step(model: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the mean loss."""
+    return mse_loss(model(pair[0]), pair[1])
+
+
+def test_evaluation_weighs_batches_by_their_samples(me: Any) -> None:
+    """The metrics are means over all samples, whatever the batch size; the best one is remembered."""
+    model, _ = make(me)
+    whole = evaluate.Evaluation(me, model, loss_step, Pairs(), SCHEDULE, batch_size=10)
+    parts = evaluate.Evaluation(
+        me, model, loss_step, Pairs(), SCHEDULE, batch_size=4, best="min error",
+        metrics={"error": lambda outputs, targets: (outputs - targets).abs().mean()},
+    )  # fmt: skip
+    found = parts.run(SCHEDULE.end)
+    assert found["loss"] == pytest.approx(whole.run(SCHEDULE.end)["loss"])
+    assert parts.metric_at(SCHEDULE.end) == found["error"] == me.best
+    assert parts.metric_at(SCHEDULE.start) is None
+    assert model.training
+
+
+def test_evaluation_is_due_by_epochs_and_at_the_end(me: Any) -> None:
+    """After a resume, what was due before is not done again."""
+    schedule = Schedule(10, 4, epochs=3)
+    evaluation = evaluate.Evaluation(me, nn.Linear(1, 1), loss_step, Pairs(), schedule, every=("2 epochs",))
+    position, due = schedule.start, []
+    while not schedule.is_end(position):
+        position = schedule.batch(position)[2]
+        if evaluation.due(position):
+            due.append(position.step)
+    assert due == [5, 8]
