@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @click.command("resume")
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key for this launch.")
+@click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key for this launch."
+)
 @click.option("--accept-drift", is_flag=True, help="Go on although the job changed the trajectory.")
 @log_format_option
 def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log_format: str) -> int:
@@ -47,7 +49,9 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
     root = project_root_of(Path.cwd() / "job.toml")
     folder = newest_resumable(root) if run is None else find_run(root, run)
     if folder is None:
-        raise NothingToResumeError(f"no run under {root / 'runs'} can go on", "start one: elasticflow run JOB")
+        raise NothingToResumeError(
+            f"no run under {root / 'runs'} can go on", "start one: elasticflow run JOB"
+        )
     if is_finished(folder):
         raise NothingToResumeError(f"run {folder.run_id} is finished", "start a new one: elasticflow run JOB")
     numbers = folder.launch_numbers()
@@ -59,7 +63,9 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
     overrides = (*recorded_overrides(before), *overrides)
     if not files[0].exists():
         if overrides != recorded_overrides(before):
-            raise NothingToResumeError(f"--set needs the job file, and {files[0]} is gone", "put it back, or leave out --set")
+            raise NothingToResumeError(
+                f"--set needs the job file, and {files[0]} is gone", "put it back, or leave out --set"
+            )
         warn(f"{files[0]} is gone; going on with the job as recorded in {before}")
         return Request(read_job(before), (), overrides, root, folder, accept_drift)
     loaded = require_job(files[0], overrides)

@@ -11,13 +11,22 @@ from elasticflow.cli.view import log_format_option, shown, warn
 
 @click.command("run")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key, e.g. train.epochs=3.")
+@click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key, e.g. train.epochs=3."
+)
 @click.option("--run-id", metavar="ID", help="Make run ID, or go on with it: safe to start again and again.")
-@click.option("--accept-drift", is_flag=True, help="With --run-id: go on although the job changed the trajectory.")
+@click.option(
+    "--accept-drift", is_flag=True, help="With --run-id: go on although the job changed the trajectory."
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @log_format_option
 def command(
-    job_file: Path, overrides: tuple[str, ...], run_id: str | None, accept_drift: bool, dry_run: bool, log_format: str
+    job_file: Path,
+    overrides: tuple[str, ...],
+    run_id: str | None,
+    accept_drift: bool,
+    dry_run: bool,
+    log_format: str,
 ) -> int:
     """Train a job. Ctrl-C or SIGTERM: snapshot, leave, exit 75; a second one: leave at once, exit 130.
 

@@ -13,9 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import Store
-from torch.distributed.elastic.agent.server import WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.api import RunResult
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.run import config_from_args, get_args_parser
 
@@ -26,6 +24,9 @@ from elasticflow.launcher.workers import ForkedWorkers, environment_of
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # torch's stubs do not re-export it
+    from torch.distributed.elastic.agent.server.api import RunResult
+
     from elasticflow.launcher.agent_process import AgentConfig
     from elasticflow.launcher.fork_client import ForkServer
     from elasticflow.launcher.heartbeats import Heartbeats
@@ -113,11 +114,14 @@ class Agent(LocalElasticAgent):
         entry_point = str(Path(self._config.launch_folder) / "train.py")
         self._workers = ForkedWorkers(self._server, worker_group.spec.role, entry_point, envs, self._logs)
         self._pcontext = self._workers
-        self._rank_logs = [RankLog(self._folder, round_.generation, w.global_rank) for w in worker_group.workers]
+        self._rank_logs = [
+            RankLog(self._folder, round_.generation, w.global_rank) for w in worker_group.workers
+        ]
         self._workers.start()
         pids = self._workers.pids()
         workers = [
-            {"rank": w.global_rank, "pid": pids[w.local_rank], "node": self._config.node} for w in worker_group.workers
+            {"rank": w.global_rank, "pid": pids[w.local_rank], "node": self._config.node}
+            for w in worker_group.workers
         ]
         self._ended_alone = set()
         self._feed.post({"type": "workers", "generation": round_.generation, "workers": workers})
@@ -138,7 +142,7 @@ class Agent(LocalElasticAgent):
         generation = self._rendezvous_handler.round.generation
         draining = False
         while True:
-            select.select([self._server, self._writer], [], [], _POLL_S)
+            select.select([self._server.fileno(), self._writer.fileno()], [], [], _POLL_S)
             self._forward()
             result = self._workers.wait(0)
             if result is not None:
@@ -149,7 +153,7 @@ class Agent(LocalElasticAgent):
                 return bool(result.is_failed())
             if not draining and is_requested(self._control, "drain", generation):
                 draining = True
-                self._workers.signal(signal.SIGTERM)
+                self._workers.send(signal.SIGTERM)
             if is_requested(self._control, "stop", generation):
                 return False
             if (hang := self._heartbeats.hung()) is not None:
@@ -169,7 +173,7 @@ class Agent(LocalElasticAgent):
     def _report_hang(self, hang: dict[str, Any]) -> None:
         """Have every rank write its stacks to its stderr log, then tell the supervisor."""
         assert self._workers is not None
-        self._workers.signal(signal.SIGUSR2)  # faulthandler, registered by runtime/worker.py
+        self._workers.send(signal.SIGUSR2)  # faulthandler, registered by runtime/worker.py
         time.sleep(0.2)
         rank = self._worker_group.workers[hang["local_rank"]].global_rank
         self._feed.post({"type": "hang", "rank": rank, "phase": hang["phase"], "seconds": hang["seconds"]})
@@ -224,7 +228,9 @@ def _tail(path: Path, size: int = 8192) -> str:
         return file.read().decode("utf-8", "replace")
 
 
-def build_agent(config: AgentConfig, server: ForkServer, writer: WriterProcess, heartbeats: Heartbeats) -> Agent:
+def build_agent(
+    config: AgentConfig, server: ForkServer, writer: WriterProcess, heartbeats: Heartbeats
+) -> Agent:
     """Return the agent, configured by parsing the very argv that was written into the launch folder."""
     argv = (Path(config.launch_folder) / "torchrun.args").read_text(encoding="utf-8").splitlines()
     launch, _, _ = config_from_args(get_args_parser().parse_args(argv))
@@ -234,7 +240,9 @@ def build_agent(config: AgentConfig, server: ForkServer, writer: WriterProcess, 
         role=launch.role,
         local_world_size=launch.nproc_per_node,
         entrypoint=str(Path(config.launch_folder) / "train.py"),
-        rdzv_handler=SupervisedRendezvous(store, config.node, folder.run_id, config.store_host, config.store_port),
+        rdzv_handler=SupervisedRendezvous(
+            store, config.node, folder.run_id, config.store_host, config.store_port
+        ),
         max_restarts=0,  # the supervisor's ledger is the only place where restarts are counted
         monitor_interval=launch.monitor_interval,
         local_addr=launch.local_addr,

@@ -91,6 +91,11 @@ class Budget:
         self._entries = read_ledger(ledger)
 
     @property
+    def size(self) -> int:
+        """Failures allowed in one window."""
+        return self._plan.budget
+
+    @property
     def entries(self) -> tuple[Entry, ...]:
         """Every failure of the run so far, oldest first."""
         return tuple(self._entries)

@@ -22,21 +22,39 @@ class ForkServer:
     a process ends.
     """
 
-    def __init__(self, entry_point: Path, path: list[str], modules: list[str], start_method: str, keep_fds: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        entry_point: Path,
+        path: list[str],
+        modules: list[str],
+        start_method: str,
+        keep_fds: tuple[int, ...],
+    ) -> None:
         ours, theirs = socket.socketpair()
         environment = dict(os.environ)
         # libgomp hangs in a forked child if the parent ever ran a parallel kernel with more than one thread.
         environment.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
         environment.update({"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONUNBUFFERED": "1"})
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "elasticflow.launcher.fork_server", str(theirs.fileno()), str(os.getpid())],
+            [
+                sys.executable,
+                "-m",
+                "elasticflow.launcher.fork_server",
+                str(theirs.fileno()),
+                str(os.getpid()),
+            ],
             pass_fds=(theirs.fileno(), *keep_fds),
             env=environment,
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
         self._lines = Lines(ours)
-        setup = {"entry_point": str(entry_point), "path": path, "modules": modules, "start_method": start_method}
+        setup = {
+            "entry_point": str(entry_point),
+            "path": path,
+            "modules": modules,
+            "start_method": start_method,
+        }
         self._lines.send({"setup": setup})
         self.refused: list[dict[str, str]] | None = None
         self.exits: dict[int, tuple[int, float]] = {}

@@ -27,7 +27,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from elasticflow.launcher.lifeline import die_with_parent
+from elasticflow.lifeline import die_with_parent
 
 # What every worker needs and what torch imports lazily at the worst moment: `torch._dynamo` costs
 # 0.8 s in the first optimizer step of each generation when it is not here.
@@ -141,22 +141,21 @@ def _rank_variables_watched() -> Any:
 
 def _unsafe_to_fork() -> str | None:
     """Return why this process must not fork workers that use what was just imported, if so."""
-    with contextlib.suppress(FileNotFoundError):
-        if any(os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia") for fd in _open_fds()):
-            return "touches the accelerator at import"
+    if any(target.startswith("/dev/nvidia") for target in _open_files()):
+        return "touches the accelerator at import"
     tasks = Path("/proc/self/task")
     if tasks.is_dir() and len(list(tasks.iterdir())) > 1:
         return "starts threads at import"
     return None
 
 
-def _open_fds() -> list[str]:
-    fds = []
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            os.readlink(f"/proc/self/fd/{fd}")
-            fds.append(fd)
-    return fds
+def _open_files() -> list[str]:
+    folder = Path("/proc/self/fd")
+    targets = []
+    for descriptor in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the folder
+            targets.append(str(descriptor.readlink()))
+    return targets
 
 
 def _forget(name: str) -> None:
@@ -168,17 +167,17 @@ def _forget(name: str) -> None:
 def serve(lines: Lines, entry_point: str, start_method: str) -> NoReturn:
     """Fork a worker for each request and report each exit, until the agent is gone."""
     wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)  # noqa: FBT003
-    os.set_blocking(wake_read, False)  # noqa: FBT003
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up to be written
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     while True:
-        ready, _, _ = select.select([lines.channel, wake_read], [], [])
+        ready, _, _ = select.select([lines.channel.fileno(), wake_read], [], [])
         if wake_read in ready:
             os.read(wake_read, 4096)
             for report in reap():
                 lines.send(report)
-        if lines.channel in ready:
+        if lines.channel.fileno() in ready:
             messages = lines.read()
             if messages is None:
                 os._exit(0)
@@ -192,7 +191,7 @@ def serve(lines: Lines, entry_point: str, start_method: str) -> NoReturn:
 
 def reap() -> list[dict[str, Any]]:
     """Return a report for each child that has ended; signals as negative codes."""
-    reports = []
+    reports: list[dict[str, Any]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -203,7 +202,9 @@ def reap() -> list[dict[str, Any]]:
         reports.append({"exited": pid, "code": os.waitstatus_to_exitcode(status), "at": time.time()})
 
 
-def become_worker(channel: socket.socket, request: dict[str, Any], entry_point: str, start_method: str) -> NoReturn:
+def become_worker(
+    channel: socket.socket, request: dict[str, Any], entry_point: str, start_method: str
+) -> NoReturn:
     """Turn this forked child into a worker and run the entry point; never returns.
 
     The worker leads a session of its own, so that Ctrl-C reaches the supervisor only and one signal to
@@ -226,7 +227,10 @@ def become_worker(channel: socket.socket, request: dict[str, Any], entry_point: 
             os.close(opened)
         os.environ.update(request["environment"])
         if start_method == "spawn":
-            os.execv(sys.executable, [sys.executable, "-u", "-m", "elasticflow.launcher.spawned", str(parent), entry_point])
+            os.execv(  # noqa: S606  # argv of our own making
+                sys.executable,
+                [sys.executable, "-u", "-m", "elasticflow.launcher.spawned", str(parent), entry_point],
+            )
         sys.argv = [entry_point]
         runpy.run_path(entry_point, run_name="__main__")
         code = 0

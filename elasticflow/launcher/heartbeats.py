@@ -29,7 +29,7 @@ class Heartbeats:
         else:
             with tempfile.TemporaryFile() as file:
                 self.fd = os.dup(file.fileno())
-        os.set_inheritable(self.fd, True)  # noqa: FBT003
+        os.set_inheritable(self.fd, True)
         os.ftruncate(self.fd, size)
         self._memory = mmap.mmap(self.fd, size)
         self._seen: list[tuple[int, float]] = []

@@ -80,6 +80,13 @@ class AppendedLines:
         os.close(self._fd)
 
 
+def _restarts_so_far(folder: RunFolder) -> int:
+    try:
+        return int(json.loads(folder.state.read_text(encoding="utf-8"))["restarts"])
+    except (OSError, ValueError, KeyError):  # the first launch, or a state that says nothing
+        return 0
+
+
 class Journal:
     """Events and state of one run; the supervisor is the only writer."""
 
@@ -99,7 +106,7 @@ class Journal:
             "steps": None,
             "epoch": 0,
             "loss": None,
-            "restarts": 0,
+            "restarts": _restarts_so_far(folder),  # of the run, not of this launch
             "workers": [],
             "verdict": None,
             "snapshot": None,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from dataclasses import dataclass
 from importlib import metadata, util
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.drift import Difference, compare
@@ -31,6 +31,7 @@ from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from elasticflow.run_folder import RunFolder
     from elasticflow.spec.job import Job
@@ -160,21 +161,31 @@ def locked(folder: RunFolder) -> Iterator[None]:
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise StorageError(
-            f"cannot make the run folder {folder.path}: {error.strerror}", "check that the project is writable"
+            f"cannot make the run folder {folder.path}: {error.strerror}",
+            "check that the project is writable",
         ) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _take(descriptor):
             holder = os.pread(descriptor, 32, 0).decode() or "unknown"
             raise RunLockedError(
-                f"run {folder.run_id} is running (process {holder})", f"wait for it, or stop it: kill -TERM {holder}"
-            ) from None
+                f"run {folder.run_id} is running (process {holder})",
+                f"wait for it, or stop it: kill -TERM {holder}",
+            )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def _take(descriptor: int) -> bool:
+    """Return whether the lock was had; `status` holds it for an instant to see whether anybody does."""
+    for _ in range(5):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def _endpoint(plan: LaunchPlan) -> tuple[str, int]:
@@ -183,7 +194,9 @@ def _endpoint(plan: LaunchPlan) -> tuple[str, int]:
     return "", int(plan.endpoint.rpartition(":")[2])
 
 
-def _check_drift(request: Request, previous: int, plan: LaunchPlan, warn: Callable[[str], None]) -> str | None:
+def _check_drift(
+    request: Request, previous: int, plan: LaunchPlan, warn: Callable[[str], None]
+) -> str | None:
     """Compare with the run's previous launch; return its train.py if that was edited and still fits.
 
     Raises:

@@ -26,7 +26,9 @@ class Metrics:
 
     def add(self, records: list[dict[str, Any]]) -> None:
         """Append the step and evaluation lines among a worker's log lines."""
-        self._lines.append([_metrics_of(r) for r in records if r["event"] in (events.STEP, events.EVALUATION)])
+        self._lines.append(
+            [_metrics_of(r) for r in records if r["event"] in (events.STEP, events.EVALUATION)]
+        )
 
     def settle(self, step: int) -> None:
         """Make the file end exactly with *step*, where a generation is about to go on.

@@ -14,7 +14,7 @@ from pathlib import Path
 from elasticflow.launcher.agent_process import AgentConfig
 from elasticflow.launcher.fork_client import ForkServer
 from elasticflow.launcher.heartbeats import Heartbeats
-from elasticflow.launcher.lifeline import die_with_parent
+from elasticflow.lifeline import die_with_parent
 from elasticflow.snapshots.staging import start_writer
 
 

@@ -75,7 +75,10 @@ class GenerationLogs(LogsSpecs):
         """Return where each local rank's streams go; the folder exists afterwards."""
         self._folder.generation_logs(self.generation).mkdir(parents=True, exist_ok=True)
         paths = {
-            suffix: {r: str(self._folder.rank_log(self.generation, int(e["RANK"]), suffix)) for r, e in envs.items()}
+            suffix: {
+                r: str(self._folder.rank_log(self.generation, int(e["RANK"]), suffix))
+                for r, e in envs.items()
+            }
             for suffix in ("stdout", "stderr")
         }
         tees = {r: self._tee if isinstance(self._tee, Std) else self._tee.get(r, Std.NONE) for r in envs}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from elasticflow.launcher.lifeline import die_with_parent
+from elasticflow.lifeline import die_with_parent
 
 
 def main() -> None:

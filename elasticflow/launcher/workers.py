@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 class ForkedWorkers(PContext):
     """The local worker group of one generation."""
 
-    def __init__(self, server: ForkServer, name: str, entry_point: str, envs: dict[int, dict[str, str]], logs_specs: LogsSpecs) -> None:
+    def __init__(
+        self,
+        server: ForkServer,
+        name: str,
+        entry_point: str,
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+    ) -> None:
         super().__init__(name, entry_point, dict.fromkeys(envs, ()), envs, logs_specs)
         self._server = server
         self._pids: dict[int, int] = {}
@@ -45,7 +52,9 @@ class ForkedWorkers(PContext):
 
     def exits(self) -> dict[int, tuple[int, float]]:
         """Exit code (negative: signal) and unix time of each local rank that has ended."""
-        return {rank: self._server.exits[pid] for rank, pid in self._pids.items() if pid in self._server.exits}
+        return {
+            rank: self._server.exits[pid] for rank, pid in self._pids.items() if pid in self._server.exits
+        }
 
     def _poll(self) -> RunProcsResult | None:
         alive = self._server.pump()
@@ -66,7 +75,7 @@ class ForkedWorkers(PContext):
         """Process ids by local rank."""
         return dict(self._pids)
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         """Send *number* to each worker that still lives, not to its loader processes."""
         for rank, pid in self._pids.items():
             if rank not in self.exits():
@@ -85,7 +94,7 @@ class ForkedWorkers(PContext):
                 # a moment ago may not lead its session yet.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, number)
-            self.signal(number)
+            self.send(number)
             limit = max(deadline, time.monotonic() + 5) if number == signal.SIGKILL else deadline
             while len(self.exits()) < len(self._pids) and time.monotonic() < limit:
                 if not self._server.pump(0.05):

@@ -7,9 +7,9 @@ import signal
 
 import psutil
 import pytest
-from conftest import Project, Running, named, steps_of, tensors
 
 from elasticflow import events
+from tests.end_to_end.harness import Project, Running, named, steps_of, tensors
 
 QUICK = ("train.epochs=6", "snapshots.every=15 steps")
 

@@ -7,16 +7,18 @@ import signal
 import time
 
 import pytest
-from conftest import Project, named, processes_of, read_lines, steps_of
 
 from elasticflow import events
+from tests.end_to_end.harness import Project, named, processes_of, read_lines, steps_of
 
 QUICK = ("train.epochs=3", "snapshots.every=20 steps")
 
 
 @pytest.mark.parametrize(("rank", "step"), [(0, 25), (1, 41), (1, 5)])
-def test_killed_worker_costs_one_restart_and_the_steps_since_the_snapshot(project: Project, rank: int, step: int) -> None:
-    """kill -9 of a worker: the run finishes, with one restart, no gap and no repeat in its metrics."""
+def test_killed_worker_costs_one_restart_and_the_steps_since_the_snapshot(
+    project: Project, rank: int, step: int
+) -> None:
+    """Kill -9 of a worker: the run finishes, with one restart, no gap and no repeat in its metrics."""
     running = project.run("jobs/mnist.toml", f"kill-{rank}-{step}", *QUICK)
     reached = running.wait_for_step(step)
     os.kill(running.pid_of(rank), signal.SIGKILL)
@@ -39,7 +41,7 @@ def test_killed_worker_costs_one_restart_and_the_steps_since_the_snapshot(projec
 
 
 def test_killed_supervisor_leaves_nothing_alive(project: Project) -> None:
-    """kill -9 of the supervisor alone: a second later nothing of the tree is alive, and the run goes on afterwards."""
+    """Kill -9 of the supervisor alone: a second later nothing of the tree is alive, and the run goes on afterwards."""
     running = project.run("jobs/mnist.toml", "headless", *QUICK)
     running.wait_for_step(25)
     assert len(running.tree()) >= 4  # agent, fork server, writer, workers
@@ -56,7 +58,7 @@ def test_killed_supervisor_leaves_nothing_alive(project: Project) -> None:
 
 
 def test_killed_agent_is_started_again_free_of_charge(project: Project) -> None:
-    """kill -9 of the agent: its workers die with it, another takes over, the budget is untouched."""
+    """Kill -9 of the agent: its workers die with it, another takes over, the budget is untouched."""
     running = project.run("jobs/mnist.toml", "agentless", *QUICK)
     running.wait_for_step(25)
     agent = next(p for p in running.tree() if "elasticflow.launcher.node" in p.cmdline())

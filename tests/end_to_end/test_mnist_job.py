@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from examples.mnist import digits
-from tests.end_to_end.conftest import ROOT, Project, Running, named, read_lines
+from tests.end_to_end.harness import ROOT, Project, Running, named, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

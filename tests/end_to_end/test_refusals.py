@@ -8,13 +8,13 @@ import socket
 import sys
 
 import pytest
-from conftest import Project, named
 
 from elasticflow import events
+from tests.end_to_end.harness import ROOT, Project, named
 
 QUICK = ("train.epochs=2",)
 
-MODEL = '''
+MODEL = """
 import torch
 from torch import nn
 
@@ -22,7 +22,7 @@ from torch import nn
 def {name}(model, batch):
     inputs, targets = batch
     {body}
-'''
+"""
 
 
 def test_taken_port_is_named(project: Project) -> None:
@@ -78,15 +78,22 @@ def test_nothing_to_resume_says_where_it_looked(project: Project) -> None:
     ("body", "error"),
     [
         ('raise ValueError("label 11 is no digit")', "ValueError: label 11 is no digit"),
-        ('return nn.functional.cross_entropy(model(inputs), targets) * float("nan")', "the loss of step 1 is nan"),
+        (
+            'return nn.functional.cross_entropy(model(inputs), targets) * float("nan")',
+            "the loss of step 1 is nan",
+        ),
     ],
 )
 def test_error_in_user_code_is_shown_first_and_once(project: Project, body: str, error: str) -> None:
     """A step that raises, a loss that is not finite: the worker's own error, no restart without hope, exit 1."""
     project.write("steps.py", MODEL.format(name="step", body=body))
     job = (project.root / "jobs" / "mnist.toml").read_text()
-    project.write("jobs/bad.toml", job.replace('loss = "torch.nn.functional:cross_entropy"', 'step = "steps:step"').replace(
-        'metrics = { accuracy = "examples.mnist:accuracy" }', "").replace("max accuracy", "min loss"))
+    project.write(
+        "jobs/bad.toml",
+        job.replace('loss = "torch.nn.functional:cross_entropy"', 'step = "steps:step"')
+        .replace('metrics = { accuracy = "examples.mnist:accuracy" }', "")
+        .replace("max accuracy", "min loss"),
+    )
     running = project.run("jobs/bad.toml", "bad", *QUICK)
     assert running.end() == 1, running.told()
 
@@ -100,10 +107,17 @@ def test_error_in_user_code_is_shown_first_and_once(project: Project, body: str,
 
 def test_module_that_fails_at_import_is_a_user_error(project: Project) -> None:
     """The module's own traceback, from a rank; the fork server lives through it."""
-    project.write("steps.py", "import sys\nraise RuntimeError('no licence for this model')\n\ndef step(model, batch):\n    ...\n")
+    project.write(
+        "steps.py",
+        "import sys\nraise RuntimeError('no licence for this model')\n\ndef step(model, batch):\n    ...\n",
+    )
     job = (project.root / "jobs" / "mnist.toml").read_text()
-    project.write("jobs/bad.toml", job.replace('loss = "torch.nn.functional:cross_entropy"', 'step = "steps:step"').replace(
-        'metrics = { accuracy = "examples.mnist:accuracy" }', "").replace("max accuracy", "min loss"))
+    project.write(
+        "jobs/bad.toml",
+        job.replace('loss = "torch.nn.functional:cross_entropy"', 'step = "steps:step"')
+        .replace('metrics = { accuracy = "examples.mnist:accuracy" }', "")
+        .replace("max accuracy", "min loss"),
+    )
     running = project.run("jobs/bad.toml", "bad", *QUICK)
     assert running.end() == 1, running.told()
 
@@ -129,8 +143,7 @@ def test_resume_on_other_data_is_refused(project: Project) -> None:
     second = project.run("jobs/mnist.toml", "changed", *sets)
     assert second.end() == 1, second.told()
     error = named(second.events(), events.WORKER_FAILED)[0]["error"]
-    assert "dataset" in error
-    assert "fingerprint" in error
+    assert error.startswith("the data of `train` is not what the snapshot was trained on: fingerprint ")
 
 
 def test_missing_torch_is_one_clear_line(project: Project) -> None:
@@ -147,7 +160,10 @@ def test_missing_torch_is_one_clear_line(project: Project) -> None:
         "u.find_spec = lambda name, package=None: None if name == 'torch' else real(name, package)\n",
     )
     running = project.start(
-        "run", "jobs/mnist.toml", run_id="none", PYTHONPATH=f"{project.root / 'hidden'}:{sys.path[0]}:{os.getcwd()}"
+        "run",
+        "jobs/mnist.toml",
+        run_id="none",
+        PYTHONPATH=f"{project.root / 'hidden'}:{sys.path[0]}:{ROOT}",
     )
     assert running.end(30) == 2, running.told()
 

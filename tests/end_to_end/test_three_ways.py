@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Project
 
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
+from tests.end_to_end.harness import ROOT, Project
 
 SETS = ("--set=train.epochs=2", "--set=snapshots.every=1 epoch")
 
@@ -24,13 +24,25 @@ def _compiled(project: Project) -> Path:
 
 
 def _by_hand(project: Project, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(command, cwd=project.root / "jobs", env=environment, text=True, capture_output=True, timeout=90, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    return subprocess.run(
+        command,
+        cwd=project.root / "jobs",
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=90,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("way", ["torchrun.sh", "train.py"])
 def test_compiled_job_trains_by_hand_from_any_folder(project: Project, way: str) -> None:
-    """bash torchrun.sh (two workers) and python train.py (one) train to the end and commit the last snapshot."""
+    """Bash torchrun.sh (two workers) and python train.py (one) train to the end and commit the last snapshot."""
     folder = _compiled(project)
     command = ("bash", str(folder / way)) if way.endswith(".sh") else (sys.executable, str(folder / way))
 
@@ -39,7 +51,9 @@ def test_compiled_job_trains_by_hand_from_any_folder(project: Project, way: str)
     assert done.returncode == 0, done.stdout + done.stderr
     newest = Catalog(Storage(str(folder))).newest()
     assert newest is not None
-    lines = [json.loads(line) for line in (folder / "logs" / "g0001" / "rank0.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "logs" / "g0001" / "rank0.jsonl").read_text().splitlines()
+    ]
     last = max(line["step"] for line in lines if line["event"] == "step")
     assert last == newest.step
     assert [2 if way.endswith(".sh") else 1] == list({line["world_size"] for line in lines})

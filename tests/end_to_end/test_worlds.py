@@ -6,7 +6,7 @@ import os
 import signal
 import struct
 
-from conftest import Project, steps_of, tensors
+from tests.end_to_end.harness import Project, steps_of, tensors
 
 SAMPLES, EPOCHS, BATCH = 240, 4, 24
 
@@ -77,7 +77,9 @@ def test_resume_at_other_world_sizes_sees_every_sample_once_per_epoch(project: P
     os.kill(first.process.pid, signal.SIGTERM)
     assert first.end(30) == 75, first.told()
 
-    second = project.start("resume", "worlds", "--set=nodes.nproc_per_node=1", run_id="worlds", job="counting")
+    second = project.start(
+        "resume", "worlds", "--set=nodes.nproc_per_node=1", run_id="worlds", job="counting"
+    )
     second.wait_for_step(first.state()["step"] + 4, generation=1)
     os.kill(second.process.pid, signal.SIGTERM)
     assert second.end(30) == 75, second.told()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,9 @@ from hypothesis import strategies as st
 from elasticflow.launcher.journal import AppendedLines
 from elasticflow.launcher.metrics import Metrics
 from elasticflow.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _line(step: int, generation: int = 1, event: str = "step") -> dict[str, Any]:
@@ -83,7 +85,9 @@ def test_torn_last_line_is_cut(folder: RunFolder) -> None:
 
 
 @given(data=st.lists(st.integers(1, 12), max_size=8))
-def test_any_history_of_restarts_gives_each_step_once(data: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_history_of_restarts_gives_each_step_once(
+    data: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Whatever steps generations reach and go on from, the file ends as one unbroken row."""
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     metrics = Metrics(folder)

@@ -1,4 +1,4 @@
-"""Dying with one's parent, without which a killed launcher leaves orphans (floor 3).
+"""Dying with one's parent, without which a killed launcher leaves orphans (floor 0).
 
 Source: torch 2.13 starts workers with `start_new_session=True` and no death signal; a SIGKILLed agent
 leaves them training to the end (torch/distributed/elastic/multiprocessing/subprocess_handler).

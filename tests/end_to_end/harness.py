@@ -1,0 +1,183 @@
+"""A project in a temporary folder, and real launches of the command in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from elasticflow.run_folder import RunFolder
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.storage import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 90
+
+
+@dataclass
+class Running:
+    """One started command."""
+
+    process: subprocess.Popen[str]
+    run: RunFolder
+    output: Path
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events so far."""
+        return read_lines(self.run.events)
+
+    def state(self) -> dict[str, Any]:
+        """Return state.json, or an empty one before it exists."""
+        with suppress(FileNotFoundError):
+            loaded: dict[str, Any] = json.loads(self.run.state.read_text())
+            return loaded
+        return {}
+
+    def wait_for(self, what: str, is_so: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+        """Return the first true value of *is_so*; fail when the command ends or time runs out before."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            value = is_so()
+            if value:
+                return value
+            if self.process.poll() is not None and not is_so():
+                pytest.fail(f"ended with {self.process.returncode} before {what}:\n{self.told()}")
+            time.sleep(0.01)
+        pytest.fail(f"no {what} within {limit_s} s:\n{self.told()}")
+
+    def wait_for_step(self, step: int, generation: int = 0) -> int:
+        """Return the step reached, at least *step*, by a generation after *generation*."""
+
+        def reached() -> int | None:
+            steps = [
+                r
+                for r in read_lines(self.run.metrics)[-1:]
+                if r["step"] >= step and r["generation"] > generation
+            ]
+            return int(steps[0]["step"]) if steps else None
+
+        return int(self.wait_for(f"step {step}", reached))
+
+    def pid_of(self, rank: int) -> int:
+        """Return the process id of a worker."""
+        workers = self.wait_for("workers", lambda: self.state().get("workers"))
+        return int(next(w["pid"] for w in workers if w["rank"] == rank))
+
+    def end(self, limit_s: float = LIMIT_S) -> int:
+        """Return the exit code."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {limit_s} s:\n{self.told()}")
+
+    def told(self) -> str:
+        """Return what the command printed, and the agent's log."""
+        agent = self.run.agent_log.read_text() if self.run.agent_log.exists() else ""
+        return f"{self.output.read_text()}\n--- agent.log\n{agent[-3000:]}"
+
+    def tree(self) -> list[psutil.Process]:
+        """Return every living process of this run, found by the mark in its environment."""
+        return processes_of(self.run.run_id)
+
+
+def processes_of(run_id: str) -> list[psutil.Process]:
+    """Return the living processes that bear the run's mark; names are never looked at."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            marks = process.environ()
+            if marks.get("ELASTICFLOW_RUN_ID") == run_id and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a JSON-lines file; a line being written is left out."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+@dataclass
+class Project:
+    """A project folder with jobs and examples of its own."""
+
+    root: Path
+    started: list[Running] = field(default_factory=list)
+
+    def start(self, *arguments: str, run_id: str, job: str = "mnist", **environment: str) -> Running:
+        """Start `elasticflow ARGUMENTS` in the project; output goes to a file."""
+        output = self.root / f"output-{len(self.started)}.txt"
+        with output.open("w") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "elasticflow", *arguments],
+                cwd=self.root,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            )
+        running = Running(process, RunFolder.of(self.root, job, run_id), output)
+        self.started.append(running)
+        return running
+
+    def run(self, job_file: str, run_id: str, *sets: str, job: str = "mnist", **environment: str) -> Running:
+        """Start `elasticflow run` under *run_id*."""
+        options = [f"--set={text}" for text in sets]
+        return self.start(
+            "run", job_file, f"--run-id={run_id}", *options, run_id=run_id, job=job, **environment
+        )
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file of the project."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+
+def wait_gone(run_id: str, limit_s: float = 3.0) -> list[psutil.Process]:
+    """Return what of the run is still alive when *limit_s* is over; none as soon as there is none."""
+    deadline = time.monotonic() + limit_s
+    while (left := processes_of(run_id)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    return left
+
+
+def tensors(run: RunFolder) -> dict[str, bytes]:
+    """Return the bytes of every tensor of the newest snapshot, by name."""
+    catalog = Catalog(Storage(str(run.path)))
+    manifest = catalog.newest()
+    assert manifest is not None
+    found = {}
+    for key, place in manifest.tensors.items():
+        data = catalog.storage.read(f"{catalog.folder(manifest.name)}/{place.file}")
+        found[key] = data[place.offset : place.offset + place.nbytes]
+    return found
+
+
+def steps_of(run: RunFolder) -> list[int]:
+    """Return the steps in metrics.jsonl, in file order."""
+    return [record["step"] for record in read_lines(run.metrics) if "eval" not in record]
+
+
+def named(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return the events of that name."""
+    return [event for event in events if event["event"] == name]
