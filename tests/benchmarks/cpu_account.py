@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elasticflow.runtime.replicas import DataParallel
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -49,3 +51,19 @@ class Account:
         if inside is not None:
             self.seconds[inside] += now - self._since
         self._since = now
+
+
+def draw_borders(account: Account, group: DataParallel) -> None:
+    """Tell torch's code from ours where they call each other inside a step."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from elasticflow.runtime import replicas
+
+    wrapped = group._ddp  # torch calls our step module from inside theirs
+    assert isinstance(wrapped, DistributedDataParallel)
+    wrapped.module.forward = account.crossing(wrapped.module.forward, "step module")
+    wrapped.forward = account.crossing(wrapped.forward, None)  # type: ignore[method-assign]
+    ballot = replicas._Cast  # so is its backward
+    ballot.backward = staticmethod(account.crossing(ballot.backward, "ballot"))  # type: ignore[method-assign]
+    torch.Tensor.backward = account.crossing(torch.Tensor.backward, None)  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
 """Steps per second against a hand-written DDP loop, and the CPU time that our code takes of a step.
 
-    python tests/benchmarks/overhead.py [--blocks 20] [--steps 100] [--json FILE]
+    python tests/benchmarks/overhead.py [--blocks 20] [--steps 100] [--root PLACE] [--json FILE]
 
 One torchrun group of two processes does blocks of the loop in examples/ddp_tutorial/train_ddp.py and blocks of the
 generated train.py's loop in turn (A B B A ...), on the same model and data. Ours writes a log line per step, beats
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.cpu_account import Account  # the path comes first
+from tests.benchmarks.cpu_account import Account, draw_borders  # the path comes first
 
 WARM_UP_STEPS = 50
 SNAPSHOT_EVERY = "100 steps"
@@ -48,10 +48,9 @@ MOST_SHARE = 0.02
 class Ours:
     """The loop of the generated train.py, one block of steps at a time."""
 
-    def __init__(self, folder: Path, steps: int, account: Account) -> None:
+    def __init__(self, folder: Path, root: str | None, steps: int, account: Account) -> None:
         import torch
         from torch.nn.functional import cross_entropy
-        from torch.nn.parallel import DistributedDataParallel
         from torch.utils.data import default_collate
 
         from elasticflow.runtime import data, order, replicas, snapshot, worker
@@ -61,9 +60,8 @@ class Ours:
 
         policy = snapshot.Policy(uri=None, every=(SNAPSHOT_EVERY,), keep_last=3)
         me = self.me = worker.join("overhead", "0" * 16, folder, policy, seed=SEED, threads=1)
-        dataset = data.open_dataset(me, lambda: digits("train"), "train")
-        theirs = {"__getitems__": account.crossing(dataset.__getitems__, ours=None)}
-        dataset.__dict__.update(theirs)
+        dataset = data.open_dataset(me, lambda: digits("train", root), "train")
+        dataset.__dict__["__getitems__"] = account.crossing(dataset.__getitems__, ours=None)
         schedule = self.schedule = order.Schedule(
             len(dataset), GLOBAL_BATCH_SIZE, steps=steps, tail="spill", seed=SEED
         )
@@ -77,20 +75,15 @@ class Ours:
 
         step = account.crossing(training_step, ours=None)
         group = replicas.DataParallel(me, model, step, precision="fp32", on_nonfinite="stop", ddp={})
-        wrapped = group._ddp  # torch calls our step module from inside theirs
-        assert isinstance(wrapped, DistributedDataParallel)
-        wrapped.module.forward = account.crossing(wrapped.module.forward, "step module")
-        wrapped.forward = account.crossing(wrapped.forward, ours=None)  # type: ignore[method-assign]
-        ballot = replicas._Cast  # so is its backward
-        ballot.backward = staticmethod(account.crossing(ballot.backward, "ballot"))  # type: ignore[method-assign]
-        torch.Tensor.backward = account.crossing(torch.Tensor.backward, ours=None)  # type: ignore[method-assign]
-
+        draw_borders(account, group)
         snapshots = snapshot.Snapshots(me, State(model=model, optimizer=optimizer), schedule, dataset, policy)
         self.position = snapshots.restore()
         me.start_training(self.position, schedule, model, log_every=1)
         collate = account.crossing(default_collate, ours=None)
         loader = data.Loader(me, dataset, schedule, None, collate=collate)
-        self.clip: Callable[[], object] = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)
+        self.clip: Callable[[], object] = lambda: torch.nn.utils.clip_grad_norm_(
+            model.parameters(), CLIP_GRAD_NORM
+        )
         batches = loader.batches(self.position)
         self.next_batch = account.crossing(lambda: next(batches), "next batch")
         self.gradients = account.crossing(group.gradients, "gradients")
@@ -117,10 +110,10 @@ class Ours:
 class Plain:
     """The hand-written loop, one block of steps at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, root: str | None) -> None:
         from examples.ddp_tutorial.train_ddp import Trainer
 
-        self.trainer = Trainer(folder / "never-written.pt", None)
+        self.trainer = Trainer(folder / "never-written.pt", root)
         self.trainer.model.train()
         self.batches = self._endless()
 
@@ -149,7 +142,7 @@ def measured(block: Callable[[int], None], steps: int) -> tuple[float, float]:
     return time.perf_counter() - wall, cpu
 
 
-def work(folder: Path, blocks: int, steps: int) -> None:
+def work(folder: Path, root: str | None, blocks: int, steps: int) -> None:
     """Measure as one worker of the group; rank 0 leaves result.json in *folder*."""
     heartbeat = os.memfd_create("heartbeats")
     os.ftruncate(heartbeat, 4096)
@@ -159,8 +152,8 @@ def work(folder: Path, blocks: int, steps: int) -> None:
     from elasticflow.runtime import worker
 
     account = Account()
-    ours = Ours(folder, WARM_UP_STEPS + 2 * blocks * steps, account)
-    plain = Plain(folder)
+    ours = Ours(folder, root, WARM_UP_STEPS + 2 * blocks * steps, account)
+    plain = Plain(folder, root)
     plain.block(WARM_UP_STEPS)
     ours.block(WARM_UP_STEPS)
     rows = []
@@ -226,14 +219,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--blocks", type=int, default=20, help="blocks of each loop")
     parser.add_argument("--steps", type=int, default=100, help="steps in a block")
+    parser.add_argument(
+        "--root", help="folder or URL with MNIST's four files; default: the digits of the example"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work(options.work, options.blocks, options.steps)
+        work(options.work, options.root, options.blocks, options.steps)
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
         argv += [f"--blocks={options.blocks}", f"--steps={options.steps}", f"--work={folder}"]
+        argv += [f"--root={options.root}"] if options.root else []
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ELASTICFLOW_RUN_FOLDER": folder}
         subprocess.run(argv, check=True, env=environment, stdout=subprocess.DEVNULL, timeout=1200)
         figures = summary(json.loads((Path(folder) / "result.json").read_text()), options.steps)
