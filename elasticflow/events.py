@@ -46,7 +46,7 @@ WORKER_FIELDS = ("node", "rank", "world_size", "step")
 SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     RUN_STARTED: ("a launch began", ("launch", "resumed", "pid", "torch", "uri")),
     RUN_FINISHED: ("training reached its end and the last snapshot is committed", ("step", "seconds", "restarts")),
-    RUN_FAILED: ("the run ended with an error", ("class", "error", "rank", "exit_code", "step", "seconds")),
+    RUN_FAILED: ("the run ended with an error", ("class", "error", "why", "rank", "exit_code", "step", "seconds")),
     RUN_INTERRUPTED: ("the launch ended before training did; the same command goes on", ("reason", "step", "seconds")),
     GENERATION_STARTED: ("a worker group was formed", ("world_size", "nodes", "reason")),
     GENERATION_ENDED: ("a worker group ended", ("class", "reason", "step")),
@@ -63,7 +63,7 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     SNAPSHOT_FAILED: ("a snapshot could not be written; older ones are untouched", ("name", "reason")),
     SNAPSHOT_REMOVED: ("retention removed a snapshot", ("name",)),
     DRAIN_REQUESTED: ("workers are asked to leave after a step", ("reason", "grace_s")),
-    DRAIN_COMPLETED: ("all workers left after the same step", ("seconds",)),
+    DRAIN_COMPLETED: ("all workers left after the same step", ("step", "seconds")),
     BUDGET_CHARGED: ("a failure was counted", ("class", "left")),
     BUDGET_SPENT: ("no restart is left", ("class", "budget")),
     BUDGET_REFILLED: ("the budget is full again", ("budget",)),

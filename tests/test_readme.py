@@ -102,7 +102,7 @@ def page_ids() -> list[str]:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, real_processes: None) -> Path:
     """Return a copy of what the pages speak of."""
     for name in ("jobs", "examples"):
         shutil.copytree(ROOT / name, tmp_path / name)

@@ -17,7 +17,7 @@ import click
 )
 @click.option("--force", is_flag=True, help="Replace files that were edited, or that something else made.")
 def command(job_file: Path, folder: Path, overrides: tuple[str, ...], *, force: bool) -> None:
-    r"""Write a job's launch folder: train.py, torchrun.sh, plan.json and what they were made from.
+    """Write a job's launch folder: train.py, torchrun.sh, plan.json and what they were made from.
 
     \b
     elasticflow compile jobs/mnist.toml -o build

@@ -10,7 +10,7 @@ from click.shell_completion import get_completion_class
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    r"""Print the completion script of SHELL.
+    """Print the completion script of SHELL.
 
     \b
     bash:  elasticflow completion bash >> ~/.bashrc

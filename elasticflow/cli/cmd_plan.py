@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 )
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
 def command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
-    r"""Show what a run of a job file would do; nothing is written, run or imported.
+    """Show what a run of a job file would do; nothing is written, run or imported.
 
     \b
     elasticflow plan jobs/mnist.toml

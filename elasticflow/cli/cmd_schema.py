@@ -15,7 +15,7 @@ from elasticflow.errors import FINISHED
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file instead."
 )
 def command(output: Path | None) -> int:
-    r"""Print the JSON Schema (2020-12) of the job file.
+    """Print the JSON Schema (2020-12) of the job file.
 
     Editors that know TOML complete and check job files whose first line names it:
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     help="How findings are printed.",
 )
 def command(files: tuple[Path, ...], overrides: tuple[str, ...], output_format: str, *, strict: bool) -> int:
-    r"""Check job files: keys, types, the whole node range, and entry points by reading their source.
+    """Check job files: keys, types, the whole node range, and entry points by reading their source.
 
     Nothing is run or imported: neither your code nor torch. Exit code 0 without errors, 1 with.
 

@@ -82,7 +82,7 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, prog_name="elasticflow", message="%(prog)s %(version)s")
 def group() -> None:
-    r"""Turn a job file into a distributed PyTorch run that survives what happens to it.
+    """Turn a job file into a distributed PyTorch run that survives what happens to it.
 
     \b
     elasticflow validate jobs/mnist.toml     check it, in a tenth of a second
