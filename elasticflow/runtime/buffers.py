@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import _broadcast_coalesced  # what DDP itself calls
 
 if TYPE_CHECKING:
-    from elasticflow.runtime.worker import Worker
+    from elasticflow.runtime.member import Worker
 
 _BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _BUCKET_BYTES = 8 * 2**20

@@ -23,7 +23,7 @@ from elasticflow.runtime.order import Position, Schedule, split
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elasticflow.runtime.worker import Worker
+    from elasticflow.runtime.member import Worker
 
 _AHEAD = 4096  # samples whose order is computed at once: numpy's cost per call is shared out
 _MOST_STEPS_AHEAD = 256

@@ -19,8 +19,8 @@ from elasticflow.snapshots.policy import Due
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position, Schedule
-    from elasticflow.runtime.worker import Worker
 
 _LOSS = "loss"
 

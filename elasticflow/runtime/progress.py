@@ -8,7 +8,6 @@ import mmap
 import os
 import struct
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
@@ -72,6 +71,7 @@ class Progress:
         self.number = 0
         self._log_every = 1
         self._since, self._steps = time.perf_counter(), 0
+        self._second, self._date = 0, ""
 
     def start(self, step: int, log_every: int) -> None:
         """Begin counting at *step* finished steps."""
@@ -99,10 +99,12 @@ class Progress:
         seconds = (now - self._since) / self._steps
         self._since, self._steps = now, 0
         unix = time.time()
-        moment = datetime.fromtimestamp(unix, UTC)
+        second = int(unix)
+        if second != self._second:  # formatting the date anew would be half of the line's cost
+            self._second, self._date = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         rate = float(optimizer.param_groups[0]["lr"])
         line = (
-            f'{{"timestamp": "{moment:%Y-%m-%dT%H:%M:%S.%f}Z", {self._bound}, "step": {position.step}, '
+            f'{{"timestamp": "{self._date}.{int((unix - second) * 1e6):06d}Z", {self._bound}, "step": {position.step}, '
             f'"epoch": {position.epoch}, "samples": {position.samples}, '
             f'"loss": {loss if math.isfinite(loss) else "null"}, "lr": {rate}, '
             f'"time": {unix:.3f}, "seconds": {seconds:.6f}}}\n'

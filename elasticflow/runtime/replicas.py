@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from elasticflow.runtime.data import Batch
-    from elasticflow.runtime.worker import Worker
+    from elasticflow.runtime.member import Worker
 
 # The ballot: weighted loss, samples counted by the user's step, changed buffers, and three wishes of `vote`.
 _LOSS, _COUNT, _BUFFERS, _WISHES = 0, 1, 2, slice(3, 6)

@@ -9,14 +9,14 @@ from elasticflow import events
 from elasticflow.errors import SnapshotError, StorageError
 from elasticflow.runtime import tree
 from elasticflow.runtime.order import Position
-from elasticflow.runtime.state import view_of
+from elasticflow.runtime.share import view_of
 from elasticflow.snapshots import reader
 from elasticflow.snapshots.manifest import STATE_FILE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from elasticflow.runtime.worker import Worker
+    from elasticflow.runtime.member import Worker
     from elasticflow.snapshots.catalog import Catalog
     from elasticflow.snapshots.manifest import Manifest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -13,49 +13,23 @@ import torch
 from elasticflow import events
 from elasticflow.errors import DatasetError, SnapshotError, StateError
 from elasticflow.run_folder import snapshot_name
-from elasticflow.runtime import buffers, restore, tree
-from elasticflow.runtime import state as states
-from elasticflow.snapshots.catalog import Catalog
+from elasticflow.runtime import buffers, restore
+from elasticflow.runtime.policy import Policy
+from elasticflow.runtime.share import Sharing, nbytes_of
+from elasticflow.runtime.state import check_fit
 from elasticflow.snapshots.policy import Due
-from elasticflow.snapshots.staging import StagingClient, TensorEntry, start_writer
-from elasticflow.storage import Storage
+from elasticflow.snapshots.staging import StagingClient, start_writer
 
 if TYPE_CHECKING:
-    from elasticflow.run_folder import RunFolder
+    from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position, Schedule
     from elasticflow.runtime.state import Captured, State
-    from elasticflow.runtime.worker import Worker
     from elasticflow.snapshots.staging import WriterProcess
+
+__all__ = ["Policy", "Snapshots", "load_weights"]
 
 _FLUSH_LIMIT_S = 3600.0  # a slow store is waited for; a dead writer is noticed at once
 _WRITER_OUTCOMES = (events.SNAPSHOT_COMMITTED, events.SNAPSHOT_FAILED, events.SNAPSHOT_REMOVED)
-
-
-@dataclass(frozen=True)
-class Policy:
-    """When snapshots are taken, where they go, which stay.
-
-    Attributes:
-        uri: Any fsspec URL or path; None: the run folder.
-        every: Intervals, any of which makes one due: "500 steps", "10 min", "1 epoch".
-        keep_last: Newest ones that stay.
-        keep_best: Best ones by the evaluation's metric that stay as well.
-        keep_every: One at each of these stays as well.
-        options: For the file system.
-    """
-
-    uri: str | None
-    every: tuple[str, ...]
-    keep_last: int = 3
-    keep_best: int | None = None
-    keep_every: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def catalog(self, folder: RunFolder, run_id: str) -> Catalog:
-        """Return the run's place at the URI."""
-        if self.uri is None:
-            return Catalog(Storage(str(folder.path)))
-        return Catalog(Storage(self.uri, self.options), f"{run_id}/")
 
 
 class Snapshots:
@@ -81,7 +55,8 @@ class Snapshots:
         self._parent: str | None = None
         self._outcomes = select.poll()
         self._outcomes.register(self._client.fileno(), select.POLLIN)
-        self._shares: tuple[dict[str, int], list[list[str]]] = ({}, [])
+        self._sharing = Sharing(me.rank, me.world_size)
+        self._is_prepared = False
         if me.rank == 0:
             me.vote.snapshot_wanted = self._is_due_by_time
         me.at_leave.append(self._finish)
@@ -109,7 +84,6 @@ class Snapshots:
                 )
             position = restore.position_of(content["position"])
             me.restored_from = self._parent = self._staged = found.manifest.name
-        self._client.reserve(self._bytes_of_my_share(self._state.capture()))
         self._last, self._last_time = position, time.monotonic()
         return position
 
@@ -117,6 +91,8 @@ class Snapshots:
         """True if a snapshot is due after this step; the same on every rank."""
         if self._outcomes.poll(0):  # 1 us; asking the client takes 30
             self._log_outcomes(self._client.reports())
+        if not self._is_prepared:
+            self._prepare()
         if self._me.skipped_step:
             return False
         return self._me.vote.snapshot or self._due.is_due(self._last, position)
@@ -135,19 +111,26 @@ class Snapshots:
         if self._state.ema is not None:
             buffers.make_equal(me, self._state.ema)
         captured = self._state.capture()
-        mine = self._my_share(captured)
+        share = self._sharing.share_of(captured)
         name = self._name(position.step)
         trigger = self._trigger(position, final=final)
-        entries, nbytes = self._copy(captured, mine)
+        # More ranks than tensors: a rank without bytes never gets a buffer.
+        entries = share.copy_into(self._client.buffer(share.nbytes) if share.nbytes else memoryview(b""))
         record = self._record(position, captured, trigger) if me.rank == 0 else None
-        self._client.stage(name=name, step=position.step, tensors=entries, nbytes=nbytes, record=record)
+        self._client.stage(name=name, step=position.step, tensors=entries, nbytes=share.nbytes, record=record)
         self._last, self._last_time, self._staged = position, time.monotonic(), name
         if me.rank == 0:
-            size = sum(_nbytes(tensor) for tensor in captured.tensors.values())
+            size = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
             stall = round(time.monotonic() - began, 6)
             me.event(events.SNAPSHOT_STAGED, name=name, bytes=size, stall_s=stall, trigger=trigger)
         me.phase("training")
         me.progress.go_on()
+
+    def _prepare(self) -> None:
+        # After the first step the optimizer has its state: what cannot be stored is refused now, and the writer
+        # makes its memory ready (first touch takes longer than the copy) while training goes on.
+        self._client.reserve(self._sharing.share_of(self._state.capture()).nbytes)
+        self._is_prepared = True
 
     def _connect(self) -> StagingClient:
         me, address = self._me, self._me.identity.writer
@@ -204,32 +187,6 @@ class Snapshots:
         text = f"{me.run_id}/{step}/{me.generation}".encode()
         return snapshot_name(step, me.generation, blake2b(text, digest_size=4).hexdigest())
 
-    def _my_share(self, captured: Captured) -> list[str]:
-        sizes = {key: _nbytes(tensor) for key, tensor in captured.tensors.items()}
-        if sizes != self._shares[0]:
-            self._shares = (sizes, states.shares(sizes, self._me.world_size))
-        return self._shares[1][self._me.rank]
-
-    def _bytes_of_my_share(self, captured: Captured) -> int:
-        return sum(_nbytes(captured.tensors[key]) for key in self._my_share(captured))
-
-    def _copy(self, captured: Captured, keys: list[str]) -> tuple[list[TensorEntry], int]:
-        nbytes = sum(_nbytes(captured.tensors[key]) for key in keys)
-        # More ranks than tensors: a rank without bytes never gets a buffer.
-        target = self._client.buffer(nbytes) if nbytes else memoryview(b"")
-        # The widest first: every tensor is aligned to its own width, and there are no gaps between them.
-        order = sorted(keys, key=lambda key: (-captured.tensors[key].element_size(), key))
-        entries, offset = [], 0
-        with torch.no_grad():
-            for key in order:
-                tensor = captured.tensors[key]
-                shape, size = tuple(tensor.shape), _nbytes(tensor)
-                if size:
-                    states.view_of(target, tensor.dtype, shape, offset).copy_(tensor)
-                entries.append(TensorEntry(key, tree.DTYPES[tensor.dtype], shape, offset, size))
-                offset += size
-        return entries, nbytes
-
     def _record(self, position: Position, captured: Captured, trigger: str) -> dict[str, Any]:
         me, evaluation = self._me, self._state.evaluation
         state = {
@@ -273,10 +230,6 @@ class Snapshots:
                 me.event(event, level="warning" if event == events.SNAPSHOT_FAILED else "info", **report)
 
 
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def load_weights(model: torch.nn.Module, path: str) -> None:
     """Copy the tensors of a safetensors file into the model; every rank.
 
@@ -289,5 +242,5 @@ def load_weights(model: torch.nn.Module, path: str) -> None:
         found = load_file(path)
     except OSError as error:
         raise StateError(f"model.weights: {path} cannot be read: {error}") from error
-    states.check_fit(model, found, "model")
+    check_fit(model, found, "model")
     model.load_state_dict(found)

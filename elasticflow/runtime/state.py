@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from elasticflow.errors import StateError
@@ -132,24 +131,3 @@ def check_fit(model: nn.Module, found: Mapping[str, Any], name: str) -> None:
             if mine.dtype != its.dtype:
                 dtypes = f"{its.dtype} in the snapshot, {mine.dtype} in the job"
                 raise StateError(f"the snapshot does not fit the job's {name}: {key} is {dtypes}")
-
-
-def shares(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
-    """Return which keys each of *parts* ranks stores: whole tensors, bytes balanced, the same on every rank."""
-    loads = [0] * parts
-    found: list[list[str]] = [[] for _ in range(parts)]
-    for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
-        lightest = loads.index(min(loads))
-        loads[lightest] += sizes[key]
-        found[lightest].append(key)
-    return found
-
-
-def view_of(data: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
-    """Return a tensor over *data* from *offset* on; nothing is copied."""
-    count = 1
-    for size in shape:
-        count *= size
-    if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype, count=count, offset=offset).view(shape)

@@ -15,7 +15,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import StateError
 from elasticflow.runtime import tree
-from elasticflow.runtime.state import State, shares, view_of
+from elasticflow.runtime.share import balanced, view_of
+from elasticflow.runtime.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -223,8 +224,8 @@ def test_a_part_the_snapshot_lacks_is_named() -> None:
 def test_shares_are_balanced_and_complete() -> None:
     """Every tensor has one rank, and no rank has much more than another."""
     sizes = {f"t{i}": (i * 37) % 101 + 1 for i in range(60)}
-    found = shares(sizes, 3)
+    found = balanced(sizes, 3)
     assert sorted(key for part in found for key in part) == sorted(sizes)
     loads = [sum(sizes[key] for key in part) for part in found]
     assert max(loads) - min(loads) <= 5
-    assert shares({}, 2) == [[], []]
+    assert balanced({}, 2) == [[], []]

@@ -35,6 +35,9 @@ parser.add_argument("--nan-at", type=int, help="the loss is not a number in this
 parser.add_argument("--raise-at", type=int, help="rank 1 raises in this step")
 parser.add_argument("--on-nonfinite", default="stop")
 parser.add_argument("--precision", default="fp32")
+parser.add_argument(
+    "--odd", action="store_true", help="a model with an unused layer and a buffer that training reads"
+)
 parser.add_argument("--data-seed", type=int, default=0)
 args = parser.parse_args()
 
@@ -78,8 +81,27 @@ class Counter(nn.Module):
         return -self.seen[indices]
 
 
+class Odd(nn.Module):
+    """Leaves a layer out of every second step; its spectral norm reads and writes a buffer in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.utils.spectral_norm(nn.Linear(64, 16))
+        self.norm = nn.BatchNorm1d(16)
+        self.last = nn.Linear(16, 4)
+        self.extra = nn.Linear(16, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs."""
+        x = self.norm(self.first(inputs.flatten(1)))
+        outputs: Tensor = self.last(x) + (self.extra(x) if step_now % 2 else 0)
+        return outputs
+
+
 def build_model() -> nn.Module:
     """Return the model; every rank."""
+    if args.odd:
+        return Odd()
     if args.counting:
         return Counter()
     return nn.Sequential(
@@ -132,7 +154,12 @@ def main() -> None:
     model = build_model().to(me.device)
     optimizer = build_optimizer(model)
     group = replicas.DataParallel(
-        me, model, training_step, precision=args.precision, on_nonfinite=args.on_nonfinite, ddp={}
+        me,
+        model,
+        training_step,
+        precision=args.precision,
+        on_nonfinite=args.on_nonfinite,
+        ddp={"find_unused_parameters": True, "gradient_as_bucket_view": True} if args.odd else {},
     )
     if args.counting:
         scheduler = evaluation = None

@@ -1,0 +1,169 @@
+"""This process as a member of its worker group: what train.py calls `me` (floor R)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events, logs
+from elasticflow.runtime import group, streams
+from elasticflow.runtime.progress import Heartbeat, Progress
+from elasticflow.runtime.vote import Vote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TextIO
+
+    import torch
+    from torch import nn
+    from torch._C._distributed_c10d import Store
+
+    from elasticflow.runtime.identity import Identity
+    from elasticflow.runtime.order import Position, Schedule
+
+
+class Worker:
+    """This process as a member of its worker group.
+
+    Attributes:
+        identity: How it was started and its place: rank, world size, node, folders.
+        device: Where the model lives.
+        store: Key-value store of all ranks, apart from the process group; None for a plain process.
+        seed: Of the data order and every random stream.
+        generation: Number of the worker group, the same on every rank.
+        fingerprints: Of the datasets opened, by name.
+        vote: What all ranks decide together at each step.
+        progress: Reports finished steps.
+        at_leave: Called by `leave`, in order, while the process group is alive.
+        autocast_dtype: Of mixed precision, or None.
+        skipped_step: The last step's loss was not finite and the step was left out.
+        restored_from: Name of the snapshot this generation goes on from.
+        started_at: Position at which this generation began to train.
+        best: Best value of the metric that `evaluation.best` names, so far.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        job: str,
+        job_digest: str,
+        seed: int,
+        device: torch.device,
+        generation: int,
+    ) -> None:
+        self.identity, self.job, self.job_digest, self.seed, self.device = (
+            identity,
+            job,
+            job_digest,
+            seed,
+            device,
+        )
+        self.rank, self.local_rank = identity.rank, identity.local_rank
+        self.world_size, self.local_world_size = identity.world_size, identity.local_world_size
+        self.run_id, self.run_folder, self.node = identity.run_id, identity.run_folder, identity.node
+        self.generation = generation
+        self.store: Store | None = None
+        self.fingerprints: dict[str, str] = {}
+        self.vote = Vote()
+        self.at_leave: list[Callable[[], None]] = []
+        self.autocast_dtype: torch.dtype | None = None
+        self.skipped_step = False
+        self.best: float | None = None
+        self.restored_from: str | None = None
+        self.started_at: Position | None = None
+        self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
+        self.progress = self._open_log()
+        self.log = logs.get_logger("elasticflow")  # bound to the log opened before
+
+    @property
+    def should_leave(self) -> bool:
+        """True after the step at which all ranks agreed to leave."""
+        return self.vote.leave
+
+    def event(self, event: str, *, level: str = "info", **fields: Any) -> None:
+        """Log an event of `elasticflow.events`."""
+        getattr(self.log, level)(event, **fields)
+
+    def phase(self, name: str) -> None:
+        """Say what this rank is doing, for whoever watches its heartbeat."""
+        self.heartbeat.phase(name)
+
+    def reseed(self) -> None:
+        """Put every random generator into the state in which all ranks build the model."""
+        streams.seed_everything(self.seed)
+
+    def gather_text(self, text: str) -> list[str]:
+        """Return every rank's *text*, by rank. Collective: every rank."""
+        return group.gather_text(text, self.world_size)
+
+    def all_true(self, mine: bool) -> bool:
+        """True if *mine* is true on every rank. Collective: every rank."""
+        return group.all_true(mine, self.world_size)
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective: every rank."""
+        self.all_true(mine=True)
+
+    def start_training(
+        self, position: Position, schedule: Schedule, model: nn.Module, log_every: int
+    ) -> None:
+        """Begin training at *position*; every rank."""
+        model.train()
+        self.started_at = position
+        self.progress.start(position.step, log_every)
+        if self.rank == 0:
+            self.event(
+                events.TRAINING_STARTED,
+                restored_from=self.restored_from,
+                epoch=position.epoch,
+                samples=position.samples,
+                steps=position.step + schedule.remaining(position),
+                device=str(self.device),
+                parameters=sum(p.numel() for p in model.parameters()),
+            )
+        self.phase("training")
+
+    def _open_log(self) -> Progress:
+        stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))
+        outputs = [stream.fileno()] if self.rank == 0 else []
+        target: TextIO = stream
+        if self.rank == 0 and self.identity.way != "launched":
+            target = _Both(stream, sys.stdout)  # type: ignore[assignment]  # has what logging uses: write and flush
+            with suppress(OSError, ValueError):  # a stdout without a descriptor gets no step lines
+                outputs.append(sys.stdout.fileno())
+        bound: dict[str, Any] = {
+            "job": self.job,
+            "run_id": self.run_id,
+            "generation": self.generation,
+            "node": self.node,
+            "rank": self.rank,
+            "world_size": self.world_size,
+        }
+        progress = Progress(self.heartbeat, outputs, bound, self._first_step)
+        logs.configure(target, **bound, step=lambda: progress.number)
+        return progress
+
+    def _first_step(self, step: int) -> None:
+        if self.rank == 0:
+            failed_at = self.identity.failed_at
+            seconds = None if failed_at is None else round(time.time() - failed_at, 3)
+            self.event(events.TRAINING_FIRST_STEP, step=step, seconds_since_failure=seconds)
+
+
+class _Both:
+    """Two text streams as one: the rank's log and what a person looks at."""
+
+    def __init__(self, *streams: TextIO) -> None:
+        self._streams = streams
+
+    def write(self, text: str) -> int:
+        for stream in self._streams:
+            stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        for stream in self._streams:
+            stream.flush()

@@ -1,0 +1,39 @@
+"""The snapshot policy as train.py states it (floor R)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.storage import Storage
+
+if TYPE_CHECKING:
+    from elasticflow.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When snapshots are taken, where they go, which stay.
+
+    Attributes:
+        uri: Any fsspec URL or path; None: the run folder.
+        every: Intervals, any of which makes one due: "500 steps", "10 min", "1 epoch".
+        keep_last: Newest ones that stay.
+        keep_best: Best ones by the evaluation's metric that stay as well.
+        keep_every: One at each of these stays as well.
+        options: For the file system.
+    """
+
+    uri: str | None
+    every: tuple[str, ...]
+    keep_last: int = 3
+    keep_best: int | None = None
+    keep_every: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def catalog(self, folder: RunFolder, run_id: str) -> Catalog:
+        """Return the run's place at the URI."""
+        if self.uri is None:
+            return Catalog(Storage(str(folder.path)))
+        return Catalog(Storage(self.uri, self.options), f"{run_id}/")
