@@ -45,16 +45,31 @@ WORKER_FIELDS = ("node", "rank", "world_size", "step")
 # name -> (what it means, its own fields)
 SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     RUN_STARTED: ("a launch began", ("launch", "resumed", "pid", "torch", "uri")),
-    RUN_FINISHED: ("training reached its end and the last snapshot is committed", ("step", "seconds", "restarts")),
-    RUN_FAILED: ("the run ended with an error", ("class", "error", "why", "rank", "exit_code", "step", "seconds")),
-    RUN_INTERRUPTED: ("the launch ended before training did; the same command goes on", ("reason", "step", "seconds")),
+    RUN_FINISHED: (
+        "training reached its end and the last snapshot is committed",
+        ("step", "seconds", "restarts"),
+    ),
+    RUN_FAILED: (
+        "the run ended with an error",
+        ("class", "error", "why", "rank", "exit_code", "step", "seconds"),
+    ),
+    RUN_INTERRUPTED: (
+        "the launch ended before training did; the same command goes on",
+        ("reason", "step", "seconds"),
+    ),
     GENERATION_STARTED: ("a worker group was formed", ("world_size", "nodes", "reason")),
     GENERATION_ENDED: ("a worker group ended", ("class", "reason", "step")),
-    WORKER_FAILED: ("the first worker that failed in a generation", ("rank", "node", "pid", "exit_code", "class", "error", "traceback", "others")),
+    WORKER_FAILED: (
+        "the first worker that failed in a generation",
+        ("rank", "node", "pid", "exit_code", "class", "error", "traceback", "others"),
+    ),
     WORKER_RAISED: ("an exception left a worker's train.py", ("class", "error", "traceback")),
     NODE_JOINED: ("a node's agent is ready", ("node", "host", "nproc")),
     NODE_LOST: ("a node's agent is gone", ("node", "reason")),
-    TRAINING_STARTED: ("all ranks are about to train", ("restored_from", "epoch", "samples", "steps", "device", "parameters")),
+    TRAINING_STARTED: (
+        "all ranks are about to train",
+        ("restored_from", "epoch", "samples", "steps", "device", "parameters"),
+    ),
     TRAINING_FIRST_STEP: ("the first step of a generation is finished", ("seconds_since_failure",)),
     TRAINING_FINISHED: ("the last step is finished", ("epoch", "samples", "best")),
     SNAPSHOT_STAGED: ("training goes on; the writer has the bytes", ("name", "bytes", "stall_s", "trigger")),
