@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -39,6 +40,8 @@ def main() -> None:
         agent.run()
     finally:
         writer.close()
+    logging.shutdown()
+    os._exit(0)  # the interpreter's own end takes torch 0.3 s, and the supervisor waits for it
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ def parsed(args: tuple[str, ...]) -> tuple[Any, str]:
     return config, command[-1]
 
 
-def test_torch_reads_back_what_the_job_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_reads_back_what_the_job_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The parser of torch makes of the argv the configuration that the job asks for."""
+    monkeypatch.chdir(tmp_path)  # torch makes the log folder while it parses
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     job = make_job(
         nodes__min=2,
