@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from elasticflow import events
 from elasticflow.errors import DatasetError
+from elasticflow.lifeline import die_with_parent
 from elasticflow.runtime import dataset as datasets
 from elasticflow.runtime import streams
 from elasticflow.runtime.order import Position, Schedule, split
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 _AHEAD = 4096  # samples whose order is computed at once: numpy's cost per call is shared out
 _MOST_STEPS_AHEAD = 256
-_PR_SET_PDEATHSIG = 1
 
 
 def open_dataset(me: Worker, build: Callable[[], Any], name: str, samples: int | None = None) -> Any:
@@ -219,10 +217,7 @@ def _become_loader_process(parent: int) -> Callable[[int], None]:
         # A drain signal sent to the whole session is the worker's business; without the worker this process has none.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        die_with_parent(parent)
 
     return become
 

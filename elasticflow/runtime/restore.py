@@ -11,7 +11,7 @@ from elasticflow.runtime import tree
 from elasticflow.runtime.order import Position
 from elasticflow.runtime.share import view_of
 from elasticflow.snapshots import reader
-from elasticflow.snapshots.manifest import STATE_FILE
+from elasticflow.snapshots.manifest import STATE_FILE, DamagedSnapshotError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.member import Worker
     from elasticflow.snapshots.catalog import Catalog
     from elasticflow.snapshots.manifest import Manifest
+
+_OUTAGE = "outage: "
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,13 @@ def newest_good(me: Worker, catalog: Catalog) -> Found | None:
     Raises:
         SnapshotError: the storage cannot be read on this rank or another.
     """
-    if me.rank == 0:
-        for name, reason in catalog.damaged().items():
-            _set_aside(me, catalog, name, reason)
-    # Rank 0 chooses: a listing can differ between nodes.
-    names = [m.name for m in catalog.committed()] if me.rank == 0 else []
-    for name in me.gather_text("\n".join(names))[0].split("\n"):
-        if not name:
-            return None
-        found, problem = read(catalog, name)
-        problems = [text for text in me.gather_text(problem) if text]
+    for name in _candidates(me, catalog):
+        found, problem = None, ""
+        try:
+            found, problem = read(catalog, name)
+        except (OSError, SnapshotError, StorageError) as error:
+            problem = _OUTAGE + _text(error)
+        problems = [text for text in _told_by_all(me, problem) if text]
         if not problems:
             return found
         if me.rank == 0:
@@ -56,13 +55,44 @@ def newest_good(me: Worker, catalog: Catalog) -> Found | None:
     return None
 
 
+def _candidates(me: Worker, catalog: Catalog) -> list[str]:
+    """Return the committed snapshots, newest first, as rank 0 sees them: a listing can differ between nodes."""
+    text = ""
+    if me.rank == 0:
+        try:
+            for name, reason in catalog.damaged().items():
+                _set_aside(me, catalog, name, reason)
+            text = "\n".join(manifest.name for manifest in catalog.committed())
+        except (OSError, StorageError) as error:
+            text = _OUTAGE + _text(error)
+    return _told_by_all(me, text)[0].split()
+
+
+def _told_by_all(me: Worker, text: str) -> list[str]:
+    """Return every rank's *text*.
+
+    Raises:
+        SnapshotError: one of them tells of an outage, which says nothing about any snapshot.
+    """
+    texts = me.gather_text(text)
+    for rank, told in enumerate(texts):
+        if told.startswith(_OUTAGE):
+            raise SnapshotError(f"rank {rank} cannot read snapshots: {told.removeprefix(_OUTAGE)}")
+    return texts
+
+
 def position_of(content: dict[str, Any]) -> Position:
     """Return the position that state.json states."""
     return Position(**content)
 
 
 def read(catalog: Catalog, name: str) -> tuple[Found | None, str]:
-    """Return the snapshot, every byte of it verified, or what is wrong with it."""
+    """Return the snapshot, every byte of it verified, or what is damaged.
+
+    Raises:
+        OSError: the storage cannot be read, which says nothing about the snapshot.
+        SnapshotError: the same.
+    """
     try:
         manifest = catalog.manifest(name)
         state = reader.read_state(catalog, manifest)
@@ -72,13 +102,17 @@ def read(catalog: Catalog, name: str) -> tuple[Found | None, str]:
             for file, entry in manifest.files.items()
             if file != STATE_FILE
         }
-    except (OSError, SnapshotError, StorageError, ValueError) as error:
-        return None, getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+    except (DamagedSnapshotError, FileNotFoundError, ValueError) as error:
+        return None, _text(error)
     tensors = {
         key: view_of(shards[place.file], tree.BY_NAME[place.dtype], place.shape, place.offset)
         for key, place in manifest.tensors.items()
     }
     return Found(manifest, state, tensors), ""
+
+
+def _text(error: Exception) -> str:
+    return getattr(error, "message", None) or f"{type(error).__name__}: {error}"
 
 
 def _set_aside(me: Worker, catalog: Catalog, name: str, reason: str) -> None:

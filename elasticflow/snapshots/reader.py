@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.catalog import Catalog
     from elasticflow.storage import Storage
 
+_BAD_PLACE = (errno.EIO, errno.EISDIR, errno.ENOTDIR)
+
 
 def read_shard(storage: Storage, path: str, entry: FileEntry) -> bytearray:
     """Return the verified content of a file; tensors lie in it at the manifest's offsets.
@@ -22,7 +25,7 @@ def read_shard(storage: Storage, path: str, entry: FileEntry) -> bytearray:
     Raises:
         DamagedSnapshotError: the file is absent, of another size, unreadable, or a block of it is not what was
             written; says which.
-        SnapshotError: a remote store could not be reached, which says nothing about the snapshot.
+        SnapshotError: the store could not be reached, which says nothing about the snapshot.
     """
     content = bytearray(entry.size)
     _read(storage, path, entry, memoryview(content))
@@ -74,8 +77,9 @@ def _read(storage: Storage, path: str, entry: FileEntry, target: memoryview) -> 
     except DamagedSnapshotError as error:
         raise DamagedSnapshotError(f"{name}: {error.message}") from None
     except Exception as error:
-        # A disk that cannot read is damage; a store that does not answer may do so at the next try.
-        kind = DamagedSnapshotError if storage.is_local else SnapshotError
+        # A disk that cannot read this very place is damage; anything else may pass, and says nothing about the file.
+        is_bad_place = storage.is_local and isinstance(error, OSError) and error.errno in _BAD_PLACE
+        kind = DamagedSnapshotError if is_bad_place else SnapshotError
         raise kind(f"{name}: cannot be read: {type(error).__name__}: {error}") from error
     if more:
         raise DamagedSnapshotError(f"{name}: is longer than the {entry.size} bytes that were written")

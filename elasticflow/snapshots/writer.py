@@ -6,7 +6,6 @@ whole process groups while the last snapshot is still being written; it leaves a
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import queue
@@ -19,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.lifeline import die_with_parent
 from elasticflow.snapshots import shards, wire
 from elasticflow.snapshots.board import Board, ShareSet
 from elasticflow.snapshots.buffers import Buffer, Pool
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from elasticflow.snapshots.shards import WrittenFile
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _WRITING_THREADS = 2
 _HEAR_OUT_S = 5.0
 _NICENESS = 5  # training goes first; while a worker waits for us, it does not compete
@@ -222,13 +221,6 @@ def _or_die(body: Callable[..., None], *args: Any) -> None:
         os._exit(1)
 
 
-def _die_with(parent: int | None) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent is not None and os.getppid() != parent:
-        os._exit(1)
-
-
 def main() -> None:
     """Read the configuration, serve, and leave when standard input ends."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -237,7 +229,8 @@ def main() -> None:
     if not line:
         os._exit(0)
     config = Config.from_json(json.loads(line))
-    _die_with(config.parent)
+    if config.parent is not None:
+        die_with_parent(config.parent)
     os.nice(_NICENESS)
     Writer(config).start()
     while os.read(0, 1 << 12):
