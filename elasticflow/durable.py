@@ -25,16 +25,16 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write(path: Path, parts: Iterable[Part]) -> int:
+def write(path: Path, parts: Iterable[Part], mode: int = 0o666) -> int:
     """Put *parts* at *path*, replacing what was there, and return their bytes.
 
-    A crash leaves the old file or the new one, and at worst a hidden temporary file beside it. The
+    The file's permissions are *mode* less the umask. A crash leaves the old file or the new one, and at worst a hidden temporary file beside it. The
     temporary file lies in the same folder, since a rename between file systems is a copy.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     try:
-        size = _fill(temporary, parts)
+        size = _fill(temporary, parts, mode)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -78,9 +78,10 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
-def _fill(path: Path, parts: Iterable[Part]) -> int:
+def _fill(path: Path, parts: Iterable[Part], mode: int = 0o666) -> int:
     size = 0
-    with path.open("xb", buffering=0) as file:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
         for part in parts:
             rest = memoryview(part).cast("B") if len(part) else memoryview(b"")
             while rest:  # an unbuffered write may be short

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import shutil
 from typing import TYPE_CHECKING
 
+from elasticflow import durable
 from elasticflow.errors import LaunchFolderError
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ def write_new(folder: Path, files: Mapping[str, str]) -> None:
         for name, text in files.items():
             _write(draft / name, text)
         for inner in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
-            _sync_folder(inner)
+            durable.sync_folder(inner)
         draft.rename(folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    _sync_folder(folder.parent)
+    durable.sync_folder(folder.parent)
 
 
 def write_into(
@@ -53,14 +53,7 @@ def write_into(
     if not force:
         _refuse_others_work(folder, files, vouched)
     for name, text in files.items():
-        path = folder / name
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            _write(draft, text)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        _write(folder / name, text)
 
 
 def _refuse_others_work(folder: Path, files: Mapping[str, str], vouched: Mapping[str, str | None]) -> None:
@@ -87,18 +80,4 @@ def _refuse_others_work(folder: Path, files: Mapping[str, str], vouched: Mapping
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mode = 0o777 if text.startswith("#!") else 0o666  # less the umask
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    durable.write(path, [text.encode()], 0o777 if text.startswith("#!") else 0o666)
