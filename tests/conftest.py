@@ -6,6 +6,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from tests.guards import Guard, temporary_folders
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
     from moto.server import ThreadedMotoServer
 
+
+# A time limit per example fails on a busy machine; under CI hypothesis' own profile also fixes the examples.
+settings.register_profile("no deadline", settings.get_profile(settings.get_current_profile_name()), deadline=None)
+settings.load_profile("no deadline")
 
 GUARD = Guard()
 TIERS = ("e2e", "integration", "campaign", "gpu")  # every other test is a unit test

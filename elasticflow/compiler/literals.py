@@ -139,7 +139,7 @@ def _scalar(value: object, where: str) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if value is None or isinstance(value, (bool, int, float)):
-        return repr(value)
+        return repr(value).replace("e+", "e")  # 1e16, as formatters write it
     raise JobRefusedError(
         f"{where}: a {type(value).__name__} cannot be an argument",
         "write it as a string and let the factory parse it",
