@@ -163,8 +163,8 @@ class Course:
         return self.verdict is None
 
     def interrupt(self, reason: str, code: int = errors.INTERRUPTED) -> None:
-        """End the launch now; the same command goes on."""
-        if self.verdict is None or code == errors.KILLED_BY_USER:
+        """End the launch now; the same command goes on. A run that has finished or failed stays so."""
+        if self.verdict is None or (code == errors.KILLED_BY_USER and self.verdict.status == "interrupted"):
             self.verdict = Verdict(
                 "interrupted", code, events.RUN_INTERRUPTED, {"reason": reason, **self._figures()}
             )
