@@ -92,6 +92,11 @@ class Agent(LocalElasticAgent):
             self._worker_group.state = WorkerState.STOPPED
             self._report_end(failed=failed)
 
+    def finish(self, patience_s: float) -> None:
+        """After `run`: have the writer end what it holds, for at most *patience_s*, and tell what became of it."""
+        self._writer.finish(patience_s)
+        self._forward()
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Fork this node's workers of the decided generation.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """What the supervisor tells an agent; JSON on its command line.
+    """What the supervisor tells an agent; JSON on its standard input: everybody may read command lines.
 
     Attributes:
         launch_folder: Absolute path of the launch folder.
@@ -31,6 +31,7 @@ class AgentConfig:
         modules: Modules the fork server imports.
         start_method: fork or spawn.
         hang_timeout_s: Seconds without a heartbeat that are a hang.
+        grace_s: Seconds the writer has for what it holds when the launch ends.
         writer: Configuration of the snapshot writer.
     """
 
@@ -43,10 +44,11 @@ class AgentConfig:
     modules: list[str]
     start_method: str
     hang_timeout_s: float
+    grace_s: float
     writer: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the form that goes on the command line."""
+        """Return the form that is sent."""
         return json.dumps(asdict(self))
 
 
@@ -82,13 +84,16 @@ class AgentProcess:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "elasticflow.launcher.node", self._config.to_json(), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", "elasticflow.launcher.node", str(os.getpid())],
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **self._environment},
                 start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only
             )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(self._config.to_json().encode())
 
     def exit_code(self) -> int | None:
         """Return how the agent ended, or None while it lives."""
@@ -99,12 +104,8 @@ class AgentProcess:
         """Return the end of what it printed."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
 
-    def end(self, patience_s: float = 0.0) -> None:
-        """Return when the agent is gone: by itself within *patience_s*, else killed with everything below it."""
-        if self._process is None:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_s)
-        if self._process.poll() is None:
+    def end(self) -> None:
+        """Return when the agent is gone: if it is not, it is killed with everything below it."""
+        if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -1,4 +1,4 @@
-"""What runs on a node: `python -m elasticflow.launcher.node CONFIG PARENT_PID` (floor 3).
+"""What runs on a node: `python -m elasticflow.launcher.node PARENT_PID`, its configuration on standard input (floor 3).
 
 Starts the writer and the fork server first, since they import for seconds, then becomes the agent.
 """
@@ -21,8 +21,8 @@ from elasticflow.snapshots.staging import start_writer
 
 def main() -> None:
     """Serve until the supervisor stops the launch or dies."""
-    config = AgentConfig(**json.loads(sys.argv[1]))
-    die_with_parent(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[1]))
+    config = AgentConfig(**json.load(sys.stdin))
     # Signals to the whole process group must not end the agent: the supervisor asks for drains.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -38,6 +38,7 @@ def main() -> None:
         agent = build_agent(config, server, writer, heartbeats)
         agent.announce()
         agent.run()
+        agent.finish(config.grace_s)
     finally:
         writer.close()
     logging.shutdown()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.catalog import Catalog
 
 _POLL_S = 0.01
-_LEAVE_S = 10.0
+_LEAVE_S = 5.0  # of an agent that has nothing to wait for
 NODE = "n0"
 _ASK_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -75,6 +75,7 @@ class Launch:
             modules=list(plan.modules),
             start_method=plan.start_method,
             hang_timeout_s=plan.restarts.hang_timeout_s,
+            grace_s=plan.restarts.grace_s,
             writer=self.writer,
         )
         variables = {**plan.environment, environment.RUN_ID: self.folder.run_id}
@@ -96,6 +97,7 @@ class Supervisor:
         self._intake = Intake(self._journal, self._metrics)
         self._agent = launch.agent()
         self._signals: list[int] = []
+        self._asked_at: float | None = None
 
     def run(self) -> int:
         """Return the exit code once the launch has ended; nothing of its process tree lives afterwards."""
@@ -175,6 +177,7 @@ class Supervisor:
 
     def _note_signal(self, number: int, frame: object) -> None:
         self._signals.append(number)
+        self._asked_at = self._asked_at or time.monotonic()
 
     def _look_at_signals(self, course: Course) -> None:
         if len(self._signals) > 1:
@@ -182,10 +185,26 @@ class Supervisor:
         elif self._signals and not course.is_draining:
             course.asked_to_leave(signal.Signals(self._signals[0]).name)
 
+    def _see_off(self, course: Course, verdict: Verdict) -> Verdict:
+        """Return once the agent has left, whose writer may still be writing a snapshot; a signal cuts that short."""
+        asked = len(self._signals)
+        grace_s = self._launch.plan.restarts.grace_s
+        began = time.monotonic()
+        deadline = max(began + _LEAVE_S, (self._asked_at or began) + grace_s)
+        while self._agent.exit_code() is None and time.monotonic() < deadline:
+            if len(self._signals) > asked:
+                if verdict.exit_code == errors.INTERRUPTED:
+                    course.interrupt("a second signal", errors.KILLED_BY_USER)
+                return course.verdict or verdict
+            time.sleep(_POLL_S)
+        return verdict
+
     def _close(self, head: Head, course: Course, verdict: Verdict) -> int:
         """End the agent, take in what it still has to say, and write the verdict."""
         head.stop()
-        self._agent.end(_LEAVE_S if course.is_idle else 0.0)
+        if course.is_idle:
+            verdict = self._see_off(course, verdict)
+        self._agent.end()
         for message in head.take():
             if message["type"] in ("lines", "writer"):
                 self._hear(message, course)

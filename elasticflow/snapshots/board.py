@@ -74,6 +74,7 @@ class Board:
         self._changed = threading.Condition()
         self._sets: dict[str, ShareSet] = {}
         self._generations: dict[int, _Generation] = {}
+        self._is_finishing = False
 
     @property
     def newest(self) -> int:
@@ -113,7 +114,7 @@ class Board:
             share_set.staged.add(rank)
             share_set.listeners[rank] = listener
             share_set.record = record or share_set.record
-            if share_set.generation < self.newest:
+            if share_set.generation < self.newest or self._is_finishing:
                 share_set.end()
             return share_set
 
@@ -125,11 +126,23 @@ class Board:
             share_set.error = share_set.error or error
             self._changed.notify_all()
 
-    def next_settled(self) -> ShareSet:
+    def end_all(self) -> None:
+        """No more shares can come at all: once every open set is settled, `next_settled` has no more."""
+        with self._changed:
+            self._is_finishing = True
+            for share_set in self._sets.values():
+                share_set.end()
+            self._changed.notify_all()
+
+    def next_settled(self) -> ShareSet | None:
         """Return the oldest open set once it is settled: snapshots are committed in the order they were staged."""
         with self._changed:
-            self._changed.wait_for(lambda: self._sets and next(iter(self._sets.values())).is_settled)
-            return next(iter(self._sets.values()))
+            self._changed.wait_for(self._can_tell_next)
+            return next(iter(self._sets.values()), None)
+
+    def _can_tell_next(self) -> bool:
+        oldest = next(iter(self._sets.values()), None)
+        return self._is_finishing if oldest is None else oldest.is_settled
 
     def close(self, share_set: ShareSet) -> None:
         """The snapshot has an outcome."""

@@ -81,9 +81,8 @@ class Committer:
         self._report = report
 
     def run(self) -> None:
-        """Commit for ever; a failure is reported, and the next snapshot is tried."""
-        while True:
-            share_set = self._board.next_settled()
+        """Commit until the board is finished; a failure is reported, and the next snapshot is tried."""
+        while (share_set := self._board.next_settled()) is not None:
             try:
                 committed = self._settle(share_set)
             except Exception as error:  # noqa: BLE001  # whatever the store raises, the next snapshot is tried

@@ -52,6 +52,20 @@ class WriterProcess:
         """Return a descriptor that is readable when there are reports, or when the writer ended."""
         return self._stdout
 
+    def finish(self, patience_s: float) -> None:
+        """Have the writer end when all it was handed has an outcome; `reports` then tells it, and `close` follows.
+
+        Returns when it has ended, at the latest after *patience_s*. No worker may be staging any more.
+        """
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(b"finish\n")
+            self.process.stdin.flush()
+        deadline = time.monotonic() + patience_s
+        while self.process.poll() is None and (left := deadline - time.monotonic()) > 0:
+            select.select([self._stdout], [], [], min(left, 0.05))
+            self._waiting = self.reports()  # a full pipe would hold it up
+
     def close(self) -> None:
         """End the writer at once; what is not committed is dropped (flush the clients first)."""
         assert self.process.stdin is not None

@@ -1,12 +1,14 @@
 """The writer process of a node: `python -m elasticflow.snapshots.writer` (floor 1, never imports torch).
 
 It owns the staging memory, hashes and writes shares, and commits snapshots. TERM and INT are ignored, since they go to
-whole process groups while the last snapshot is still being written; it leaves at once when its standard input ends.
+whole process groups while the last snapshot is still being written; it leaves at once when its standard input ends,
+and after what it has been handed when a line comes there.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import signal
@@ -74,22 +76,32 @@ class Writer:
         self._workers: set[_Worker] = set()
         self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
         self._committer = Committer(config, catalog, self._board, self._report)
-        self._out: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: no more
+        self._committing = _thread(self._committer.run)
+        self._printing = _thread(self._print)
 
     def start(self) -> None:
         """Listen, and say where on standard output."""
         server, address = wire.listen()
-        for body in (self._print, self._committer.run):
-            threading.Thread(target=_or_die, args=(body,), daemon=True).start()
-        threading.Thread(target=_or_die, args=(self._accept, server), daemon=True).start()
+        for thread in (self._printing, self._committing, _thread(self._accept, server)):
+            thread.start()
         self._out.put({"event": "ready", "address": address})
+
+    def finish(self) -> None:
+        """Bring to an end all that workers have handed over, and end the process; none of them stages any more."""
+        self._hear_out(math.inf)
+        self._board.end_all()
+        self._committing.join()
+        self._out.put(None)
+        self._printing.join()
+        os._exit(0)
 
     def _accept(self, server: socket.socket) -> None:
         while True:
             connection, _ = server.accept()
             if wire.is_own_user(connection):
                 worker = _Worker(wire.Channel(connection))
-                threading.Thread(target=_or_die, args=(self._serve, worker), daemon=True).start()
+                _thread(self._serve, worker).start()
             else:
                 connection.close()
 
@@ -131,7 +143,7 @@ class Writer:
         worker.send({"welcome": True})
         return True
 
-    def _hear_out(self, generation: int) -> None:
+    def _hear_out(self, generation: float) -> None:
         """Return when all that workers of older generations sent has been read: they may have died right after."""
         deadline = time.monotonic() + _HEAR_OUT_S
         older = [worker for worker in tuple(self._workers) if worker.generation < generation]
@@ -205,10 +217,14 @@ class Writer:
 
     def _print(self) -> None:
         """Write reports to standard output; a thread of its own, since the parent may be slow to read."""
-        while True:
-            line = json.dumps(self._out.get()).encode() + b"\n"
+        while (report := self._out.get()) is not None:
+            line = json.dumps(report).encode() + b"\n"
             while line:
                 line = line[os.write(1, line) :]
+
+
+def _thread(body: Callable[..., None], *args: Any) -> threading.Thread:
+    return threading.Thread(target=_or_die, args=(body, *args), daemon=True)
 
 
 def _or_die(body: Callable[..., None], *args: Any) -> None:
@@ -232,9 +248,10 @@ def main() -> None:
     if config.parent is not None:
         die_with_parent(config.parent)
     os.nice(_NICENESS)
-    Writer(config).start()
-    while os.read(0, 1 << 12):
-        pass
+    writer = Writer(config)
+    writer.start()
+    while os.read(0, 1 << 12):  # one line, FINISH, may come before the end
+        _thread(writer.finish).start()
     os._exit(0)
 
 
