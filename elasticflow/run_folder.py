@@ -102,6 +102,12 @@ class RunFolder:
         return self.generation_logs(generation) / f"rank{rank}.{suffix}"
 
 
+def path_from_root(uri: str) -> str | None:
+    """Return the path in *uri* if it starts at the project root; None if *uri* means the same in any folder."""
+    path = re.sub(r"^(file|local)://", "", uri, flags=re.IGNORECASE)
+    return None if "://" in path or "::" in path or path.startswith(("/", "~")) else path
+
+
 def snapshot_name(step: int, generation: int, id8: str) -> str:
     """Return a snapshot's folder name, unique for ever: `<step:012>-<generation:04>-<id8>`."""
     return f"{step:012d}-{generation:04d}-{id8}"

@@ -36,7 +36,7 @@ def command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
     loaded = require_job(job_file, overrides)
     job = loaded.job
     assert job is not None  # else it would have raised
-    plan = plan_job(job, project_root=loaded.project_root, job_files=loaded.files)
+    plan = plan_job(job, project_root=loaded.project_root, job_files=loaded.files).public()
     show_warnings(loaded)
     newest = _newest_run(loaded)
     samples = job.dataset.samples or (None if newest is None else _samples_of(newest))

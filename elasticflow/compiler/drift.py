@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from elasticflow.compiler.resolved import public_tables
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -82,7 +84,7 @@ class Difference:
 
 def compare(old: Job, new: Job) -> list[Difference]:
     """Return what differs, in the order of the job file, keys that came last."""
-    before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
+    before, after = dict(_leaves(public_tables(old))), dict(_leaves(public_tables(new)))
     found = []
     for key in {**before, **after}:
         was, now = before.get(key, _NOT_THERE), after.get(key, _NOT_THERE)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.compiler.entry_factories import Line, factories, metric_functions, metrics
 from elasticflow.compiler.literals import Call, Code, Name, call, flat, literal, quoted
+from elasticflow.run_folder import path_from_root
 
 if TYPE_CHECKING:
     from elasticflow.spec.job import Job
@@ -101,8 +102,8 @@ def intervals(every: str | list[str]) -> tuple[str, ...]:
 
 def from_root(path: str) -> Code:
     """Return the code of a path or URL: relative paths are relative to the project, from wherever train.py runs."""
-    is_relative = "://" not in path and not path.startswith(("/", "~"))
-    return Call("str", (("", f"ROOT / {quoted(path)}"),)) if is_relative else quoted(path)
+    relative = path_from_root(path)
+    return quoted(path) if relative is None else Call("str", (("", f"ROOT / {quoted(relative)}"),))
 
 
 def _policy(job: Job) -> Code:

@@ -16,6 +16,7 @@ from elasticflow.compiler.provenance import git_state, versions
 from elasticflow.compiler.resolved import from_json, job_from_json, job_to_json, to_json
 from elasticflow.compiler.writing import write_into, write_new
 from elasticflow.errors import LaunchFolderError
+from elasticflow.secrecy import public_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,7 @@ def launch_files(
     entry_point: str | None = None,
 ) -> dict[str, str]:
     """Return the text of every file of the launch folder by its name; plan.json, which vouches for them, last."""
+    overrides = public_overrides(overrides)
     root = Path(os.path.relpath(project_root.resolve(), folder.resolve())).as_posix()
     rendered = train_py.render(
         job,
@@ -112,7 +114,7 @@ def launch_files(
     written = {name: _sha256(text) for name, text in files.items() if name != JOB_JSON}
     # An edited train.py that is carried forward stays known as edited.
     written[TRAIN_PY] = _sha256(rendered)
-    return files | {PLAN_JSON: _json({**to_json(plan.model_dump()), _WRITTEN: written})}
+    return files | {PLAN_JSON: _json({**to_json(plan.public().model_dump()), _WRITTEN: written})}
 
 
 def read_plan(folder: Path) -> LaunchPlan:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from elasticflow.compiler import torchrun
 from elasticflow.compiler.entry_values import intervals
 from elasticflow.compiler.resolved import job_digest
+from elasticflow.secrecy import without_secrets
 from elasticflow.spec.units import parse_duration, parse_interval
 
 if TYPE_CHECKING:
@@ -107,6 +108,11 @@ class LaunchPlan(Fact):
     snapshots: SnapshotPlan
     log_level: str
     worlds: tuple[WorldRow, ...]
+
+    def public(self) -> LaunchPlan:
+        """Return the plan as it may be shown and recorded: without secrets."""
+        snapshots = self.snapshots.model_copy(update=without_secrets(self.snapshots.model_dump()))
+        return self.model_copy(update={"snapshots": snapshots})
 
 
 def plan_job(job: Job, *, project_root: Path, job_files: Sequence[Path]) -> LaunchPlan:

@@ -9,19 +9,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticflow.errors import JobRefusedError
+from elasticflow.secrecy import without_secrets
 from elasticflow.spec.job import Job
 
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    """Return the job as JSON values, every default written out.
+    """Return the job as JSON values, every default written out, without secrets of `snapshots`.
 
     Raises:
         JobRefusedError: a value that JSON and Python literals do not have (TOML dates and times).
     """
-    tables = job.model_dump()
+    tables = public_tables(job)
     return {name: to_json(table, f"[{name}]") for name, table in tables.items()}
+
+
+def public_tables(job: Job) -> dict[str, Any]:
+    """Return the job's tables without secrets of `snapshots`: those belong to no record and no comparison."""
+    tables = job.model_dump()
+    return {**tables, "snapshots": without_secrets(tables["snapshots"])}
 
 
 def job_from_json(values: Mapping[str, Any]) -> Job:

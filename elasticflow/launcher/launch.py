@@ -26,6 +26,7 @@ from elasticflow.errors import (
 )
 from elasticflow.launcher.agent_process import listen
 from elasticflow.launcher.supervisor import Launch, Supervisor
+from elasticflow.run_folder import path_from_root
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
 
@@ -128,9 +129,8 @@ def snapshot_place(plan: LaunchPlan, folder: RunFolder, project_root: Path) -> t
     uri = plan.snapshots.uri
     if uri is None:
         return str(folder.path), ""
-    if "://" not in uri:
-        uri = str(project_root / uri)
-    return uri, f"{folder.run_id}/"
+    relative = path_from_root(uri)
+    return str(project_root / relative) if relative is not None else uri, f"{folder.run_id}/"
 
 
 def writer_config(plan: LaunchPlan, uri: str, prefix: str, run_id: str) -> dict[str, Any]:

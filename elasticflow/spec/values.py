@@ -8,6 +8,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import secrecy
 from elasticflow.spec import codes
 from elasticflow.spec.expectations import dotted, show
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from elasticflow.spec.source import Source
 
 _FREE = (("model", "args"), ("optimizer", "args"), ("lr_scheduler", "args"), ("dataset", "args"), ("evaluation", "args"), ("snapshots", "options"))  # fmt: skip
-_SECRET_KEY = re.compile(r"secret|passw|token|credential|^key$|api_?key|access_?key", re.IGNORECASE)
 
 
 def values(source: Source) -> Iterator[Diagnostic]:
@@ -52,7 +52,7 @@ def secrets(source: Source) -> Iterator[Diagnostic]:
     """Yield a warning for each secret in the file, which is checked in and copied into every run folder."""
     remedy = "take it out; credentials come from the environment or from the machine's role"
     for path, value in _leaves(_inside(source.raw, ("snapshots", "options")), ("snapshots", "options")):
-        if isinstance(value, str) and any(_SECRET_KEY.search(str(part)) for part in path[2:]):
+        if isinstance(value, str) and any(secrecy.is_secret(str(part)) for part in path[2:]):
             message = f"{dotted(path)} looks like a secret, and a job file is checked in"
             yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=remedy)
     uri = _inside(source.raw, ("snapshots",)).get("uri")
