@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import json
 import os
 import runpy
@@ -24,32 +23,10 @@ import socket
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Any, NoReturn
 
+from elasticflow.launcher.preload import preload, unsafe_to_fork
 from elasticflow.lifeline import die_with_parent
-
-# What every worker needs and what torch imports lazily at the worst moment: `torch._dynamo` costs
-# 0.8 s in the first optimizer step of each generation when it is not here.
-WARM = (
-    "numpy",
-    "torch",
-    "torch._dynamo",
-    "torch.distributed",
-    "torch.nn.parallel",
-    "torch.optim",
-    "torch.utils.data",
-    "elasticflow.runtime.worker",
-    "elasticflow.runtime.data",
-    "elasticflow.runtime.evaluate",
-    "elasticflow.runtime.order",
-    "elasticflow.runtime.replicas",
-    "elasticflow.runtime.snapshot",
-    "elasticflow.runtime.state",
-)
-
-# Read at import, they would freeze one worker's value for all ranks.
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def main() -> NoReturn:
@@ -63,8 +40,8 @@ def main() -> NoReturn:
     sys.path[:0] = setup["path"]
     start_method, refused = setup["start_method"], []
     if start_method == "fork":
-        refused = preload(setup["modules"])
-        start_method = "spawn" if _unsafe_to_fork() else "fork"
+        refused = preload(setup["modules"], setup["path"])
+        start_method = "spawn" if unsafe_to_fork() else "fork"
     gc.collect()
     gc.freeze()  # shared pages stay shared: the collector no longer writes into them
     lines.send({"ready": True, "refused": refused, "start_method": start_method})
@@ -98,70 +75,6 @@ class Lines:
                 os._exit(0)
             if messages:
                 return messages[0]
-
-
-def preload(modules: list[str]) -> list[dict[str, str]]:
-    """Import what workers share; return the job's modules that have to be imported in each worker instead.
-
-    A module that fails here fails again in the worker, where its traceback belongs to a rank.
-    """
-    for name in WARM:
-        importlib.import_module(name)
-    refused = []
-    for name in modules:
-        try:
-            with _rank_variables_watched() as read:
-                importlib.import_module(name)
-            reason = f"reads {', '.join(sorted(read))} at import" if read else _unsafe_to_fork()
-        except BaseException as error:  # noqa: BLE001  whatever user code raises at import, even SystemExit
-            reason = f"{type(error).__name__}: {error}"
-        if reason:
-            refused.append({"module": name, "reason": reason})
-            _forget(name)
-    return refused
-
-
-@contextlib.contextmanager
-def _rank_variables_watched() -> Any:
-    """Yield the set of rank variables that are asked for inside the block."""
-    read: set[str] = set()
-    get = type(os.environ).__getitem__
-
-    def watched(self: Any, key: str) -> str:
-        if key in RANK_VARIABLES:
-            read.add(key)
-        return get(self, key)
-
-    type(os.environ).__getitem__ = watched  # type: ignore[method-assign]
-    try:
-        yield read
-    finally:
-        type(os.environ).__getitem__ = get  # type: ignore[method-assign]
-
-
-def _unsafe_to_fork() -> str | None:
-    """Return why this process must not fork workers that use what was just imported, if so."""
-    if any(target.startswith("/dev/nvidia") for target in _open_files()):
-        return "touches the accelerator at import"
-    tasks = Path("/proc/self/task")
-    if tasks.is_dir() and len(list(tasks.iterdir())) > 1:
-        return "starts threads at import"
-    return None
-
-
-def _open_files() -> list[str]:
-    folder = Path("/proc/self/fd")
-    targets = []
-    for descriptor in folder.iterdir() if folder.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):  # the one that lists the folder
-            targets.append(str(descriptor.readlink()))
-    return targets
-
-
-def _forget(name: str) -> None:
-    top = name.partition(".")[0]
-    for known in [m for m in sys.modules if m == top or m.startswith(f"{top}.")]:
-        del sys.modules[known]
 
 
 def serve(lines: Lines, entry_point: str, start_method: str) -> NoReturn:

@@ -1,0 +1,75 @@
+"""Real fork servers for the launcher's tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from elasticflow.launcher.fork_client import ForkServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@dataclass
+class Warm:
+    """A fork server that has imported everything, and the entry point its workers run."""
+
+    server: ForkServer
+    entry_point: Path
+    heartbeats_fd: int
+
+    def write(self, code: str) -> None:
+        """Have the next workers run *code*."""
+        self.entry_point.write_text(code)
+
+
+def close(server: ForkServer) -> None:
+    """End a server; its workers die with it."""
+    server.process.kill()
+    server.process.wait()
+    server._lines.channel.close()
+
+
+@pytest.fixture(scope="session")
+def warm(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """Yield one server for all tests: it takes seconds to import torch."""
+    entry_point = tmp_path_factory.mktemp("warm") / "train.py"
+    heartbeats_fd = os.memfd_create("test-heartbeats", 0)
+    server = ForkServer(entry_point, [], [], "fork", (heartbeats_fd,))
+    server.wait_ready()
+    yield Warm(server, entry_point, heartbeats_fd)
+    close(server)
+    os.close(heartbeats_fd)
+
+
+def wait_until(is_so: Callable[[], object], limit_s: float = 20.0) -> float:
+    """Return the seconds until *is_so* was true; fail after *limit_s*."""
+    began = time.monotonic()
+    while not is_so():
+        if time.monotonic() - began > limit_s:
+            pytest.fail(f"not within {limit_s} s")
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether the process runs; one that nobody has waited for does not."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def kill(*pids: int) -> None:
+    """End processes that a failed test may have left."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
