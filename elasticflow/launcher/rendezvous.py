@@ -3,12 +3,14 @@
 All of it lies in the supervisor's store, under one prefix a launch, in plain keys (`set`, `get`, `add`,
 `check` only, so that another store fits the same interface):
 
-    feed, feed/<i>         messages of agents to the supervisor, numbered by `add`
-    round/<i>           the i-th decision of the supervisor: a generation to form, or to stop
-    drain/<generation>     workers of this generation are asked to leave after a step
-    stop/<generation>      workers of this generation are to be killed now: a peer has failed
-    pg/<generation>/...    the process group's own keys: fresh for every generation (torch 2.13 hands
-                           all generations the same keys, and the next one reads stale addresses)
+    feeds, feed/<f>/<i>     number of agents so far; messages of the f-th to the supervisor, in order
+    rounds, round/<i>       number of decisions so far; the i-th: a generation to form, or to stop
+    drain/<generation>      workers of this generation are asked to leave after a step
+    stop/<generation>       workers of this generation are to be killed now: a peer has failed
+    ranks/<generation>/...  what agents tell each other, fresh for every generation (torch 2.13 hands all
+                            generations the same keys, and the next one reads stale addresses)
+
+Workers use the same store under `run/<generation>/`, for the same reason (runtime/group.py).
 """
 
 from __future__ import annotations
@@ -54,25 +56,25 @@ def join_store(host: str, port: int) -> Store:
 
 
 class Feed:
-    """Messages from agents to the supervisor, in order."""
+    """Messages of one agent to the supervisor, in order."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._next = 1
+        self._number = store.add("feeds", 1)
+        self._posted = 0
 
     def post(self, message: dict[str, Any]) -> None:
-        """Append one message; it is in the store when this returns."""
-        number = self._store.add("feed", 1)
-        self._store.set(f"feed/{number}", json.dumps(message))
+        """Append one message; it arrives even if this process is killed right after.
 
-    def take(self) -> list[dict[str, Any]]:
-        """Return the messages that have come since the last call, and forget them."""
-        messages = []
-        while self._store.check([f"feed/{self._next}"]):
-            messages.append(json.loads(self._store.get(f"feed/{self._next}")))
-            self._store.delete_key(f"feed/{self._next}")
-            self._next += 1
-        return messages
+        One `set` a message: counted by `add` first, as numbers shared by all agents would be, an agent killed
+        between the two would leave a gap at which the supervisor waits for ever.
+        """
+        self._posted += 1
+        self._store.set(_feed_key(self._number, self._posted), json.dumps(message))
+
+
+def _feed_key(feed: int, number: int) -> str:
+    return f"feed/{feed}/{number}"
 
 
 class Head:
@@ -86,12 +88,19 @@ class Head:
             timeout=timedelta(seconds=60),
         )  # fmt: skip
         self._store = PrefixStore(PREFIX, server)
-        self._feed = Feed(self._store)
+        self._taken: list[int] = []  # messages taken so far, by feed
         self._count = 0
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the messages that agents have sent since the last call."""
-        return self._feed.take()
+        """Return the messages that agents have sent since the last call, and forget them."""
+        messages = []
+        self._taken += [0] * (self._store.add("feeds", 0) - len(self._taken))
+        for index in range(len(self._taken)):
+            while self._store.check([key := _feed_key(index + 1, self._taken[index] + 1)]):
+                messages.append(json.loads(self._store.get(key)))
+                self._store.delete_key(key)
+                self._taken[index] += 1
+        return messages
 
     def form(self, generation: int, nodes: tuple[str, ...], failed_at: float | None) -> None:
         """Have *nodes* form *generation*."""
