@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 Tables = dict[str, Any]
 
+_IN_MEMORY = re.compile(r"(^|::)memory://", re.IGNORECASE)
+
 
 def check(source: Source, tables: Tables) -> list[Diagnostic]:
     """Return every problem between tables; a table that is itself wrong is left out of *tables*."""
@@ -27,6 +30,7 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *_not_built(source, tables),
         *_schedule(source, tables),
         *_several_machines(source, tables),
+        *_not_shared(source, tables),
         *values(source),
         *secrets(source),
     ]
@@ -122,6 +126,14 @@ def _several_machines(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         remedy = 'set snapshots.uri to an object store ("s3://bucket/name") or to a shared file system'
         path = ("snapshots", "uri") if snapshots.uri is not None else ("nodes", "endpoint")
         yield source.problem(codes.LOCAL_SNAPSHOTS, message, path, severity="warning", remedy=remedy)
+
+
+def _not_shared(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    snapshots = tables.get("snapshots")
+    if snapshots is not None and _IN_MEMORY.search(snapshots.uri or ""):
+        message = "snapshots.uri is the memory of one process, and a run has several"
+        remedy = "leave uri out (snapshots go to the run folder), or name a folder or an object store"
+        yield source.problem(codes.NOT_SHARED, message, ("snapshots", "uri"), remedy=remedy)
 
 
 def _is_local(uri: str | None) -> bool:

@@ -36,3 +36,4 @@ NO_STEP = "EF306"
 NO_ENDPOINT = "EF401"
 LOCAL_SNAPSHOTS = "EF402"
 SECRET_IN_FILE = "EF403"  # noqa: S105  # a code, not a secret
+NOT_SHARED = "EF404"

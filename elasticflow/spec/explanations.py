@@ -207,4 +207,10 @@ EXPLANATIONS: dict[str, Explanation] = {
         '[snapshots]\noptions = { secret = "hunter2" }',
         '[snapshots]\nuri = "s3://bucket/mnist"',
     ),
+    codes.NOT_SHARED: Explanation(
+        "snapshots in one process' memory",
+        "What writes snapshots and what restores them are several processes; memory:// is another place in each of them.",
+        '[snapshots]\nuri = "memory://mnist"',
+        '[snapshots]\nuri = "snapshots"',
+    ),
 }  # fmt: skip
