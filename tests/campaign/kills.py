@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow import events
+from elasticflow import __version__, events
 from tests.end_to_end.harness import ROOT, Project, Running, named, read_lines, steps_of, wait_gone
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def table(outcomes: list[Outcome]) -> str:
     facts = ", ".join(
         f"{name} {value}"
         for name, value in (
-            ("elasticflow", version("elasticflow")),
+            ("elasticflow", __version__),
             ("torch", version("torch")),
             ("Python", platform.python_version()),
             (platform.system(), platform.release().partition("-")[0]),
