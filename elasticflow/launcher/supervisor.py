@@ -182,12 +182,12 @@ class Supervisor:
     def _look_at_signals(self, course: Course) -> None:
         if len(self._signals) > 1:
             course.interrupt("a second signal", errors.KILLED_BY_USER)
-        elif self._signals and not course.is_draining:
+        elif self._signals and not course.is_draining and course.verdict is None:
             course.asked_to_leave(signal.Signals(self._signals[0]).name)
 
     def _see_off(self, course: Course, verdict: Verdict) -> Verdict:
         """Return once the agent has left, whose writer may still be writing a snapshot; a signal cuts that short."""
-        asked = len(self._signals)
+        asked = 1 if verdict.status == "interrupted" else 0  # signals that led to the verdict
         grace_s = self._launch.plan.restarts.grace_s
         began = time.monotonic()
         deadline = max(began + _LEAVE_S, (self._asked_at or began) + grace_s)
