@@ -62,7 +62,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), backlog=512)
     except OSError as error:
         raise PortTakenError(
-            f"nodes.endpoint: cannot listen on {host or '*'}:{port}: {error.strerror}",
+            # Not `error.strerror`: Python adds the address to it, which is said already.
+            f"nodes.endpoint: cannot listen on {host or '*'}:{port}: {os.strerror(error.errno or 0)}",
             "end the process that uses the port, or name another one in nodes.endpoint",
         ) from error
 
