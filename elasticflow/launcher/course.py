@@ -173,7 +173,11 @@ class Course:
 
     def _form(self, coming: _Next, node: str, nproc: int) -> None:
         """Claim the next generation number at the snapshot URI and have the workers started."""
-        number = self._claim(coming.reason)
+        try:
+            number = self._claim(coming.reason)
+        except OSError as error:  # the store does not answer: it may at the next try
+            self._restart_or_fail(None, "storage", f"no generation can be claimed: {error}")
+            return
         self.generation = Generation(number)
         self._journal.generation = number
         self._journal.event(events.GENERATION_STARTED, world_size=nproc, nodes=1, reason=coming.reason)

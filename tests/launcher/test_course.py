@@ -398,3 +398,43 @@ def test_agent_that_dies_while_draining_is_not_started_again(trial: Trial) -> No
 
     assert not trial.course.agent_died("n0", -9, "")
     assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
+
+
+def test_store_that_does_not_answer_is_tried_again(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generation that cannot be claimed costs a restart of class storage, with a delay; the next try forms it."""
+    answers = iter((OSError("no route to host"), 3))
+
+    def claim(reason: str) -> int:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    trial.begin()
+    trial.step(7)
+    monkeypatch.setattr(trial.course, "_claim", claim)
+    trial.fail()
+    trial.course.time_passed()
+    assert 1 == len(trial.nodes.formed)
+    assert trial.course.verdict is None
+    trial.wait(60)
+
+    assert 3 == trial.nodes.formed[-1][0]
+    charged = [r["class"] for r in trial.records if r["event"] == events.BUDGET_CHARGED]
+    assert ["crash", "storage"] == charged
+
+
+def test_store_that_never_answers_spends_the_budget(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict of a launch whose store stays away names the store's answer."""
+
+    def claim(reason: str) -> int:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(trial.course, "_claim", claim)
+    trial.begin()
+    for _ in range(3):
+        trial.wait(60)
+
+    assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
+    assert trial.course.verdict is not None
+    assert "no generation can be claimed: no route to host" == trial.course.verdict.fields["error"]
