@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import time
 from dataclasses import dataclass
 from importlib import metadata, util
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.drift import Difference, compare
-from elasticflow.compiler.materialize import (
-    TRAIN_PY,
-    entry_point_is_edited,
-    materialize,
-    read_job,
-)
+from elasticflow.compiler.materialize import materialize
 from elasticflow.compiler.plan import LaunchPlan, plan_job
-from elasticflow.errors import (
-    DriftRefusedError,
-    RunLockedError,
-    StorageError,
-    TorchMissingError,
-)
+from elasticflow.errors import TorchMissingError
+from elasticflow.launcher import continuity
 from elasticflow.launcher.agent_process import listen
+from elasticflow.launcher.lock import locked
 from elasticflow.launcher.supervisor import Launch, Supervisor
 from elasticflow.run_folder import path_from_root
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from elasticflow.run_folder import RunFolder
@@ -83,9 +71,14 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
     storage = Storage(uri, plan.snapshots.options)
     storage.check_writable()
     with locked(folder), contextlib.closing(listen(*_endpoint(plan))) as listener:
-        number = (folder.launch_numbers() or [0])[-1] + 1
         catalog = Catalog(storage, prefix)
-        edited = _check_drift(request, number - 1, plan, warn) if number > 1 else None
+        before = continuity.earlier_job(folder, catalog)
+        edited = None
+        if before is not None:
+            consent = request.accept_drift
+            differences = continuity.check_drift(folder, before, request.job, warn, accept_drift=consent)
+            edited = continuity.edited_entry_point(folder, differences, warn)
+        number = (folder.launch_numbers() or [0])[-1] + 1
         materialize(
             plan,
             request.job,
@@ -94,6 +87,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
             overrides=request.overrides,
             entry_point=edited,
         )
+        continuity.record_job(folder, catalog, plan, request.job)
         made = Launch(
             plan=plan,
             folder=folder,
@@ -148,80 +142,7 @@ def writer_config(plan: LaunchPlan, uri: str, prefix: str, run_id: str) -> dict[
     }
 
 
-@contextlib.contextmanager
-def locked(folder: RunFolder) -> Iterator[None]:
-    """Hold the run's lock; the kernel gives it back when this process ends, however it ends.
-
-    Raises:
-        RunLockedError: another process holds it.
-        StorageError: the run folder cannot be made.
-    """
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise StorageError(
-            f"cannot make the run folder {folder.path}: {error.strerror}",
-            "check that the project is writable",
-        ) from error
-    try:
-        if not _take(descriptor):
-            holder = os.pread(descriptor, 32, 0).decode() or "unknown"
-            raise RunLockedError(
-                f"run {folder.run_id} is running (process {holder})",
-                f"wait for it, or stop it: kill -TERM {holder}",
-            )
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _take(descriptor: int) -> bool:
-    """Return whether the lock was had; `status` holds it for an instant to see whether anybody does."""
-    for _ in range(5):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def _endpoint(plan: LaunchPlan) -> tuple[str, int]:
     if plan.endpoint is None:
         return "127.0.0.1", 0
     return "", int(plan.endpoint.rpartition(":")[2])
-
-
-def _check_drift(
-    request: Request, previous: int, plan: LaunchPlan, warn: Callable[[str], None]
-) -> str | None:
-    """Compare with the run's previous launch; return its train.py if that was edited and still fits.
-
-    Raises:
-        DriftRefusedError: some difference corrupts, or changes the trajectory without consent.
-    """
-    before = request.folder.launch(previous)
-    differences = compare(read_job(before), request.job)
-    for weight, remedy in (
-        ("corrupting", "start a new run of the changed job: elasticflow run"),
-        ("trajectory", "undo the change, or say that you want it: --accept-drift"),
-    ):
-        found = [d for d in differences if d.weight == weight]
-        if found and not (weight == "trajectory" and request.accept_drift):
-            raise DriftRefusedError(_told(request.folder, found, weight), remedy)
-    for difference in differences:
-        warn(f"{difference.key} was {difference.old!r}, is now {difference.new!r} ({difference.weight})")
-    if not entry_point_is_edited(before):
-        return None
-    if differences:
-        warn(f"the job changed, so train.py is made anew; the edited one stays in {before}")
-        return None
-    return (before / TRAIN_PY).read_text(encoding="utf-8")
-
-
-def _told(folder: RunFolder, differences: Sequence[Difference], weight: str) -> str:
-    what = "would corrupt it" if weight == "corrupting" else "changes its trajectory"
-    lines = [f"  {d.key}: was {d.old!r}, is now {d.new!r}" for d in differences]
-    return "\n".join([f"run {folder.run_id} cannot go on: the job changed in a way that {what}", *lines])

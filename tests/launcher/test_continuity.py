@@ -1,0 +1,111 @@
+"""Whether a run may go on with the job as it is now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+
+from elasticflow.compiler.materialize import materialize
+from elasticflow.compiler.plan import plan_job
+from elasticflow.errors import DriftRefusedError
+from elasticflow.launcher import continuity
+from elasticflow.run_folder import RunFolder
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.spec.job import Job
+from elasticflow.storage import Storage
+
+ROOT = Path(__file__).resolve().parents[2]
+MNIST = ROOT / "jobs" / "mnist.toml"
+
+
+def _job(**changes: Any) -> Job:
+    tables = tomli.loads(MNIST.read_text())
+    for key, value in changes.items():
+        table, name = key.split("__")
+        tables[table][name] = value
+    return Job.model_validate(tables)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Return a run folder that does not exist yet."""
+    return RunFolder(tmp_path / "runs" / "mnist" / "trial")
+
+
+def _warnings() -> tuple[list[str], Any]:
+    said: list[str] = []
+    return said, said.append
+
+
+def test_job_is_found_under_the_snapshot_uri_where_there_is_no_run_folder(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    """A launch on another machine compares with what the first one recorded, and the first record stays."""
+    catalog = Catalog(Storage(str(tmp_path / "bucket")), "trial/")
+    assert continuity.earlier_job(folder, catalog) is None
+    for job in (_job(), _job(job__seed=99)):
+        plan = plan_job(job, project_root=ROOT, job_files=[MNIST])
+        continuity.record_job(folder, catalog, plan, job)
+
+    assert _job() == continuity.earlier_job(folder, catalog)
+
+
+def test_newest_launch_here_is_what_counts(folder: RunFolder, tmp_path: Path) -> None:
+    """A run that exists here goes on from the job of its newest launch."""
+    catalog = Catalog(Storage(str(tmp_path / "bucket")), "trial/")
+    for number, job in ((1, _job()), (2, _job(optimizer__clip_grad_norm=2.0))):
+        plan = plan_job(job, project_root=ROOT, job_files=[MNIST])
+        materialize(plan, job, folder.launch(number), project_root=ROOT)
+
+    assert _job(optimizer__clip_grad_norm=2.0) == continuity.earlier_job(folder, catalog)
+
+
+def test_what_would_corrupt_the_run_is_refused_whatever_is_accepted(folder: RunFolder) -> None:
+    """Another model: refused with the difference, consent or not."""
+    for accept in (False, True):
+        with pytest.raises(DriftRefusedError) as caught:
+            continuity.check_drift(
+                folder, _job(), _job(model__args={"width": 8}), _warnings()[1], accept_drift=accept
+            )
+        assert (
+            "run trial cannot go on: the job changed in a way that would corrupt it" in caught.value.message
+        )
+        assert "width" in caught.value.message
+        assert "start a new run of the changed job: elasticflow run" == caught.value.remedy
+
+
+def test_what_changes_the_trajectory_needs_consent_and_is_said(folder: RunFolder) -> None:
+    """Another learning rate: refused, then accepted with a warning."""
+    changed = _job(optimizer__args={"lr": 0.1})
+    said, warn = _warnings()
+    with pytest.raises(DriftRefusedError) as caught:
+        continuity.check_drift(folder, _job(), changed, warn, accept_drift=False)
+    assert "changes its trajectory" in caught.value.message
+    assert [] == said
+
+    assert continuity.check_drift(folder, _job(), changed, warn, accept_drift=True)
+    assert any("lr" in sentence and "trajectory" in sentence for sentence in said)
+
+
+def test_edited_entry_point_is_carried_forward_unless_the_job_changed(folder: RunFolder) -> None:
+    """An edit survives a resume; a changed job makes train.py anew and says where the edit is."""
+    job = _job()
+    materialize(plan_job(job, project_root=ROOT, job_files=[MNIST]), job, folder.launch(1), project_root=ROOT)
+    said, warn = _warnings()
+    assert continuity.edited_entry_point(folder, [], warn) is None
+
+    train = folder.launch(1) / "train.py"
+    train.write_text(train.read_text() + "# edited\n")
+    carried = continuity.edited_entry_point(folder, [], warn)
+    assert carried is not None
+    assert carried.endswith("# edited\n")
+    assert [] == said
+
+    differences = continuity.check_drift(folder, job, _job(restarts__budget=9), warn, accept_drift=False)
+    assert continuity.edited_entry_point(folder, differences, warn) is None
+    assert (
+        said[-1] == f"the job changed, so train.py is made anew; the edited one stays in {folder.launch(1)}"
+    )
