@@ -1,0 +1,258 @@
+"""From a job to a supervised launch: lock, drift, edited entry points, snapshot place."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from importlib import metadata, util
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.compiler.plan import plan_job
+from elasticflow.errors import DriftRefusedError, StorageError, TorchMissingError
+from elasticflow.launcher import launch as launch_module
+from elasticflow.launcher.launch import (
+    Request,
+    check_torch,
+    launch,
+    snapshot_place,
+    writer_config,
+)
+from elasticflow.run_folder import RunFolder
+from tests.compiler.jobs import make_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from elasticflow.launcher.supervisor import Launch
+
+
+@dataclass
+class Trial:
+    """A project whose launches end at once; what would have been supervised is kept."""
+
+    root: Path
+    launches: list[Launch] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    accept_drift: bool = False
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run's folder."""
+        return RunFolder.of(self.root, "small", "run")
+
+    def launch(self, **changes: Any) -> Launch:
+        """Launch the job with keys changed and return what was to be supervised."""
+        self.warnings.clear()
+        files = (self.root / "job.toml",)
+        request = Request(make_job(**changes), files, (), self.root, self.folder, self.accept_drift)
+        assert 0 == launch(request, lambda _: None, self.warnings.append)
+        return self.launches[-1]
+
+    def refusal(self, **changes: Any) -> str:
+        """Return the whole message with which a launch of the changed job is refused."""
+        with pytest.raises(DriftRefusedError) as refused:
+            self.launch(**changes)
+        return str(refused.value)
+
+    def train_py(self, number: int) -> Path:
+        """Return the entry point of a launch."""
+        return self.folder.launch(number) / "train.py"
+
+
+@pytest.fixture
+def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """Return a project with a job file, its launches caught where the supervisor would begin."""
+    (tmp_path / "job.toml").write_text("# as make_job says\n")
+    made = Trial(tmp_path)
+
+    def supervisor(launch: Launch, show: Callable[[dict[str, Any]], None]) -> Any:
+        made.launches.append(launch)
+        return SimpleNamespace(run=lambda: 0)
+
+    monkeypatch.setattr(launch_module, "Supervisor", supervisor)
+    monkeypatch.setattr("elasticflow.compiler.materialize.git_state", lambda _: None)
+    return made
+
+
+def test_launches_of_a_run_are_counted(trial: Trial) -> None:
+    """The first is new, the next goes on with the same run; each has its own folder."""
+    first, second = trial.launch(), trial.launch()
+
+    assert [(1, False, False), (2, True, False)] == [
+        (made.number, made.is_resumed, made.is_edited) for made in (first, second)
+    ]
+    assert [1, 2] == trial.folder.launch_numbers()
+    assert [] == trial.warnings
+
+
+def test_run_with_snapshots_elsewhere_goes_on_with_them(trial: Trial) -> None:
+    """The run folder is new, but a generation was claimed at the URI: another machine ran it before."""
+    first = trial.launch(snapshots__uri="store")
+    first.claim("start")
+    shutil.rmtree(trial.folder.path)
+    again = trial.launch(snapshots__uri="store")
+
+    assert (1, True) == (again.number, again.is_resumed)
+    assert 2 == again.claim("resume")
+
+
+def test_job_is_compared_where_there_is_no_run_folder_too(trial: Trial) -> None:
+    """The job is recorded beside the snapshots: another machine may not corrupt the run either."""
+    trial.launch(snapshots__uri="store")
+    shutil.rmtree(trial.folder.path)
+
+    assert "would corrupt it\n  job.seed: was 0, is now 7\n" in trial.refusal(
+        snapshots__uri="store", job__seed=7
+    )
+
+
+def test_corrupting_change_is_refused(trial: Trial) -> None:
+    """All differences of that weight are named, with both values, and nothing is written."""
+    trial.launch(model__args={"width": 8})
+    expected = (
+        "run run cannot go on: the job changed in a way that would corrupt it\n"
+        "  job.seed: was 0, is now 7\n"
+        "  model.args.width: was 8, is now 16\n"
+        "  help: start a new run of the changed job: elasticflow run"
+    )
+
+    assert expected == trial.refusal(model__args={"width": 16}, job__seed=7, optimizer__args={"lr": 0.2})
+    assert [1] == trial.folder.launch_numbers()
+
+
+def test_consent_does_not_make_a_corrupting_change_harmless(trial: Trial) -> None:
+    """--accept-drift is for the trajectory."""
+    trial.launch()
+    trial.accept_drift = True
+
+    assert "would corrupt it\n  job.seed: was 0, is now 7\n" in trial.refusal(job__seed=7)
+
+
+def test_change_of_the_trajectory_needs_consent(trial: Trial) -> None:
+    """Refused with the difference named; wanted, it is said and done."""
+    trial.launch()
+    expected = (
+        "run run cannot go on: the job changed in a way that changes its trajectory\n"
+        "  optimizer.args.lr: was 0.1, is now 0.2\n"
+        "  help: undo the change, or say that you want it: --accept-drift"
+    )
+    assert expected == trial.refusal(optimizer__args={"lr": 0.2})
+    trial.accept_drift = True
+    trial.launch(optimizer__args={"lr": 0.2})
+
+    assert ["optimizer.args.lr was 0.1, is now 0.2 (trajectory)"] == trial.warnings
+
+
+def test_drift_is_measured_against_the_launch_before(trial: Trial) -> None:
+    """Not against the first one: what was accepted once is the run's job from then on."""
+    trial.launch()
+    trial.accept_drift = True
+    trial.launch(optimizer__args={"lr": 0.2})
+    trial.accept_drift = False
+    trial.launch(optimizer__args={"lr": 0.2})
+
+    assert "was 0.2, is now 0.1" in trial.refusal()
+
+
+def test_harmless_change_is_said(trial: Trial) -> None:
+    """Other workers, other epochs: the run goes on, the change is told."""
+    trial.launch()
+    trial.launch(nodes__nproc_per_node=3)
+
+    assert ["nodes.nproc_per_node was 2, is now 3 (harmless)"] == trial.warnings
+
+
+def test_edited_entry_point_is_carried_forward(trial: Trial) -> None:
+    """The next launches run the edited train.py, and each of them says so."""
+    trial.launch()
+    edited = trial.train_py(1).read_text() + "\n# mine\n"
+    trial.train_py(1).write_text(edited)
+    second, third = trial.launch(), trial.launch()
+
+    assert [True, True] == [second.is_edited, third.is_edited]
+    assert [edited, edited] == [trial.train_py(n).read_text() for n in (2, 3)]
+    assert [] == trial.warnings
+
+
+def test_edited_entry_point_of_a_changed_job_is_left_behind(trial: Trial) -> None:
+    """It was edited for another job: made anew, and the sentence says where the edited one is."""
+    trial.launch()
+    trial.train_py(1).write_text(trial.train_py(1).read_text() + "\n# mine\n")
+    made = trial.launch(train__epochs=5)
+
+    assert not made.is_edited
+    assert "# mine" not in trial.train_py(2).read_text()
+    assert [
+        "train.epochs was 2, is now 5 (harmless)",
+        f"the job changed, so train.py is made anew; the edited one stays in {trial.folder.launch(1)}",
+    ] == trial.warnings
+
+
+def test_place_that_cannot_be_written_is_refused_before_anything_is_made(trial: Trial) -> None:
+    """The key is named; no run folder is left."""
+    (trial.root / "occupied").write_text("a file")
+    with pytest.raises(StorageError, match=r"snapshots\.uri"):
+        trial.launch(snapshots__uri="occupied/here")
+
+    assert not trial.folder.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        (None, ("{run}", "")),
+        ("snapshots", ("{root}/snapshots", "run/")),
+        ("../shared", ("{root}/../shared", "run/")),
+        ("/mnt/store", ("/mnt/store", "run/")),
+        ("s3://bucket/path", ("s3://bucket/path", "run/")),
+    ],
+)
+def test_snapshot_place(tmp_path: Path, uri: str | None, expected: tuple[str, str]) -> None:
+    """Without a URI the run folder; a relative path from the project root; below a URI each run has its prefix."""
+    folder = RunFolder.of(tmp_path, "small", "run")
+    plan = plan_job(make_job(snapshots__uri=uri), project_root=tmp_path, job_files=(tmp_path / "job.toml",))
+    place = expected[0].format(run=folder.path, root=tmp_path), expected[1]
+
+    assert place == snapshot_place(plan, folder, tmp_path)
+
+
+def test_writer_is_told_where_and_what_to_keep(tmp_path: Path) -> None:
+    """The writer's configuration holds what the plan says, under the run's own prefix."""
+    job = make_job(snapshots__keep={"last": 4, "every": "10 epochs"}, snapshots__options={"anon": True})
+    plan = plan_job(job, project_root=tmp_path, job_files=(tmp_path / "job.toml",))
+    expected = {
+        "uri": "s3://b",
+        "options": {"anon": True},
+        "prefix": "run/",
+        "run_id": "run",
+        "keep_last": 4,
+        "keep_best": None,
+        "keep_every": "10 epochs",
+        "best_mode": None,
+    }
+
+    assert expected == writer_config(plan, "s3://b", "run/", "run")
+
+
+def test_missing_torch_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line and the command."""
+    monkeypatch.setattr(util, "find_spec", lambda _: None)
+    with pytest.raises(TorchMissingError) as refused:
+        check_torch(lambda _: None)
+
+    assert "torch is not installed\n  help: pip install 'elasticflow[torch]'" == str(refused.value)
+
+
+@pytest.mark.parametrize(("found", "told"), [("2.13.0+cpu", False), ("2.14.1", True), ("2.1.3", True)])
+def test_torch_never_tried_is_told(monkeypatch: pytest.MonkeyPatch, found: str, *, told: bool) -> None:
+    """Another minor version than the tested one is a sentence, not a refusal."""
+    monkeypatch.setattr(metadata, "version", lambda _: found)
+    warnings: list[str] = []
+    check_torch(warnings.append)
+
+    expected = f"torch {found} has not been tried with this version of elasticflow; 2.13 has"
+    assert ([expected] if told else []) == warnings

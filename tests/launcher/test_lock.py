@@ -1,0 +1,69 @@
+"""One supervisor per run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.errors import RunLockedError, StorageError
+from elasticflow.launcher.lock import locked
+from elasticflow.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_second_launch_of_a_running_run_is_refused(tmp_path: Path) -> None:
+    """The holder's process is named, and how to stop it; once it is gone the run can go on."""
+    folder = RunFolder.of(tmp_path, "small", "run")
+    with locked(folder):
+        with pytest.raises(RunLockedError) as refused, locked(folder):
+            pass
+        assert (
+            f"run run is running (process {os.getpid()})\n"
+            f"  help: wait for it, or stop it: kill -TERM {os.getpid()}"
+        ) == str(refused.value)
+    with locked(folder):
+        assert str(os.getpid()) == folder.lock.read_text()
+
+
+def test_lock_held_for_an_instant_is_waited_for(tmp_path: Path) -> None:
+    """`status` takes it to see whether anybody holds it: no reason to refuse."""
+    folder = RunFolder.of(tmp_path, "small", "run")
+    folder.path.mkdir(parents=True)
+    descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    def look() -> None:
+        time.sleep(0.03)
+        os.close(descriptor)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    with locked(folder):
+        pass
+    looking.join()
+
+
+def test_lock_leaves_the_number_of_its_last_holder_only(tmp_path: Path) -> None:
+    """A longer number of an earlier holder does not shine through."""
+    folder = RunFolder.of(tmp_path, "small", "run")
+    folder.path.mkdir(parents=True)
+    folder.lock.write_text("12345678901234567890")
+    with locked(folder):
+        assert str(os.getpid()) == folder.lock.read_text()
+
+
+def test_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "runs").write_text("a file")
+    folder = RunFolder.of(tmp_path, "small", "run")
+    with pytest.raises(StorageError) as refused, locked(folder):
+        pass
+
+    assert f"cannot make the run folder {folder.path}: Not a directory" == refused.value.message
