@@ -33,7 +33,11 @@ def _send(me: Worker, buffers: list[Tensor]) -> None:
 
 
 class Watch:
-    """Knows which buffers a forward may read in training, and whether they changed."""
+    """Knows which buffers a forward may read in training, and whether they changed.
+
+    Attributes:
+        are_any: There are such buffers.
+    """
 
     def __init__(self, me: Worker, model: nn.Module) -> None:
         self._me = me
@@ -43,11 +47,12 @@ class Watch:
             if type(module) not in _BATCHNORMS
             for name in module._buffers  # noqa: SLF001
         ]
+        self.are_any = bool(self._slots)
         self._seen = self._marks()
 
     def have_changed(self) -> bool:
         """True if this rank's buffers changed since they were last equal."""
-        return bool(self._slots) and self._marks() != self._seen
+        return self._marks() != self._seen
 
     def make_equal(self) -> None:
         """Give every rank rank 0's watched buffers. Collective: every rank."""

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
@@ -17,15 +14,13 @@ from elasticflow.errors import DatasetError
 from elasticflow.lifeline import die_with_parent
 from elasticflow.runtime import dataset as datasets
 from elasticflow.runtime import streams
-from elasticflow.runtime.order import Position, Schedule, split
+from elasticflow.runtime.steps import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elasticflow.runtime.member import Worker
-
-_AHEAD = 4096  # samples whose order is computed at once: numpy's cost per call is shared out
-_MOST_STEPS_AHEAD = 256
+    from elasticflow.runtime.order import Position, Schedule
 
 
 def open_dataset(me: Worker, build: Callable[[], Any], name: str, samples: int | None = None) -> Any:
@@ -60,28 +55,20 @@ def prepare(me: Worker, fn: Callable[[], object]) -> None:
     me.reseed()
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """One step's samples, as far as this rank reads them.
 
     Attributes:
-        count: Samples of all ranks.
+        samples: Samples of all ranks.
         end: Position after the step.
-        num_micro_batches: How many `micro_batches` yields; nought for a rank without samples.
+        model_keys: For each micro-batch, the seed under which the model runs; none for a rank without samples.
         micro_batches: Yields (batch on the device, number of its samples); can be read once.
     """
 
-    count: int
+    samples: int
     end: Position
-    num_micro_batches: int
+    model_keys: list[int]
     micro_batches: Iterator[tuple[Any, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    count: int
-    end: Position
-    pieces: list[list[int]]
 
 
 class Loader:
@@ -106,25 +93,26 @@ class Loader:
         processes: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self._me, self._schedule, self._processes = me, schedule, processes
-        self._micro_batch_size = micro_batch_size
+        self._me, self._processes, self._stays_here = me, processes, me.device.type == "cpu"
+        self._plan = Plan(schedule, micro_batch_size, world_size=me.world_size, rank=me.rank, seed=me.seed)
         self._samples = _SeededSamples(dataset)
         self._collate = collate or default_collate
 
     def batches(self, position: Position) -> Iterator[Batch]:
         """Yield the steps after *position* up to the schedule's end."""
-        keyed = self._keyed_pieces(position)
-        fetch = self._here(keyed) if self._processes == 0 else self._in_processes(keyed)
-        if self._me.device.type != "cpu":
-            fetch = (to_device(batch, self._me.device) for batch in fetch)
-        for step in self._steps(position):
-            yield Batch(step.count, step.end, len(step.pieces), _with_counts(fetch, step.pieces))
+        fetch = self._in_processes(position) if self._processes else None
+        for samples, end, pieces, model_keys in self._plan.after(position):
+            yield Batch(samples, end, model_keys, self._micro_batches(pieces, fetch))
 
-    def _here(self, keyed: Iterator[list[int]]) -> Iterator[Any]:
-        for piece in keyed:
-            yield self._collate(self._samples.__getitems__(piece))
+    def _micro_batches(
+        self, pieces: list[list[int]], fetch: Iterator[Any] | None
+    ) -> Iterator[tuple[Any, int]]:
+        for piece in pieces:
+            batch = self._collate(self._samples.read(piece)) if fetch is None else next(fetch)
+            yield batch if self._stays_here else to_device(batch, self._me.device), len(piece) - 1
 
-    def _in_processes(self, keyed: Iterator[list[int]]) -> Iterator[Any]:
+    def _in_processes(self, position: Position) -> Iterator[Any]:
+        keyed = (piece for step in self._plan.after(position) for piece in step.pieces)
         return iter(
             DataLoader(
                 self._samples,  # type: ignore[arg-type]  # map-style by __getitems__ alone
@@ -137,63 +125,6 @@ class Loader:
             )
         )
 
-    def _keyed_pieces(self, position: Position) -> Iterator[list[int]]:
-        seed, rank = self._me.seed, self._me.rank
-        for step in self._steps(position):
-            for number, piece in enumerate(step.pieces):
-                yield [streams.data_key(seed, step.end.step, rank, number), *piece]
-
-    def _steps(self, position: Position) -> Iterator[_Step]:
-        me, schedule = self._me, self._schedule
-        mine = max(1, schedule.global_batch_size // me.world_size)
-        ahead = min(_MOST_STEPS_AHEAD, max(1, _AHEAD // mine))
-        plan = _batches_after(schedule, position)
-        while chunk := list(islice(plan, ahead)):
-            ranges = [
-                rank_range(offset, count, schedule, me.world_size, me.rank) for offset, count, _ in chunk
-            ]
-            places = np.concatenate([np.arange(low, high, dtype=np.int64) for low, high in ranges])
-            samples = schedule.indices(places).tolist()
-            begin = 0
-            for (_, count, end), (low, high) in zip(chunk, ranges, strict=True):
-                yield _Step(count, end, self._cut(samples[begin : begin + high - low]))
-                begin += high - low
-
-    def _cut(self, samples: list[int]) -> list[list[int]]:
-        if not samples:
-            return []
-        size = self._micro_batch_size or len(samples)
-        parts = -(-len(samples) // size)
-        if parts == 1:
-            return [samples]
-        ranges = (split(len(samples), parts, i) for i in range(parts))
-        return [samples[low:high] for low, high in ranges]
-
-
-def rank_range(offset: int, count: int, schedule: Schedule, world_size: int, rank: int) -> tuple[int, int]:
-    """Return the places of the stream that *rank* reads of a batch.
-
-    A last, small batch goes to fewer ranks, two samples each: BatchNorm refuses a single one.
-    """
-    ranks = world_size
-    if count < schedule.global_batch_size and count < 2 * world_size:
-        ranks = max(1, count // 2)
-    if rank >= ranks:
-        return offset + count, offset + count
-    low, high = split(count, ranks, rank)
-    return offset + low, offset + high
-
-
-def _batches_after(schedule: Schedule, position: Position) -> Iterator[tuple[int, int, Position]]:
-    for _ in range(schedule.remaining(position)):
-        offset, count, position = schedule.batch(position)
-        yield offset, count, position
-
-
-def _with_counts(fetch: Iterator[Any], pieces: list[list[int]]) -> Iterator[tuple[Any, int]]:
-    for piece in pieces:
-        yield next(fetch), len(piece)
-
 
 class _SeededSamples:
     """A dataset read by `[seed, index, index, ...]`: what it draws depends on the seed alone."""
@@ -202,7 +133,10 @@ class _SeededSamples:
         self._dataset = dataset
         self._many = getattr(dataset, "__getitems__", None)
 
-    def __getitems__(self, keyed: list[int]) -> list[Any]:
+    def __getitems__(self, keyed: list[int]) -> list[Any]:  # torch's loader calls it by this name
+        return self.read(keyed)
+
+    def read(self, keyed: list[int]) -> list[Any]:
         key, *indices = keyed
         streams.seed_data(key)
         if self._many is not None:

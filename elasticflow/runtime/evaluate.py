@@ -67,7 +67,7 @@ class Evaluation:
         self._last: Position | None = None
         self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
         self._last_time = time.monotonic()
-        if me.rank == 0:
+        if me.rank == 0 and self._due.seconds is not None:
             me.vote.evaluation_wanted = lambda: self._due.is_due_by_time(time.monotonic() - self._last_time)
 
     def due(self, position: Position) -> bool:

@@ -7,11 +7,10 @@ finding the samples of any step costs the same as finding those of the next one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from struct import pack
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,7 @@ Tail = Literal["spill", "short", "drop"]
 _FEW_SAMPLES = 1024  # below this the halves have 5 bits or fewer and 8 rounds mix them too little
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Where training stands after a number of finished steps.
 
     Attributes:
@@ -48,38 +46,52 @@ class Permutation:
     """A shuffle of `range(samples)` in constant memory: alternating Feistel network with cycle walking.
 
     The same on every machine and for every version of torch and numpy (golden values in the tests).
+
+    Args:
+        samples: How many there are.
+        seed: Of the order.
+        epochs: One shuffle for each; several are computed at once, since numpy's cost is per call.
     """
 
-    def __init__(self, samples: int, seed: int, epoch: int) -> None:
+    def __init__(self, samples: int, seed: int, *epochs: int) -> None:
         self.samples = samples
         bits = max(2, (samples - 1).bit_length())
-        rounds = 8 if samples >= _FEW_SAMPLES else 16
         left, right = bits // 2, bits - bits // 2
         self._right_bits = np.uint64(right)
         self._left_mask = np.uint64((1 << left) - 1)
         self._right_mask = np.uint64((1 << right) - 1)
-        digests = [
-            blake2b(pack("<QQQQ", samples, seed, epoch, i), digest_size=8).digest() for i in range(rounds)
+        self._keys = [
+            np.array([_key(samples, seed, epoch, i) for epoch in epochs], dtype=np.uint64)
+            for i in range(8 if samples >= _FEW_SAMPLES else 16)
         ]
-        self._keys = [np.uint64(int.from_bytes(digest, "little")) for digest in digests]
 
-    def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the samples at *places* (a one-dimensional array, each in [0, samples))."""
-        x = self._encipher(places.astype(np.uint64))
+    def __call__(
+        self, places: NDArray[np.int64], which: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """Return the samples at *places* (one dimension, each in [0, samples)); *which* of the epochs, if several."""
+        if which is None:
+            which = np.zeros(len(places), dtype=np.int64)
+        x = self._encipher(places.astype(np.uint64), which)
         outside = np.flatnonzero(x >= self.samples)
         while outside.size:
-            x[outside] = self._encipher(x[outside])
+            x[outside] = self._encipher(x[outside], which[outside])
             outside = outside[x[outside] >= self.samples]
         return x.astype(np.int64)
 
-    def _encipher(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _encipher(self, x: NDArray[np.uint64], which: NDArray[np.int64]) -> NDArray[np.uint64]:
         left, right = x >> self._right_bits, x & self._right_mask
-        for i, key in enumerate(self._keys):
+        for i, keys in enumerate(self._keys):
+            key = keys if len(keys) == 1 else keys[which]
             if i % 2 == 0:
                 left ^= _mix(right ^ key) & self._left_mask
             else:
                 right ^= _mix(left ^ key) & self._right_mask
         return (left << self._right_bits) | right
+
+
+def _key(samples: int, seed: int, epoch: int, number: int) -> int:
+    digest = blake2b(pack("<QQQQ", samples, seed, epoch, number), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -98,8 +110,8 @@ _BY_30, _BY_27, _BY_31 = map(np.uint64, (30, 27, 31))
 
 
 @lru_cache(maxsize=8)
-def _permutation(samples: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(samples, seed, epoch)
+def _permutation(samples: int, seed: int, first: int, last: int) -> Permutation:
+    return Permutation(samples, seed, *range(first, last + 1))
 
 
 def split(count: int, parts: int, index: int) -> tuple[int, int]:
@@ -223,11 +235,8 @@ class Schedule:
             return offsets
         n = self.samples
         first, last = int(offsets[0]) // n, int(offsets[-1]) // n
+        permutation = _permutation(n, self.seed, first, last)
         if first == last:
-            return _permutation(n, self.seed, first)(offsets - first * n)
+            return permutation(offsets - first * n)
         epochs = offsets // n
-        parts = [
-            _permutation(n, self.seed, epoch)(offsets[epochs == epoch] - epoch * n)
-            for epoch in range(first, last + 1)
-        ]
-        return np.concatenate(parts)
+        return permutation(offsets - epochs * n, epochs - first)

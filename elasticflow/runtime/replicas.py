@@ -20,7 +20,6 @@ from elasticflow.runtime import buffers, streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from torch.amp import GradScaler
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 # The ballot: weighted loss, samples counted by the user's step, changed buffers, and three wishes of `vote`.
 _LOSS, _COUNT, _BUFFERS, _WISHES = 0, 1, 2, slice(3, 6)
 _SIZE = 6
+_AS_IT_IS = nullcontext()
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -65,14 +65,16 @@ class DataParallel:
         me.autocast_dtype = _AUTOCAST.get(precision)
         self._autocast = me.autocast_dtype
         self._seed = streams.seeder_of_model(me.device)
-        self._step = _StepModule(model, training_step, me.world_size).to(me.device)
+        self._step = _StepModule(model, training_step, me.world_size, scaler, me.device).to(me.device)
+        self._ballot, self._tally = self._step.ballot, self._step.tally
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._ddp: DistributedDataParallel | None = None
         if me.world_size > 1:
             self._ddp = DistributedDataParallel(self._step, forward_sync_buffers=False, **options)
             self._settle(self._ddp)
         self._buffers = buffers.Watch(me, model)
-        self._send_buffers = True
+        self._send_buffers = self._has_watched = self._buffers.are_any
+        self._vote = me.vote
 
     def _settle(self, ddp: DistributedDataParallel) -> None:
         # DDP orders its buckets anew after the first backward: without these two, a run that goes on from a
@@ -88,47 +90,45 @@ class DataParallel:
         Raises:
             NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
         """
-        me, step = self._me, self._step
         if self._send_buffers and self._ddp is not None:
             self._buffers.make_equal()
-        step.tally.clear()
-        step.ballot.grad = None
-        last = batch.num_micro_batches - 1
-        for piece, (data, count) in enumerate(batch.micro_batches):
-            self._seed(streams.model_key(me.seed, batch.end.step, me.rank, piece))
-            if piece < last:
-                with nullcontext() if self._ddp is None else self._ddp.no_sync():
-                    self._backward(data, count, batch.count, None)
+        self._tally.clear()
+        self._ballot.grad = None
+        left = len(batch.model_keys)
+        if left == 0:
+            self._backward(None, 0, batch.samples, self._wishes)
+        for (data, count), key in zip(batch.micro_batches, batch.model_keys, strict=True):
+            self._seed(key)
+            left -= 1
+            if left and self._ddp is not None:
+                with self._ddp.no_sync():
+                    self._backward(data, count, batch.samples, None)
             else:
-                self._backward(data, count, batch.count, self._wishes)
-        if last < 0:
-            self._backward(None, 0, batch.count, self._wishes)
+                self._backward(data, count, batch.samples, None if left else self._wishes)
         return self._outcome(batch.end.step)
 
     def _wishes(self) -> tuple[float, ...]:
-        return float(self._buffers.have_changed()), *self._me.vote.wishes()
+        changed = self._has_watched and self._buffers.have_changed()
+        return changed, *self._vote.wishes()
 
     def _backward(
         self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
     ) -> None:
-        with self._precision():
+        with (
+            _AS_IT_IS
+            if self._autocast is None
+            else torch.autocast(self._me.device.type, dtype=self._autocast)
+        ):
             loss = (self._step if self._ddp is None else self._ddp)(data, count, total, wishes)
-        if self._scaler is not None:
-            loss = self._scaler.scale(loss)
         loss.backward()
-
-    def _precision(self) -> AbstractContextManager[object]:
-        if self._autocast is None:
-            return nullcontext()
-        return torch.autocast(self._me.device.type, dtype=self._autocast)
 
     def _outcome(self, number: int) -> float:
         me = self._me
-        grad = self._step.ballot.grad
+        grad = self._ballot.grad
         assert grad is not None
         found = grad.tolist()  # waits for the device
         weight = me.world_size  # DDP averages over the ranks
-        me.vote.settle(*found[_WISHES])
+        self._vote.settle(*found[_WISHES])
         self._send_buffers = found[_BUFFERS] > 0
         loss = found[_LOSS] * weight
         if found[_COUNT] > 0:  # the step returned sums: only now is the count of all ranks known
@@ -159,12 +159,22 @@ class DataParallel:
 class _StepModule(nn.Module):
     """What DistributedDataParallel wraps: the user's step on the bare model, and the ballot."""
 
-    def __init__(self, model: nn.Module, step: Callable[[nn.Module, Any], Any], world_size: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        step: Callable[[nn.Module, Any], Any],
+        world_size: int,
+        scaler: GradScaler | None,
+        device: torch.device,
+    ) -> None:
         super().__init__()
         self.model = model
         self.ballot = nn.Parameter(torch.zeros(_SIZE))
         self.tally = _Tally()
-        self._call, self._world_size = step, world_size
+        self._call, self._world_size, self._scaler = step, world_size, scaler
+        self._is_here = device.type == "cpu"
+        self._values = torch.zeros(_SIZE)
+        self._array = self._values.numpy()  # written without torch's bookkeeping: read in the same step only
 
     def forward(
         self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
@@ -179,22 +189,24 @@ class _StepModule(nn.Module):
             else:
                 weight = 1.0
                 self.tally.count += samples
-            value = loss.detach()
-            self.tally.loss += (value.item() if value.device.type == "cpu" else value.float()) * weight
+            self.tally.loss += (loss.item() if self._is_here else loss.detach().float()) * weight
             weight *= self._world_size
             if weight != 1.0:
                 loss = loss * weight
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
         if wishes is None:
             return loss
-        cast: Tensor = _Cast.apply(loss, self.ballot, self._vote(wishes()))  # type: ignore[no-untyped-call]
-        return cast
+        # The ballot holds noughts: the sum is the loss, and the ballot's gradient is what this rank votes.
+        return loss + torch.dot(self.ballot, self._votes(wishes()))
 
-    def _vote(self, wishes: tuple[float, ...]) -> Tensor:
-        loss, count = self.tally.loss, self.tally.count
-        if isinstance(loss, float):
-            return torch.tensor((loss, count, *wishes), device=self.ballot.device)
-        values = torch.tensor((0.0, count, *wishes), device=self.ballot.device)
-        values[_LOSS] = loss  # stays on the device: nothing waits for it here
+    def _votes(self, wishes: tuple[float, ...]) -> Tensor:
+        if self._is_here:
+            self._array[:] = (self.tally.loss, self.tally.count, *wishes)
+            return self._values
+        self._array[:] = (0.0, self.tally.count, *wishes)
+        values = self._values.to(self.ballot.device)
+        values[_LOSS] = self.tally.loss  # stays on the device: nothing waits for it here
         return values
 
 
@@ -209,19 +221,6 @@ class _Tally:
 
     def clear(self) -> None:
         self.loss, self.count = 0.0, 0.0
-
-
-class _Cast(torch.autograd.Function):
-    """The loss unchanged; in backward the ballot's gradient is what this rank votes."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, ballot: Tensor, values: Tensor) -> Tensor:  # noqa: ARG004  # only its gradient
-        ctx.values = values
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grads[0], ctx.values, None
 
 
 def _nothing(model: nn.Module) -> Tensor:

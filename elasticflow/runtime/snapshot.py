@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import time
-from dataclasses import asdict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +56,8 @@ class Snapshots:
         self._outcomes.register(self._client.fileno(), select.POLLIN)
         self._sharing = Sharing(me.rank, me.world_size)
         self._is_prepared = False
-        if me.rank == 0:
+        self._awaited = 0  # snapshots staged without an outcome
+        if me.rank == 0 and self._due.seconds is not None:
             me.vote.snapshot_wanted = self._is_due_by_time
         me.at_leave.append(self._finish)
 
@@ -89,7 +89,7 @@ class Snapshots:
 
     def due(self, position: Position) -> bool:
         """True if a snapshot is due after this step; the same on every rank."""
-        if self._outcomes.poll(0):  # 1 us; asking the client takes 30
+        if self._awaited and self._outcomes.poll(0):  # asking the client takes 30 times as long
             self._log_outcomes(self._client.reports())
         if not self._is_prepared:
             self._prepare()
@@ -119,6 +119,7 @@ class Snapshots:
         record = self._record(position, captured, trigger) if me.rank == 0 else None
         self._client.stage(name=name, step=position.step, tensors=entries, nbytes=share.nbytes, record=record)
         self._last, self._last_time, self._staged = position, time.monotonic(), name
+        self._awaited += 1
         if me.rank == 0:
             size = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
             stall = round(time.monotonic() - began, 6)
@@ -190,7 +191,7 @@ class Snapshots:
     def _record(self, position: Position, captured: Captured, trigger: str) -> dict[str, Any]:
         me, evaluation = self._me, self._state.evaluation
         state = {
-            "position": asdict(position),
+            "position": position._asdict(),
             "schedule": {
                 "samples": self._schedule.samples,
                 "global_batch_size": self._schedule.global_batch_size,
@@ -224,6 +225,7 @@ class Snapshots:
         me = self._me
         for report in reports:
             event = report.pop("event")
+            self._awaited -= event != events.SNAPSHOT_REMOVED
             # Under our agent the writer's own reports become events.
             if me.rank == 0 and me.identity.way != "launched" and event in _WRITER_OUTCOMES:
                 report.pop("generation", None)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 _DATA, _MODEL = 1, 2
 
+_seed_python = random.seed
+_seed_numpy = np.random.seed  # datasets draw from the global generator
+_seed_torch = torch.default_generator.manual_seed  # 1 us; torch.manual_seed takes 87
+
 
 def data_key(seed: int, step: int, rank: int, piece: int) -> int:
     """Return the seed under which a rank reads micro-batch *piece* of *step*."""
@@ -32,9 +36,9 @@ def _key(*parts: int) -> int:
 
 def seed_data(key: int) -> None:
     """Seed what a dataset may draw from: random, numpy's global generator, torch's on the CPU."""
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002  # datasets draw from the global generator
-    torch.default_generator.manual_seed(key)  # 1 us; torch.manual_seed takes 87
+    _seed_python(key)
+    _seed_numpy(key & 0xFFFFFFFF)
+    _seed_torch(key)
 
 
 def seeder_of_model(device: torch.device) -> Callable[[int], object]:

@@ -28,7 +28,7 @@ class Vote:
 
     def wishes(self) -> tuple[float, float, float]:
         """Return what this rank wants now: to leave, a snapshot, an evaluation; 1 or 0 each."""
-        return float(self.leave_wanted), float(self.snapshot_wanted()), float(self.evaluation_wanted())
+        return self.leave_wanted, self.snapshot_wanted(), self.evaluation_wanted()
 
     def settle(self, leave: float, snapshot: float, evaluation: float) -> None:
         """Take over what any rank wished: what is more than 0."""

@@ -92,7 +92,9 @@ def _passed(previous: Place, now: Place, interval: Interval) -> bool:
 
 
 def _count(place: Place, interval: Interval) -> int:
-    return {"step": place.step, "epoch": place.epoch, "sample": place.samples}[interval.unit]
+    if interval.unit == "step":
+        return place.step
+    return place.epoch if interval.unit == "epoch" else place.samples
 
 
 def keep(

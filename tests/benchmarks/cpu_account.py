@@ -58,12 +58,8 @@ def draw_borders(account: Account, group: DataParallel) -> None:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from elasticflow.runtime import replicas
-
     wrapped = group._ddp  # torch calls our step module from inside theirs
     assert isinstance(wrapped, DistributedDataParallel)
     wrapped.module.forward = account.crossing(wrapped.module.forward, "step module")
     wrapped.forward = account.crossing(wrapped.forward, None)  # type: ignore[method-assign]
-    ballot = replicas._Cast  # so is its backward
-    ballot.backward = staticmethod(account.crossing(ballot.backward, "ballot"))  # type: ignore[method-assign]
     torch.Tensor.backward = account.crossing(torch.Tensor.backward, None)  # type: ignore[method-assign]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data import rank_range
 from elasticflow.runtime.order import Permutation, Position, Schedule, split
+from elasticflow.runtime.steps import rank_range
 
 TAILS = st.sampled_from(["spill", "short", "drop"])
 

@@ -26,7 +26,7 @@ def batch(*sizes: int) -> Batch:
     for size in sizes:
         pieces.append((inputs[begin : begin + size], size))
         begin += size
-    return Batch(begin, SCHEDULE.end, len(pieces), iter(pieces))
+    return Batch(begin, SCHEDULE.end, list(range(len(pieces))), iter(pieces))
 
 
 def mean_step(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -132,6 +132,14 @@ def test_vote_is_settled_with_the_step(me: Any) -> None:
     _, group = make(me, step)
     group.gradients(batch(5, 5))
     assert (me.vote.leave, me.vote.snapshot) == (True, False)
+
+
+def test_reported_loss_is_not_rounded_by_autocast(me: Any) -> None:
+    """What travels on the ballot keeps its 24 bits under bf16."""
+    _, group = make(
+        me, lambda model, inputs: model(inputs).float().mean() * 0 + 0.123456789, precision="bf16"
+    )
+    assert group.gradients(batch(10)) == pytest.approx(0.123456789, rel=1e-7)
 
 
 def test_dropout_depends_on_the_step_alone(me: Any) -> None:
