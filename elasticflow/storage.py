@@ -118,12 +118,14 @@ class Storage:
             return cast("BinaryIO", self._filesystem().open(self._at(path), "rb", block_size=_READ_BLOCK))
 
     def exists(self, path: str) -> bool:
-        """Return whether a file is there now, never from a cache."""
+        """Return whether a file is there now, never from a cache; no answer is an error, not absence."""
         if self.is_local:
             return self.local_path(path).exists()
-        with self._told():
+        with contextlib.suppress(FileNotFoundError), self._told():
             self._filesystem().invalidate_cache()
-            return bool(self._filesystem().exists(self._at(path)))
+            self._filesystem().info(self._at(path))  # fsspec's own `exists` takes every error for absence
+            return True
+        return False
 
     def size(self, path: str) -> int:
         """Return the file's bytes."""

@@ -237,3 +237,18 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
     """Parts of any length, also none, add up."""
     assert durable.write(tmp_path / "x", [b"", b"a" * (9 << 20), b"b"]) == (9 << 20) + 1
     assert (tmp_path / "x").stat().st_size == (9 << 20) + 1
+
+
+def test_outage_is_not_absence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that does not answer whether a file is there raises, also where fsspec itself would say no."""
+    storage = Storage("memory://silent")
+    assert not storage.exists("x")
+    storage.write("x", [b"1"])
+    assert storage.exists("x")
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("connection reset")
+
+    monkeypatch.setattr(storage._filesystem(), "info", fail)
+    with pytest.raises(ConnectionError, match="connection reset"):
+        storage.exists("x")
