@@ -13,9 +13,7 @@ import os
 import queue
 import signal
 import sys
-import threading
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,11 +27,11 @@ from elasticflow.snapshots.commit import Committer, Config
 from elasticflow.snapshots.manifest import STATE_FILE
 from elasticflow.snapshots.publish import Publisher
 from elasticflow.snapshots.staging import TensorEntry
+from elasticflow.snapshots.threads import or_die, thread
 from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from elasticflow.snapshots.shards import WrittenFile
 
@@ -77,14 +75,14 @@ class Writer:
         self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
         self._committer = Committer(config, catalog, self._board, self._report)
         self._out: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: no more
-        self._committing = _thread(self._committer.run)
-        self._printing = _thread(self._print)
+        self._committing = thread(self._committer.run)
+        self._printing = thread(self._print)
 
     def start(self) -> None:
         """Listen, and say where on standard output."""
         server, address = wire.listen()
-        for thread in (self._printing, self._committing, _thread(self._accept, server)):
-            thread.start()
+        for each in (self._printing, self._committing, thread(self._accept, server)):
+            each.start()
         self._out.put({"event": "ready", "address": address})
 
     def finish(self) -> None:
@@ -101,7 +99,7 @@ class Writer:
             connection, _ = server.accept()
             if wire.is_own_user(connection):
                 worker = _Worker(wire.Channel(connection))
-                _thread(self._serve, worker).start()
+                thread(self._serve, worker).start()
             else:
                 connection.close()
 
@@ -180,7 +178,7 @@ class Writer:
             message["name"], message["step"], worker.generation, worker.world_size, worker.local_world_size
         )
         share_set = self._board.add(share, worker.rank, message["record"], worker)
-        self._threads.submit(_or_die, self._write, worker, share_set, message, buffer)
+        self._threads.submit(or_die, self._write, worker, share_set, message, buffer)
 
     def _write(
         self, worker: _Worker, share_set: ShareSet, message: dict[str, Any], buffer: Buffer | None
@@ -223,20 +221,6 @@ class Writer:
                 line = line[os.write(1, line) :]
 
 
-def _thread(body: Callable[..., None], *args: Any) -> threading.Thread:
-    return threading.Thread(target=_or_die, args=(body, *args), daemon=True)
-
-
-def _or_die(body: Callable[..., None], *args: Any) -> None:
-    """Run *body*; an error nobody foresaw ends the whole process, so that workers notice."""
-    try:
-        body(*args)
-    except BaseException:  # noqa: BLE001  # printed, then the process ends
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-
-
 def main() -> None:
     """Read the configuration, serve, and leave when standard input ends."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -251,7 +235,7 @@ def main() -> None:
     writer = Writer(config)
     writer.start()
     while os.read(0, 1 << 12):  # one line, FINISH, may come before the end
-        _thread(writer.finish).start()
+        thread(writer.finish).start()
     os._exit(0)
 
 
