@@ -236,6 +236,39 @@ def test_killed_agent_takes_server_and_workers_with_it(tmp_path: Path, start_met
         kill(*pids)
 
 
+IMPORTING_AGENT = """
+import sys, time
+from pathlib import Path
+from elasticflow.launcher.fork_client import ForkServer
+server = ForkServer(Path("train.py"), [sys.argv[1]], ["slow"], "fork", ())
+print(server.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_killed_agent_takes_a_server_that_imports_with_it(tmp_path: Path) -> None:
+    """It does not read the socket while it imports, so the end of that is no help: the death signal is."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)")
+    agent = subprocess.Popen(
+        [sys.executable, "-c", IMPORTING_AGENT, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert agent.stdout is not None
+    pid = int(agent.stdout.readline())
+    time.sleep(0.3)
+    assert is_alive(pid)
+    agent.kill()
+    agent.wait()
+    agent.stdout.close()
+
+    try:
+        assert wait_until(lambda: not is_alive(pid), 5) < 2.0
+    finally:
+        kill(pid)
+
+
 def test_killed_server_is_a_failure_of_its_workers(tmp_path: Path) -> None:
     """The workers die with the server and are reported so; the agent's next start fails instead of hanging."""
     entry_point = tmp_path / "train.py"
