@@ -64,7 +64,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one kill; `problems` is empty if all was as it must be."""
+    """What came of one kill; `problems` is empty if all was as it must be, `load` the machine's load average."""
 
     kill: Kill
     step: int
@@ -73,6 +73,7 @@ class Outcome:
     restarts: int
     status: str
     problems: tuple[str, ...]
+    load: float
 
 
 def kills(workers: int, supervisors: int, agents: int) -> Iterator[Kill]:
@@ -182,7 +183,8 @@ def _judge(running: Running, kill: Kill, killed_at: float, problems: list[str]) 
     if evaluated != [-(-STEPS_PER_EPOCH * epoch // 1) for epoch in range(1, 11)]:
         problems.append(f"evaluations at {evaluated}")
     seconds = _time(first[0]["timestamp"]) - killed_at if first else float("nan")
-    return Outcome(kill, step, redone, seconds, state["restarts"], state["status"], tuple(problems))
+    load = os.getloadavg()[0]
+    return Outcome(kill, step, redone, seconds, state["restarts"], state["status"], tuple(problems), load)
 
 
 def _time(stamp: str) -> float:
@@ -200,10 +202,12 @@ def table(outcomes: list[Outcome]) -> str:
             (platform.system(), platform.release().partition("-")[0]),
         )
     )
+    load = [o.load for o in outcomes]
     lines = [
         "# Kills",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {facts}, {os.cpu_count()} cores. Made by `python -m tests.campaign.kills`.",
+        f"{datetime.now(UTC):%Y-%m-%d}, {facts}, {os.cpu_count()} cores shared with other work",
+        f"(load average {min(load):.1f} to {max(load):.1f}, median {median(load):.1f}). Made by `python -m tests.campaign.kills`.",
         "",
         f"`kill -9` over {len(outcomes)} separate runs of `jobs/mnist.toml` (two CPU workers, {STEPS} steps, a",
         f"snapshot every {SNAPSHOT_EVERY} steps and at each epoch's end), at moments drawn from the seed {SEED}.",
