@@ -269,22 +269,24 @@ def test_killed_agent_takes_a_server_that_imports_with_it(tmp_path: Path) -> Non
         kill(pid)
 
 
-def test_killed_server_is_a_failure_of_its_workers(tmp_path: Path) -> None:
-    """The workers die with the server and are reported so; the agent's next start fails instead of hanging."""
+def test_killed_server_ends_the_agent_and_not_the_budget(tmp_path: Path) -> None:
+    """The workers die with it, and the agent raises instead of calling it their failure: another one takes over."""
     entry_point = tmp_path / "train.py"
     entry_point.write_text("import time\ntime.sleep(60)")
     server = ForkServer(entry_point, [], [], "spawn", ())
-    server.wait_ready()
-    folder = RunFolder(tmp_path / "run")
-    group = ForkedWorkers(server, "worker", str(entry_point), {0: {"RANK": "0"}}, GenerationLogs(folder))
-    group.start()
-    [pid] = group.pids().values()
-    server.process.kill()
-    server.process.wait()
-    wait_until(lambda: not is_alive(pid), 5)
-    result = ended(group)
+    try:
+        server.wait_ready()
+        logs = GenerationLogs(RunFolder(tmp_path / "run"))
+        group = ForkedWorkers(server, "worker", str(entry_point), {0: {"RANK": "0"}}, logs)
+        group.start()
+        [pid] = group.pids().values()
+        server.process.kill()
+        server.process.wait()
+        wait_until(lambda: not is_alive(pid), 5)
 
-    assert -9 == result.failures[0].exitcode
-    with pytest.raises((RuntimeError, OSError)):
-        server.spawn(0, {}, "/dev/null", "/dev/null")
-    close(server)
+        with pytest.raises(RuntimeError, match="the fork server is gone"):
+            wait_until(lambda: group.wait(0), 5)
+        with pytest.raises((RuntimeError, OSError)):
+            server.spawn(0, {}, "/dev/null", "/dev/null")
+    finally:
+        close(server)
