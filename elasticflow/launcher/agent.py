@@ -149,7 +149,10 @@ class Agent(LocalElasticAgent):
         while True:
             select.select([self._server.fileno(), self._writer.fileno()], [], [], _POLL_S)
             self._forward()
-            result = self._workers.wait(0)
+            # Without its helpers the agent leaves: the supervisor starts it again with new ones, free of charge.
+            if (code := self._writer.process.poll()) is not None:
+                raise RuntimeError(f"the snapshot writer ended with code {code}")
+            result = self._workers.wait(0)  # raises without the fork server
             if result is not None:
                 if result.is_failed():
                     self._await_root_cause()
@@ -179,6 +182,7 @@ class Agent(LocalElasticAgent):
         """Have every rank write its stacks to its stderr log, then tell the supervisor."""
         assert self._workers is not None
         self._workers.send(signal.SIGUSR2)  # faulthandler, registered by runtime/worker.py
+        self._workers.send(signal.SIGCONT)  # a stopped one could not write
         time.sleep(0.2)
         rank = self._worker_group.workers[hang["local_rank"]].global_rank
         self._feed.post({"type": "hang", "rank": rank, "phase": hang["phase"], "seconds": hang["seconds"]})

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.01
 _LEAVE_S = 5.0  # of an agent that has nothing to wait for
+_ONE_REQUEST_S = 0.2  # `timeout` signals us and then our group; a closed terminal does, too
 NODE = "n0"
 _ASK_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -176,8 +177,10 @@ class Supervisor:
                 raise AssertionError(f"no such message: {other}")
 
     def _note_signal(self, number: int, frame: object) -> None:
-        self._signals.append(number)
-        self._asked_at = self._asked_at or time.monotonic()
+        now = time.monotonic()
+        if self._asked_at is None or now - self._asked_at > _ONE_REQUEST_S:
+            self._signals.append(number)
+        self._asked_at = self._asked_at or now
 
     def _look_at_signals(self, course: Course) -> None:
         if len(self._signals) > 1:

@@ -57,11 +57,10 @@ class ForkedWorkers(PContext):
         }
 
     def _poll(self) -> RunProcsResult | None:
-        alive = self._server.pump()
+        if not self._server.pump():  # the server died and its workers with it
+            raise RuntimeError("the fork server is gone")
         exits = self.exits()
         failed = {rank: code for rank, (code, _) in exits.items() if code != 0}
-        if not alive:  # the server died and its workers with it
-            failed.update({rank: -signal.SIGKILL for rank in self._pids if rank not in exits})
         if failed:
             return RunProcsResult(failures={r: self._failure(r, code) for r, code in failed.items()})
         if len(exits) == len(self._pids):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import psutil
 import pytest
@@ -59,6 +60,17 @@ def test_signal_before_the_first_snapshot_goes_on_from_scratch(project: Project)
     assert "finished" == again.state()["status"]
 
 
+def test_signal_sent_twice_at_once_is_one_request(project: Project) -> None:
+    """`timeout` signals its command and then its own group, a closed terminal likewise: a drain, not an end at once."""
+    running = project.run("jobs/mnist.toml", "doubled", *QUICK)
+    running.wait_for_step(5)
+    os.kill(running.process.pid, signal.SIGTERM)
+    os.killpg(running.process.pid, signal.SIGHUP)
+
+    assert running.end(30) == 75, running.told()
+    assert 1 == len(named(running.events(), events.DRAIN_COMPLETED))
+
+
 def test_second_signal_ends_at_once_with_130(project: Project) -> None:
     """Two interrupts while a drain cannot come to its end: gone within two seconds, and the exit code says so."""
     running = project.run("jobs/mnist.toml", "impatient", *QUICK)
@@ -66,6 +78,7 @@ def test_second_signal_ends_at_once_with_130(project: Project) -> None:
     os.kill(running.pid_of(1), signal.SIGSTOP)
     os.kill(running.process.pid, signal.SIGINT)
     running.wait_for("the drain's request", lambda: named(running.events(), events.DRAIN_REQUESTED))
+    time.sleep(0.3)  # at the same moment it would be the same request
     assert running.process.poll() is None
     os.kill(running.process.pid, signal.SIGINT)
 

@@ -57,12 +57,13 @@ def test_killed_supervisor_leaves_nothing_alive(project: Project) -> None:
     assert list(range(1, steps[-1] + 1)) == steps
 
 
-def test_killed_agent_is_started_again_free_of_charge(project: Project) -> None:
-    """Kill -9 of the agent: its workers die with it, another takes over, the budget is untouched."""
+@pytest.mark.parametrize("module", ["launcher.node", "launcher.fork_server", "snapshots.writer"])
+def test_killed_agent_is_started_again_free_of_charge(project: Project, module: str) -> None:
+    """Kill -9 of the agent or a helper without which it cannot go on: another takes over, the budget is untouched."""
     running = project.run("jobs/mnist.toml", "agentless", *QUICK)
     running.wait_for_step(25)
-    agent = next(p for p in running.tree() if "elasticflow.launcher.node" in p.cmdline())
-    os.kill(agent.pid, signal.SIGKILL)
+    victim = next(p for p in running.tree() if f"elasticflow.{module}" in p.cmdline())
+    os.kill(victim.pid, signal.SIGKILL)
 
     assert running.end() == 0, running.told()
     happened = running.events()

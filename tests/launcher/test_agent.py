@@ -92,7 +92,10 @@ def node(warm: Warm, tmp_path: Path) -> Iterator[Node]:
     )
     head = Head(listener)
     readable, writable = os.pipe()  # a writer that never says anything
-    writer = SimpleNamespace(address="", fileno=lambda: readable, reports=list, finish=lambda _: None)
+    process = SimpleNamespace(poll=lambda: None)
+    writer = SimpleNamespace(
+        process=process, address="", fileno=lambda: readable, reports=list, finish=lambda _: None
+    )
     heartbeats = Heartbeats(3600)
     agent = build_agent(config, warm.server, cast("WriterProcess", writer), heartbeats)
     agent.announce()
@@ -184,7 +187,7 @@ def test_drain_reaches_every_worker(node: Node) -> None:
 
 
 def test_hang_is_told_with_stacks_and_ends_the_group(node: Node) -> None:
-    """The rank without progress writes its stacks to its own log before it is killed."""
+    """Every rank writes its stacks to its own log before it is killed, also one that is stopped."""
     node.agent._heartbeats._timeout_s = HANG_S
     node.form(
         1,
@@ -192,6 +195,8 @@ def test_hang_is_told_with_stacks_and_ends_the_group(node: Node) -> None:
         import faulthandler
         from elasticflow.runtime.progress import Heartbeat
         faulthandler.register(signal.SIGUSR2)
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(60)
         """,
     )
@@ -200,7 +205,8 @@ def test_hang_is_told_with_stacks_and_ends_the_group(node: Node) -> None:
     assert "start" == hang["phase"]
     assert hang["seconds"] >= HANG_S
     assert (True, [(-9, True), (-9, True)]) == node.ended(1)
-    assert "most recent call first" in node.folder.rank_log(1, hang["rank"], "stderr").read_text()
+    for rank in range(2):
+        assert "most recent call first" in node.folder.rank_log(1, rank, "stderr").read_text()
 
 
 def test_stop_of_a_generation_kills_its_workers(node: Node) -> None:
