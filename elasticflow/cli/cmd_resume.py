@@ -67,7 +67,7 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
                 f"--set needs the job file, and {files[0]} is gone", "put it back, or leave out --set"
             )
         warn(f"{files[0]} is gone; going on with the job as recorded in {before}")
-        return Request(read_job(before), (), overrides, root, folder, accept_drift)
+        return Request(read_job(before), files, overrides, root, folder, accept_drift)
     loaded = require_job(files[0], overrides)
     assert loaded.job is not None
     return Request(loaded.job, loaded.files, overrides, root, folder, accept_drift)

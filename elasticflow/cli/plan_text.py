@@ -50,11 +50,7 @@ def lines_of(view: PlanView) -> Iterator[str]:
     yield _fact("restarts", _restarts(view))
     yield _fact("snapshots", _snapshots(view))
     if job.evaluation is not None:
-        names = (
-            ", ".join(["loss", *job.evaluation.metrics])
-            if job.model.loss
-            else ", ".join(job.evaluation.metrics)
-        )
+        names = ", ".join(["loss", *job.evaluation.metrics])
         yield _fact("evaluation", f"{_any_of(_listed(job.evaluation.every))} and at the end: {names}")
     yield from _drift(view)
     yield ""

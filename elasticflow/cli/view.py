@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,5 +52,6 @@ def shown(log_format: str, folder: Path) -> Iterator[Callable[[dict[str, Any]], 
 
 
 def _print_json(record: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(record) + "\n")
-    sys.stdout.flush()
+    with suppress(OSError, ValueError):  # nobody reads it any more: the run goes on
+        sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()
