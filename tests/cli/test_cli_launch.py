@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.cli.cmd_resume import _request
@@ -14,8 +15,6 @@ from elasticflow.compiler.plan import plan_job
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 JOB = """\
@@ -82,7 +81,7 @@ def test_json_lines_that_nobody_reads_do_not_end_the_run(
             for step in range(3):
                 show({"event": "step", "step": step})
         monkeypatch.undo()
-        with open(os.devnull, "w") as nowhere:  # takes what is left in its buffer
+        with Path(os.devnull).open("w") as nowhere:  # takes what is left in its buffer
             os.dup2(nowhere.fileno(), closed.fileno())
 
 
