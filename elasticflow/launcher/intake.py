@@ -51,6 +51,9 @@ class Intake:
             self._journal.update(at_once=True, step=line["step"], steps=line["steps"], epoch=line["epoch"])
         elif name == events.TRAINING_FINISHED and generation is not None:
             generation.is_finished = True
+            self._journal.update(
+                step=line["step"], epoch=line["epoch"]
+            )  # logging.every may leave the last out
         self._journal.copy(line)
 
     def reports(self, reports: list[dict[str, Any]]) -> None:

@@ -80,11 +80,14 @@ class AppendedLines:
         os.close(self._fd)
 
 
-def _restarts_so_far(folder: RunFolder) -> int:
+def _carried_over(folder: RunFolder) -> dict[str, Any]:
+    """Return what is the run's and not the launch's, as the launch before left it."""
+    begin = {"restarts": 0, "step": 0, "steps": None, "epoch": 0, "loss": None, "snapshot": None}
     try:
-        return int(json.loads(folder.state.read_text(encoding="utf-8"))["restarts"])
+        before = json.loads(folder.state.read_text(encoding="utf-8"))
+        return {key: before[key] for key in begin}
     except (OSError, ValueError, KeyError):  # the first launch, or a state that says nothing
-        return 0
+        return begin
 
 
 class Journal:
@@ -102,14 +105,9 @@ class Journal:
             "run_id": folder.run_id,
             "launch": launch,
             "generation": 0,
-            "step": 0,
-            "steps": None,
-            "epoch": 0,
-            "loss": None,
-            "restarts": _restarts_so_far(folder),  # of the run, not of this launch
+            **_carried_over(folder),
             "workers": [],
             "verdict": None,
-            "snapshot": None,
             "pid": os.getpid(),
             "started": now(),
             "updated": now(),

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow import events
+from elasticflow.launcher.generation import Generation
+from elasticflow.launcher.intake import Intake
 from elasticflow.launcher.journal import AppendedLines, Journal
+from elasticflow.launcher.metrics import Metrics
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -151,3 +154,27 @@ def test_restarts_are_those_of_the_run_not_of_the_launch(folder: RunFolder) -> N
     third = Journal(folder, 3, _ignore)
     assert 0 == third.state["restarts"]
     third.close()
+
+
+def test_launch_begins_where_the_one_before_left(folder: RunFolder) -> None:
+    """Interrupted while it still starts, a resumed run has not lost its steps and its snapshot."""
+    first = Journal(folder, 1, _ignore)
+    reached = {"step": 30, "steps": 60, "epoch": 1, "loss": 0.5, "snapshot": "s30", "restarts": 2}
+    first.update(at_once=True, generation=3, **reached)
+    first.close()
+
+    second = Journal(folder, 2, _ignore)
+    second.close()
+    assert reached.items() <= _state(folder).items()
+    assert (2, 0) == (_state(folder)["launch"], _state(folder)["generation"])
+
+
+def test_finished_run_has_made_its_last_step(folder: RunFolder) -> None:
+    """Also when logging.every leaves that step's line out."""
+    journal = Journal(folder, 1, _ignore)
+    metrics = Metrics(folder)
+    line = {"event": events.TRAINING_FINISHED, "step": 80, "epoch": 2}
+    Intake(journal, metrics).lines([line], Generation(1))
+    metrics.close()
+    journal.close()
+    assert 80 == _state(folder)["step"]
