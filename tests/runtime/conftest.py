@@ -61,6 +61,7 @@ class Group:
                 break
             time.sleep(0.02)
         errors = [process.communicate()[1] for process in self._processes]
+        sys.stdout.writelines(errors)  # pytest shows it when the test fails
         return Ended([process.returncode for process in self._processes], errors)
 
     def kill(self) -> None:

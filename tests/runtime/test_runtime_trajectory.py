@@ -62,7 +62,10 @@ def test_killed_and_resumed_equals_undisturbed(groups: Callable[[str], Any]) -> 
     whole, parts = groups("whole"), groups("parts")
     assert whole.run(2, "--every", "3 steps").codes == [0, 0]
     assert parts.run(2, "--every", "3 steps", "--kill-at", "8", ends=False).codes[0] == -9
-    assert parts.newest().manifest.step == 6
+    assert parts.newest().manifest.step in (
+        3,
+        6,
+    )  # the writer dies with rank 0, maybe before its second commit
     assert parts.run(2, "--every", "3 steps").codes == [0, 0]
     assert_same(whole.newest(), parts.newest())
 
