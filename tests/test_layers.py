@@ -12,7 +12,19 @@ import elasticflow
 PACKAGE = Path(elasticflow.__file__).parent
 FLOORS = {
     **dict.fromkeys(
-        ("", "errors", "events", "logs", "storage", "durable", "lifeline", "run_folder", "environment", "secrecy"), 0
+        (
+            "",
+            "errors",
+            "events",
+            "logs",
+            "storage",
+            "durable",
+            "lifeline",
+            "run_folder",
+            "environment",
+            "secrecy",
+        ),
+        0,
     ),
     "spec": 1,
     "snapshots": 1,

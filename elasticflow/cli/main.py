@@ -6,13 +6,14 @@ import contextlib
 import gc
 import importlib
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from elasticflow import __version__
-from elasticflow.errors import FINISHED, KILLED_BY_USER, ElasticflowError, JobRefusedError
+from elasticflow.errors import FINISHED, INTERRUPTED, KILLED_BY_USER, ElasticflowError, JobRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,8 @@ COMMANDS: dict[str, str] = {
 
 # Commands that only read and print, and are too short-lived for the collector to pay.
 SHORT = ("validate", "schema", "explain")
+# Commands that a signal asks to leave a snapshot behind, and to say 75.
+TRAINING = ("run", "resume")
 
 
 class LazyGroup(click.Group):
@@ -113,6 +116,10 @@ def call(arguments: Sequence[str] | None = None) -> int:
 
 def run() -> NoReturn:
     """Run the command line and leave the process with its exit code."""
+    if sys.argv[1:2] and sys.argv[1] in TRAINING:
+        # Until the supervisor stands nothing has begun: the same command starts again.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: os._exit(INTERRUPTED))
     if sys.argv[1:2] and sys.argv[1] in SHORT:
         gc.disable()
     code = call()

@@ -199,22 +199,8 @@ class Agent(LocalElasticAgent):
     def _report_end(self, *, failed: bool) -> None:
         assert self._workers is not None
         self._forward()
-        exits = self._workers.exits()
-        pids = self._workers.pids()
-        workers = []
-        for w in self._worker_group.workers:
-            code, at = exits.get(w.local_rank, (-signal.SIGKILL, time.time()))
-            alone = w.local_rank in self._ended_alone
-            workers.append(
-                {
-                    "rank": w.global_rank,
-                    "pid": pids[w.local_rank],
-                    "exit_code": code,
-                    "at": at,
-                    "ended_by_us": not alone,
-                    "stderr": _tail(Path(self._workers.stderrs[w.local_rank])) if alone and code else "",
-                }
-            )
+        ranks = {w.local_rank: w.global_rank for w in self._worker_group.workers}
+        workers = self._workers.endings(ranks, self._ended_alone)
         for log in self._rank_logs:
             log.close()
         self._rank_logs = []
@@ -227,14 +213,6 @@ class Agent(LocalElasticAgent):
                 "workers": workers,
             }
         )
-
-
-def _tail(path: Path, size: int = 8192) -> str:
-    """Return the end of a worker's standard error: all there is of one that died before it could log."""
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - size))
-        return file.read().decode("utf-8", "replace")
 
 
 def build_agent(

@@ -219,12 +219,13 @@ class Course:
         failed_at: float | None = None,
     ) -> None:
         """Charge the budget, then go on with another generation or give the verdict."""
+        ended = generation or Generation(0)
         decision = self._budget.charge(
             kind,
-            step=None if generation is None else generation.step,
-            epoch=None if generation is None else generation.epoch,
+            step=ended.step,
+            epoch=ended.epoch,
             fingerprint=f"{kind}: {error}" if failure is None else failure.fingerprint,
-            generation=0 if generation is None else generation.number,
+            generation=ended.number,
         )
         for happened, name, fields in (
             (decision.refilled, events.BUDGET_REFILLED, {"budget": self._budget.size}),
@@ -246,8 +247,7 @@ class Course:
     def _fail(
         self, kind: str, error: str, code: int, failure: Failure | None = None, why: str | None = None
     ) -> None:
-        worker: dict[str, int | None] = {"rank": None, "exit_code": None}
-        if failure is not None:
-            worker = {"rank": failure.rank, "exit_code": failure.exit_code}
-        fields = {"class": kind, "error": error, "why": why, **worker, **self._figures()}
+        rank, exit_code = (None, None) if failure is None else (failure.rank, failure.exit_code)
+        fields = {"class": kind, "error": error, "why": why, "rank": rank, "exit_code": exit_code}
+        fields |= self._figures()
         self.verdict = Verdict("failed", code, events.RUN_FAILED, fields)

@@ -11,6 +11,8 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, S
 from elasticflow import events
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elasticflow.run_folder import RunFolder
 
 FOLLOWED = events.FROM_WORKERS | {events.STEP, events.EVALUATION, events.WORKER_RAISED}
@@ -31,10 +33,10 @@ class RankLog:
             if not self._path.exists():
                 return []
             self._fd = os.open(self._path, os.O_RDONLY)
-        data = os.read(self._fd, 1 << 22)
-        if not data:
-            return []
-        *whole, self._rest = (self._rest + data).split(b"\n")
+        data = self._rest
+        while chunk := os.read(self._fd, 1 << 20):
+            data += chunk
+        *whole, self._rest = data.split(b"\n")
         return [record for line in whole if (record := _followed(line)) is not None]
 
     def close(self) -> None:
@@ -52,6 +54,14 @@ def _followed(line: bytes) -> dict[str, Any] | None:
     except ValueError:  # not ours: user code may write anything into its own log
         return None
     return record if isinstance(record, dict) and record.get("event") in FOLLOWED else None
+
+
+def tail(path: Path, size: int = 8192) -> str:
+    """Return the end of a worker's standard error: all there is of one that died before it could log."""
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - size))
+        return file.read().decode("utf-8", "replace")
 
 
 class GenerationLogs(LogsSpecs):

@@ -11,10 +11,13 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from elasticflow.launcher.rank_logs import tail
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -41,8 +44,8 @@ class ForkedWorkers(PContext):
     def start(self) -> None:
         """Start the workers; unlike torch's, installs no signal handlers: signals are the supervisor's."""
         self._start()
-        for tail in self._tail_logs:
-            tail.start()
+        for log in self._tail_logs:
+            log.start()
 
     def _start(self) -> None:
         for local_rank, environment in self.envs.items():
@@ -73,6 +76,25 @@ class ForkedWorkers(PContext):
     def pids(self) -> dict[int, int]:
         """Process ids by local rank."""
         return dict(self._pids)
+
+    def endings(self, ranks: dict[int, int], alone: set[int]) -> list[dict[str, Any]]:
+        """Return how each worker ended, by global rank; those not in *alone* were ended by us."""
+        exits = self.exits()
+        found = []
+        for local_rank, rank in ranks.items():
+            code, at = exits.get(local_rank, (-signal.SIGKILL, time.time()))
+            failed_alone = local_rank in alone and code != 0
+            found.append(
+                {
+                    "rank": rank,
+                    "pid": self._pids[local_rank],
+                    "exit_code": code,
+                    "at": at,
+                    "ended_by_us": local_rank not in alone,
+                    "stderr": tail(Path(self.stderrs[local_rank])) if failed_alone else "",
+                }
+            )
+        return found
 
     def send(self, number: signal.Signals) -> None:
         """Send *number* to each worker that still lives, not to its loader processes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -69,6 +70,25 @@ def test_signal_sent_twice_at_once_is_one_request(project: Project) -> None:
 
     assert running.end(30) == 75, running.told()
     assert 1 == len(named(running.events(), events.DRAIN_COMPLETED))
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    caught = next(
+        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")
+    )
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_while_the_command_imports_is_an_interruption_too(
+    project: Project, number: signal.Signals
+) -> None:
+    """As soon as the command hears signals at all, one of them means 75, not death by the signal."""
+    early = project.run("jobs/mnist.toml", f"earliest-{number}", *QUICK)
+    early.wait_for("the first handler", lambda: _catches(early.process.pid, number))
+    os.kill(early.process.pid, number)
+
+    assert early.end(30) == 75, early.told()
 
 
 def test_second_signal_ends_at_once_with_130(project: Project) -> None:
