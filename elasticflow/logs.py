@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import structlog
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Collection, MutableMapping
     from pathlib import Path
 
     from structlog.typing import FilteringBoundLogger, Processor
@@ -36,7 +36,7 @@ def _shared() -> list[Processor]:
     ]
 
 
-def configure(stream: TextIO, level: str = "info", **bound: Any) -> None:
+def configure(stream: TextIO, level: str = "info", always: Collection[str] = (), **bound: Any) -> None:
     """Send structlog, stdlib logging and warnings of this process as JSON lines to *stream*.
 
     Each line is one `write` followed by a flush, so lines of several processes never tear
@@ -45,14 +45,15 @@ def configure(stream: TextIO, level: str = "info", **bound: Any) -> None:
     Args:
         stream: An open text stream, owned by the caller.
         level: One of LEVELS; lines below it are dropped.
+        always: Events that are written whatever the level: a program reads them.
         bound: Fields on every line (`run_id`, `generation`, `rank`, ...); a callable is asked for each line.
     """
-    number = getattr(logging, level.upper())
+    number: int = getattr(logging, level.upper())
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**bound)
     structlog.configure(
-        processors=[*_shared(), structlog.processors.JSONRenderer(default=str)],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        processors=[_from(number, always), *_shared(), structlog.processors.JSONRenderer(default=str)],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
@@ -68,8 +69,19 @@ def configure(stream: TextIO, level: str = "info", **bound: Any) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(max(number, logging.WARNING))
+    root.setLevel(number)
     logging.captureWarnings(capture=True)
+
+
+def _from(lowest: int, always: Collection[str]) -> Processor:
+    levels = logging.getLevelNamesMapping()
+
+    def dropped(logger: Any, method: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if levels.get(method.upper(), logging.ERROR) < lowest and record["event"] not in always:
+            raise structlog.DropEvent
+        return record
+
+    return dropped
 
 
 def open_log(path: Path) -> TextIO:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 # A time limit per example fails on a busy machine; under CI hypothesis' own profile also fixes the examples.
-settings.register_profile("no deadline", settings.get_profile(settings.get_current_profile_name()), deadline=None)
+settings.register_profile(
+    "no deadline", settings.get_profile(settings.get_current_profile_name()), deadline=None
+)
 settings.load_profile("no deadline")
 
 GUARD = Guard()

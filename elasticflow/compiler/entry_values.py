@@ -75,6 +75,7 @@ def _constants(job: Job, root: str) -> dict[str, Line]:
         "ema": ("EMA", job.train.ema),
         "ddp": ("DDP: dict[str, Any]", ddp),
         "log_every": ("LOG_EVERY", int(job.logging.every.split()[0])),
+        "log_level": ("LOG_LEVEL", job.logging.level),
         "best": ("BEST", job.evaluation.best if job.evaluation else None),
         "evaluate_every": ("EVALUATE_EVERY", intervals(job.evaluation.every) if job.evaluation else ()),
     }

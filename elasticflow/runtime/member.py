@@ -53,6 +53,7 @@ class Worker:
         seed: int,
         device: torch.device,
         generation: int,
+        log_level: str,
     ) -> None:
         self.identity, self.job, self.job_digest, self.seed, self.device = (
             identity,
@@ -75,7 +76,7 @@ class Worker:
         self.restored_from: str | None = None
         self.started_at: Position | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
-        self.progress = self._open_log()
+        self.progress = self._open_log(log_level)
         self.log = logs.get_logger("elasticflow")  # bound to the log opened before
 
     @property
@@ -126,7 +127,7 @@ class Worker:
             )
         self.phase("training")
 
-    def _open_log(self) -> Progress:
+    def _open_log(self, level: str) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))
         outputs = [stream.fileno()] if self.rank == 0 else []
         target: TextIO = stream
@@ -143,7 +144,7 @@ class Worker:
             "world_size": self.world_size,
         }
         progress = Progress(self.heartbeat, outputs, bound, self._first_step)
-        logs.configure(target, **bound, step=lambda: progress.number)
+        logs.configure(target, level, events.SCHEMA, **bound, step=lambda: progress.number)
         return progress
 
     def _first_step(self, step: int) -> None:

@@ -32,7 +32,14 @@ _current: Worker | None = None  # what `run` reports under, if `join` was reache
 
 
 def join(
-    job: str, job_digest: str, folder: Path, snapshots: Policy, *, seed: int, threads: int | None
+    job: str,
+    job_digest: str,
+    folder: Path,
+    snapshots: Policy,
+    *,
+    seed: int,
+    threads: int | None,
+    log_level: str = "info",
 ) -> Worker:
     """Return this process as a member of its worker group, its random generators seeded. Collective: every rank.
 
@@ -46,6 +53,7 @@ def join(
         snapshots: When snapshots are taken and where they go.
         seed: Of the data order and every random stream.
         threads: CPU threads; None: the node's cores shared out among its workers.
+        log_level: Lines below it are left out of the rank logs; what the supervisor follows never is.
     """
     global _current  # noqa: PLW0603  # one worker per process
     identity = Identity.read(os.environ, folder)
@@ -59,7 +67,15 @@ def join(
     generation = identity.generation
     if generation is None:
         generation = _claim(identity, snapshots, store, job)
-    me = Worker(identity, job=job, job_digest=job_digest, seed=seed, device=device, generation=generation)
+    me = Worker(
+        identity,
+        job=job,
+        job_digest=job_digest,
+        seed=seed,
+        device=device,
+        generation=generation,
+        log_level=log_level,
+    )
     me.store = store
     _current = me
     _listen(me)

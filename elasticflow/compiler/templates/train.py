@@ -50,6 +50,7 @@ EMA = 0.999  # = ema  # what the averaged weights keep of themselves at each ste
 # end
 DDP: dict[str, Any] = {}  # = ddp  # options of DistributedDataParallel
 LOG_EVERY = 1  # = log_every  # steps
+LOG_LEVEL = "info"  # = log_level
 # if: evaluation
 EVALUATE_EVERY = ("1 epoch",)  # = evaluate_every
 BEST = "max accuracy"  # = best  # which evaluation is the best one
@@ -150,7 +151,7 @@ def measure_accuracy(outputs: Any, targets: Any) -> Any:  # = metric.def
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)  # process group, device
+    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
     # if: prepare
     data.prepare(me, prepare_data)  # once per node
     # end

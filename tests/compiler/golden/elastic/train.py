@@ -38,6 +38,7 @@ ON_NONFINITE = "skip"  # what a loss that is not finite does
 EMA = 0.999  # what the averaged weights keep of themselves at each step
 DDP: dict[str, Any] = {}  # options of DistributedDataParallel
 LOG_EVERY = 1  # steps
+LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch", "500 steps")
 BEST = "min loss"  # which evaluation is the best one
 SNAPSHOTS = snapshot.Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep_last=3)
@@ -107,7 +108,7 @@ def measure_top_1(model: Any, batch: Any) -> Any:
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)  # process group, device
+    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
     data.prepare(me, prepare_data)  # once per node
     dataset = data.open_dataset(me, build_dataset, "train")
     schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)

@@ -38,6 +38,7 @@ ON_NONFINITE = "stop"  # what a loss that is not finite does
 CLIP_GRAD_NORM = 1.0
 DDP: dict[str, Any] = {}  # options of DistributedDataParallel
 LOG_EVERY = 1  # steps
+LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch",)
 BEST = "max accuracy"  # which evaluation is the best one
 SNAPSHOTS = snapshot.Policy(
@@ -103,7 +104,7 @@ def measure_accuracy(outputs: Any, targets: Any) -> Any:
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)  # process group, device
+    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
     dataset = data.open_dataset(me, build_dataset, "train", samples=1438)
     schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
     model = build_model().to(me.device)

@@ -42,6 +42,7 @@ DDP: dict[str, Any] = {
     "gradient_as_bucket_view": True,
 }  # options of DistributedDataParallel
 LOG_EVERY = 10  # steps
+LOG_LEVEL = "info"
 SNAPSHOTS = snapshot.Policy(
     uri="s3://bucket/gpu",
     every=("10 min",),
@@ -94,7 +95,7 @@ def build_dataset() -> Any:
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)  # process group, device
+    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
     dataset = data.open_dataset(me, build_dataset, "train")
     schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
     model = build_model().to(me.device)

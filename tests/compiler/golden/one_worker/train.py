@@ -36,6 +36,7 @@ PRECISION = "fp32"
 ON_NONFINITE = "stop"  # what a loss that is not finite does
 DDP: dict[str, Any] = {}  # options of DistributedDataParallel
 LOG_EVERY = 1  # steps
+LOG_LEVEL = "info"
 SNAPSHOTS = snapshot.Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)
 
 
@@ -76,7 +77,7 @@ def build_dataset() -> Any:
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)  # process group, device
+    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
     dataset = data.open_dataset(me, build_dataset, "train")
     schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
     model = build_model().to(me.device)
