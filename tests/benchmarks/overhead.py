@@ -12,7 +12,7 @@ its heart and takes a snapshot every 100 steps; the hand-written one logs and sa
 * **CPU in our code**: in further blocks, CPU time of the training thread between entering and leaving our code:
   the next batch, `gradients`, `progress.step`, `snapshots.due` and `stage`, and, called back by torch, our step
   module and the ballot's backward. What these call that a hand-written loop calls as well is taken out: reading and
-  collating samples, the user's step, DDP's forward, backward. Nothing else is: tensors we create, collectives we
+  collating samples, the user's step, DDP's forward, backward, freeing the graph. Nothing else is: tensors we create, collectives we
   start, the two clock readings at each of these borders. It is stated as a share of the whole process's CPU time
   per step.
 * **writer**: CPU time of the snapshot writer, a process of its own, for each step.
