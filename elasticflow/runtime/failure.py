@@ -12,6 +12,14 @@ from elasticflow.errors import ElasticflowError, StorageError, WorkerError
 # What gloo raises in the survivors of a dead rank: RuntimeErrors, told by where in gloo they come from.
 _GLOO = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "gloo/gloo")
 
+# torch names its own constructor's arguments where the user has keys of a job file.
+_IN_OUR_WORDS = {
+    "Expected to have finished reduction in the prior iteration": (
+        "a parameter of the model got no gradient in the step before",
+        "if steps leave parameters out, set ddp.find_unused_parameters = true",
+    ),
+}
+
 
 def classify(error: BaseException) -> str:
     """Return the failure class that the restart budget counts *error* under."""
@@ -32,6 +40,9 @@ def describe(error: BaseException) -> str:
     """Return the error in one line or two, without a traceback."""
     if isinstance(error, ElasticflowError):
         return str(error)
+    for mark, (meaning, remedy) in _IN_OUR_WORDS.items():
+        if mark in str(error):
+            return f"{type(error).__name__}: {meaning}\n  help: {remedy}"
     return "".join(traceback.format_exception_only(error)).strip()
 
 

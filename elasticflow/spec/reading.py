@@ -69,7 +69,8 @@ def _missing(path: Path, shown: str) -> Diagnostic:
     if path.exists():
         return Diagnostic(codes.NO_FILE, "error", f"{shown} is not a regular file", shown)
     folder = path.parent
-    names = [each.name for each in folder.iterdir() if each.suffix == ".toml"] if folder.is_dir() else []
+    files = folder.iterdir() if folder.is_dir() else ()
+    names = [each.name for each in files if each.suffix == ".toml" and each.name != "pyproject.toml"]
     near = difflib.get_close_matches(path.name, names, 1)
     remedy = f'did you mean "{folder / near[0]}"?' if near else None
     if not folder.is_dir():

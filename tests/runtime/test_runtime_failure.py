@@ -1,0 +1,46 @@
+"""Exceptions of workers in classes and words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elasticflow.errors import DatasetError, NonFiniteLossError, StorageError
+from elasticflow.runtime import failure
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("label 11"), "user_error"),
+        (DatasetError("no length"), "user_error"),
+        (NonFiniteLossError("nan"), "nonfinite"),
+        (StorageError("no room"), "storage"),
+        (MemoryError(), "oom"),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), "oom"),
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), "peer"),
+        (dist.DistNetworkError("the store is gone"), "peer"),
+    ],
+)
+def test_class_of_an_exception(error: BaseException, kind: str) -> None:
+    """The budget counts each under its cause; what a dead peer makes of the others is told apart."""
+    assert kind == failure.classify(error)
+
+
+def test_parameters_without_gradient_are_told_in_keys_of_the_job_file() -> None:
+    """Torch's own text (2.13) speaks of a constructor the user never calls."""
+    error = RuntimeError(
+        "Expected to have finished reduction in the prior iteration before starting a new one. ..."
+    )
+
+    expected = (
+        "RuntimeError: a parameter of the model got no gradient in the step before\n"
+        "  help: if steps leave parameters out, set ddp.find_unused_parameters = true"
+    )
+    assert expected == failure.describe(error)
+
+
+def test_other_errors_are_told_as_they_are() -> None:
+    """Type and message, no traceback."""
+    assert "KeyError: 'weights'" == failure.describe(KeyError("weights"))
