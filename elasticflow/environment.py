@@ -1,9 +1,12 @@
-"""Names of the environment variables that carry facts from agent to worker (floor 0).
+"""What agent and workers agree on: environment variables, and the memory of heartbeats (floor 0).
 
-Read in `runtime/worker.py` only; set by the agent, by `torchrun.sh`, or by nobody (plain `python train.py`).
+The variables are read in `runtime/worker.py` only; set by the agent, by `torchrun.sh`, or by nobody (plain
+`python train.py`).
 """
 
 from __future__ import annotations
+
+import struct
 
 RUN_ID = "ELASTICFLOW_RUN_ID"  # also the mark by which every process of a run can be found
 RUN_FOLDER = "ELASTICFLOW_RUN_FOLDER"  # absolute path of runs/<job>/<run id>
@@ -12,3 +15,6 @@ NODE = "ELASTICFLOW_NODE"  # id of the node inside the launch
 WRITER = "ELASTICFLOW_WRITER"  # address of the node's snapshot writer
 FAILED_AT = "ELASTICFLOW_FAILED_AT"  # unix time of the failure this generation answers, if any
 HEARTBEAT_FD = "ELASTICFLOW_HEARTBEAT_FD"  # shared memory of the node's heartbeats: one slot per local rank
+
+HEARTBEAT = struct.Struct("<qqd16s")  # beats, finished steps, unix time, phase
+HEARTBEAT_SLOT = 64  # bytes per local rank: a cache line, so that ranks do not disturb each other

@@ -40,6 +40,21 @@ def record_job(folder: RunFolder, catalog: Catalog, plan: LaunchPlan, job: Job) 
     catalog.write_job_record(record)
 
 
+def carried_entry_point(
+    folder: RunFolder, catalog: Catalog, now: Job, warn: Callable[[str], None], *, accept_drift: bool
+) -> str | None:
+    """Return the train.py to carry forward, if one was edited by hand; None for a run that is new as well.
+
+    Raises:
+        DriftRefusedError: the run must not go on with the job as it is now.
+    """
+    before = earlier_job(folder, catalog)
+    if before is None:
+        return None
+    differences = check_drift(folder, before, now, warn, accept_drift=accept_drift)
+    return edited_entry_point(folder, differences, warn)
+
+
 def check_drift(
     folder: RunFolder, before: Job, now: Job, warn: Callable[[str], None], *, accept_drift: bool
 ) -> list[Difference]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from elasticflow import errors, events
 from elasticflow.launcher.failures import Failure, first_failure
 from elasticflow.launcher.generation import Generation
+from elasticflow.launcher.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,16 +30,6 @@ class Nodes(Protocol):
 
     def request(self, what: str, generation: int) -> None:
         """Ask the workers of *generation* to `drain`."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How the launch ended: status in state.json, exit code, last event and its fields."""
-
-    status: str
-    exit_code: int
-    event: str
-    fields: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import sys
 import tempfile
 import time
 from typing import Any
 
-SLOT = 64
+from elasticflow.environment import HEARTBEAT, HEARTBEAT_SLOT
+
 MOST_WORKERS = 1024  # of one node; the bound of nodes.nproc_per_node
-FORM = struct.Struct("<qqd16s")  # beats, step, unix time, phase; written by runtime/progress.py
 
 
 class Heartbeats:
@@ -23,7 +22,7 @@ class Heartbeats:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        size = SLOT * MOST_WORKERS
+        size = HEARTBEAT_SLOT * MOST_WORKERS
         if sys.platform == "linux":
             self.fd = os.memfd_create("elasticflow-heartbeats", 0)
         else:
@@ -44,7 +43,7 @@ class Heartbeats:
         now = time.monotonic()
         worst: dict[str, Any] | None = None
         for rank in range(len(self._seen)):
-            beats, step, _, phase = FORM.unpack_from(self._memory, rank * SLOT)
+            beats, step, _, phase = HEARTBEAT.unpack_from(self._memory, rank * HEARTBEAT_SLOT)
             if beats != self._seen[rank][0]:
                 self._seen[rank] = (beats, now)
             still = now - self._seen[rank][1]

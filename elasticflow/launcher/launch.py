@@ -72,12 +72,9 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
     storage.check_writable()
     with locked(folder), contextlib.closing(listen(*_endpoint(plan))) as listener:
         catalog = Catalog(storage, prefix)
-        before = continuity.earlier_job(folder, catalog)
-        edited = None
-        if before is not None:
-            consent = request.accept_drift
-            differences = continuity.check_drift(folder, before, request.job, warn, accept_drift=consent)
-            edited = continuity.edited_entry_point(folder, differences, warn)
+        edited = continuity.carried_entry_point(
+            folder, catalog, request.job, warn, accept_drift=request.accept_drift
+        )
         number = (folder.launch_numbers() or [0])[-1] + 1
         materialize(
             plan,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import environment, errors, events
 from elasticflow.launcher.agent_process import AgentConfig, AgentProcess
 from elasticflow.launcher.budget import Budget
-from elasticflow.launcher.course import Course, Verdict
+from elasticflow.launcher.course import Course
 from elasticflow.launcher.intake import Intake
 from elasticflow.launcher.journal import Journal
 from elasticflow.launcher.metrics import Metrics
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.plan import LaunchPlan
     from elasticflow.launcher.rendezvous import Head
+    from elasticflow.launcher.verdict import Verdict
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.catalog import Catalog
 

@@ -6,11 +6,11 @@ import json
 import math
 import mmap
 import os
-import struct
 import time
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.environment import HEARTBEAT, HEARTBEAT_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from elasticflow.runtime.order import Position
-
-HEARTBEAT = struct.Struct("<qqd16s")  # beats, finished steps, unix time, phase
-HEARTBEAT_SLOT = 64  # bytes per local rank: a cache line, so that ranks do not disturb each other
 
 
 class Heartbeat:
