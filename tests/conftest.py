@@ -26,11 +26,23 @@ GUARD = Guard()
 TIERS = ("e2e", "integration", "campaign", "gpu")  # every other test is a unit test
 
 
+def tier_of(item: pytest.Item) -> str:
+    """Return the tier that a test's markers put it in."""
+    return next((name for name in TIERS if item.get_closest_marker(name)), "unit")
+
+
+@pytest.hookimpl(trylast=True)  # folders of slower tiers mark their tests first
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have each report say its tier, for the summary."""
+    for item in items:
+        item.user_properties.append(("tier", tier_of(item)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Keep unit tests from starting processes and from writing outside their temporary folders."""
     asked = "real_processes" in getattr(item, "fixturenames", ())
-    if asked or any(item.get_closest_marker(tier) for tier in TIERS):
+    if asked or tier_of(item) != "unit":
         return (yield)
     with GUARD.watch(*temporary_folders(item.config)):
         return (yield)
@@ -81,7 +93,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                tier = next((name for name in TIERS if name in report.keywords), "unit")
+                tier = str(dict(report.user_properties).get("tier", "unit"))
                 seconds[tier] += report.duration
                 counts[tier] += report.when == "call"
     terminalreporter.section("time by tier")
