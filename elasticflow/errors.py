@@ -80,22 +80,6 @@ class LaunchFolderError(ElasticflowError):
     """The launch folder cannot be written: exists with other content, or is edited by hand."""
 
 
-class NotBuiltYetError(ElasticflowError):
-    """The job asks for something this version does not do; never ignored silently."""
-
-
-class JobFailedError(ElasticflowError):
-    """The job failed for good; the first failure is named."""
-
-    exit_code = ANSWER_IS_NO
-
-
-class BudgetSpentError(ElasticflowError):
-    """More failures than the restart budget allows."""
-
-    exit_code = BUDGET_SPENT
-
-
 class WorkerError(ElasticflowError):
     """Raised inside a worker, with the failure class the budget counts it under."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import structlog
@@ -98,8 +97,3 @@ def bind(**fields: Any) -> None:
 def get_logger(name: str) -> FilteringBoundLogger:
     """Return a logger; every call gives one event: `log.info("snapshot.committed", step=10)`."""
     return cast("FilteringBoundLogger", structlog.get_logger(origin=name))
-
-
-def quiet() -> None:
-    """Log to standard error, warnings and above: what short commands use."""
-    configure(sys.stderr, "warning")
