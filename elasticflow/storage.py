@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from elasticflow import durable, secrecy
+from elasticflow import durable, faults, secrecy
 from elasticflow.errors import StorageError
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Storage:
 
     def write(self, path: str, parts: Iterable[durable.Part]) -> int:
         """Put *parts* at *path* and return their bytes; if it fails, nothing half written is at that name."""
+        faults.reach("storage.write")
         if self.is_local:
             return durable.write(self.local_path(path), parts)
         with self._told():
@@ -77,6 +78,7 @@ class Storage:
         Exclusive on local disks, s3, gcs, abfs, sftp and memory. Source: fsspec 2026.9, `pipe_file(mode="create")`
         and mode "xb"; a back-end that knows neither only looks first.
         """
+        faults.reach("storage.create")
         if self.is_local:
             return durable.create(self.local_path(path), data)
         with self._told():
@@ -105,6 +107,7 @@ class Storage:
 
     def read(self, path: str) -> bytes:
         """Return the whole file."""
+        faults.reach("storage.read")
         if self.is_local:
             return self.local_path(path).read_bytes()
         with self._told():
@@ -112,6 +115,7 @@ class Storage:
 
     def open_read(self, path: str) -> BinaryIO:
         """Return the file open for reading; the caller closes it."""
+        faults.reach("storage.read")
         if self.is_local:
             return self.local_path(path).open("rb")
         with self._told():
@@ -151,6 +155,7 @@ class Storage:
 
     def remove(self, path: str) -> None:
         """Remove the file; no error if it is absent."""
+        faults.reach("storage.remove")
         with contextlib.suppress(FileNotFoundError):
             if self.is_local:
                 self.local_path(path).unlink()
@@ -160,6 +165,7 @@ class Storage:
 
     def remove_tree(self, folder: str) -> None:
         """Remove the folder and all in it; no error if it is absent."""
+        faults.reach("storage.remove")
         with contextlib.suppress(FileNotFoundError):
             if self.is_local:
                 shutil.rmtree(self.local_path(folder))

@@ -23,6 +23,7 @@ FLOORS = {
             "run_folder",
             "environment",
             "secrecy",
+            "faults",
         ),
         0,
     ),

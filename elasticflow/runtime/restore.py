@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events
+from elasticflow import events, faults
 from elasticflow.errors import SnapshotError, StorageError
 from elasticflow.runtime import tree
 from elasticflow.runtime.order import Position
@@ -42,6 +42,7 @@ def newest_good(me: Worker, catalog: Catalog) -> Found | None:
     """
     for name in _candidates(me, catalog):
         found, problem = None, ""
+        faults.reach("restore.before_read")
         try:
             found, problem = read(catalog, name)
         except (OSError, SnapshotError, StorageError) as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from elasticflow import faults
 from elasticflow.runtime import tree
 from elasticflow.snapshots.staging import TensorEntry
 
@@ -35,11 +36,13 @@ class Share:
         entries, offset = [], 0
         with torch.no_grad():
             for key, tensor in self.tensors.items():
+                faults.reach("snapshot.mid_copy")
                 shape, size = tuple(tensor.shape), nbytes_of(tensor)
                 if size:
                     view_of(target, tensor.dtype, shape, offset).copy_(tensor)
                 entries.append(TensorEntry(key, tree.DTYPES[tensor.dtype], shape, offset, size))
                 offset += size
+        faults.reach("snapshot.after_copy")
         return entries
 
 

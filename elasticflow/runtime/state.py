@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from elasticflow import faults
 from elasticflow.errors import StateError
 from elasticflow.runtime import tree
 
@@ -77,9 +78,11 @@ class State:
         Raises:
             StateError: a part holds something that neither JSON nor safetensors can express; named.
         """
+        faults.reach("snapshot.before_capture")
         encoder = tree.Encoder()
         content = {name: encoder.encode(part.state_dict(), name) for name, part in self._parts.items()}
         encoder.finish()
+        faults.reach("snapshot.after_capture")
         tensors = {key: encoder.tensors[key] for key in sorted(encoder.tensors)}
         return Captured(content, tensors, encoder.aliases, encoder.memory_formats)
 
@@ -92,6 +95,7 @@ class State:
             StateError: the snapshot is of another model, optimizer or set of parts; named. Nothing was changed then,
                 unless the optimizer is what differs.
         """
+        faults.reach("restore.before_apply")
         different = sorted(set(self._parts) ^ set(content))
         if different:
             where = "only in the job" if different[0] in self._parts else "only in the snapshot"
@@ -105,6 +109,7 @@ class State:
             if name in self._parts:
                 check_fit(self._parts[name], decoded[name], name)
         for name, part in self._parts.items():
+            faults.reach("restore.mid_apply")
             try:
                 part.load_state_dict(decoded[name])
             except (RuntimeError, ValueError, KeyError) as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from elasticflow import environment, errors, events, logs
+from elasticflow import environment, errors, events, faults, logs
 from elasticflow.runtime import failure, group
 from elasticflow.runtime.identity import Identity
 from elasticflow.runtime.member import Worker
@@ -56,6 +56,7 @@ def join(
         log_level: Lines below it are left out of the rank logs; what the supervisor follows never is.
     """
     global _current  # noqa: PLW0603  # one worker per process
+    faults.arm(os.environ)
     identity = Identity.read(os.environ, folder)
     # Until the handler stands, a drain request must not kill: it waits here and is delivered below.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

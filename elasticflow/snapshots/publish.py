@@ -7,7 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import durable, run_folder
+from elasticflow import durable, faults, run_folder
 from elasticflow.snapshots import manifest, shards
 
 if TYPE_CHECKING:
@@ -61,12 +61,15 @@ class Publisher:
             size = self._storage.size(f"{place}/{name}")
             if size != entry.size:
                 raise PublishError(f"{name} has {size} bytes on the store, {entry.size} were written")
+        faults.reach("commit.before_manifest")
         if not self._put_manifest(f"{place}/{manifest.FILE_NAME}", record.to_bytes()):
             raise PublishError("there is a manifest already: a snapshot is never overwritten")
         if self._storage.is_local:
             final = self._storage.local_path(self._catalog.folder(record.name))
+            faults.reach("commit.before_rename")
             self._storage.local_path(place).rename(final)  # fails if the name is taken
             durable.sync_folder(final.parent)
+        faults.reach("commit.committed")
 
     def discard(self, name: str, files: Collection[str] | None = None) -> None:
         """Remove *files* (None: all) written for snapshot *name*, unless it is committed.

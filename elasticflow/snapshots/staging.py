@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import faults
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots import buffers, wire
 from elasticflow.snapshots.process import WriterProcess, start_writer
@@ -151,6 +152,7 @@ class StagingClient:
         self._open.add(name)
         self._untidied.add(name)
         self._send({"stage": {**share, "buffer": number, "nbytes": nbytes}})
+        faults.reach("snapshot.after_stage")
 
     def reports(self) -> list[Report]:
         """Return what became of snapshots staged here since the last call; does not wait."""

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import faults
 from elasticflow.lifeline import die_with_parent
 from elasticflow.snapshots import shards, wire
 from elasticflow.snapshots.board import Board, ShareSet
@@ -128,6 +129,7 @@ class Writer:
         message = worker.channel.receive()
         if message is None or "hello" not in message:
             return False
+        faults.reach("writer.hello")
         hello = message["hello"]
         worker.rank, worker.world_size = hello["rank"], hello["world_size"]
         worker.local_world_size, worker.generation = hello["local_world_size"], hello["generation"]
@@ -136,6 +138,7 @@ class Writer:
         if not self._board.greet(worker.generation, is_alone=is_alone):
             worker.send({"refused": f"generation {worker.generation} is over, {self._board.newest} is here"})
             return False
+        faults.reach("writer.before_settle")
         self._board.settle(worker.generation, self._limits.settle_s)
         self._workers.add(worker)
         worker.send({"welcome": True})
@@ -157,6 +160,7 @@ class Writer:
         return not is_unread and (not worker.busy or worker not in self._workers)
 
     def _reserve(self, worker: _Worker, nbytes: int) -> None:
+        faults.reach("writer.reserve")
         for buffer in worker.buffers.values():
             self._pool.disown(buffer)
         worker.buffers = {}
@@ -178,6 +182,7 @@ class Writer:
             message["name"], message["step"], worker.generation, worker.world_size, worker.local_world_size
         )
         share_set = self._board.add(share, worker.rank, message["record"], worker)
+        faults.reach("writer.received")
         self._threads.submit(or_die, self._write, worker, share_set, message, buffer)
 
     def _write(
@@ -223,6 +228,7 @@ class Writer:
 
 def main() -> None:
     """Read the configuration, serve, and leave when standard input ends."""
+    faults.arm(os.environ)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
