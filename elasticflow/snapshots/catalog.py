@@ -7,7 +7,8 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import run_folder
+from elasticflow import faults, run_folder
+from elasticflow.errors import SnapshotError
 from elasticflow.snapshots import manifest
 from elasticflow.snapshots.manifest import DamagedSnapshotError, Manifest
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from elasticflow.storage import Storage
 
 _GENERATION = re.compile(r"(?P<number>\d{4,})\.json")
-_VERDICT = re.compile(rf"(?P<name>{run_folder.SNAPSHOT_NAME.pattern})\.json")
-_JOB = "JOB.json"
+_NAMED_FILE = re.compile(rf"(?P<name>{run_folder.SNAPSHOT_NAME.pattern})\.json")
+_JOB, _PINS = "JOB.json", "pins"
 
 
 class Catalog:
@@ -80,16 +81,44 @@ class Catalog:
         """Return name and reason of the snapshots set aside."""
         found = {}
         for file in self.storage.list(f"{self.prefix}verdicts"):
-            match = _VERDICT.fullmatch(file)
+            match = _NAMED_FILE.fullmatch(file)
             if match:
                 found[match["name"]] = str(
                     self._read(f"verdicts/{file}").get("reason", "no reason is readable")
                 )
         return found
 
+    def pin(self, name: str, note: str = "") -> None:
+        """Keep snapshot *name* until it is unpinned, whatever the policy says; *note* tells people why.
+
+        Raises:
+            SnapshotError: there is no such committed snapshot; no pin is left behind then.
+        """
+        content = {"name": name, "note": note, "created": time.time()}
+        self.storage.replace_text(self._pin(name), json.dumps(content).encode())
+        # Looked at last: retention looks at pins before it removes, so one of the two sees the other.
+        if not self.storage.exists(f"{self.folder(name)}/{manifest.FILE_NAME}"):
+            self.unpin(name)
+            raise SnapshotError(f"there is no snapshot {name}")
+
+    def unpin(self, name: str) -> None:
+        """Leave snapshot *name* to the policy again; no error if it was not pinned."""
+        self.storage.remove(self._pin(name))
+
+    def is_pinned(self, name: str) -> bool:
+        """Return whether snapshot *name* is pinned, by one look."""
+        return self.storage.exists(self._pin(name))
+
+    def pinned(self) -> dict[str, str]:
+        """Return name and note of the pinned snapshots."""
+        matches = map(_NAMED_FILE.fullmatch, self.storage.list(f"{self.prefix}{_PINS}"))
+        names = [match["name"] for match in matches if match]
+        return {name: str(self._read(f"{_PINS}/{name}.json").get("note", "")) for name in names}
+
     def remove_snapshot(self, name: str) -> None:
         """Remove snapshot *name*, its manifest first: half removed, it is invisible instead of damaged."""
         self.storage.remove(f"{self.folder(name)}/{manifest.FILE_NAME}")
+        faults.reach("retention.between")
         self.storage.remove_tree(self.folder(name))
 
     def claim_generation(self, info: Mapping[str, Any]) -> int:
@@ -116,6 +145,9 @@ class Catalog:
     def read_job_record(self) -> dict[str, Any] | None:
         """Return JOB.json's content, or None if there is none."""
         return self._read(_JOB) or None
+
+    def _pin(self, name: str) -> str:
+        return f"{self.prefix}{_PINS}/{name}.json"
 
     def _generation(self, number: int) -> str:
         return f"{self.prefix}{run_folder.generation_file(number)}"

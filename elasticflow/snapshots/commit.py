@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import faults
 from elasticflow.snapshots import manifest, policy, shards
 from elasticflow.snapshots.manifest import Manifest
 from elasticflow.snapshots.publish import GivenUpError, Publisher, PublishError
@@ -46,7 +47,7 @@ class Config:
         options: For the file system.
         prefix: The run's place under the URI.
         run_id: For the manifest.
-        keep_last: As in the job file; so are the next two.
+        keep_last: As in the job file; so are the next three.
         best_mode: Whether the largest or the smallest metric is the best.
         limits: See Limits.
         parent: Process id of the process that started the writer.
@@ -59,9 +60,17 @@ class Config:
     keep_last: int = 3
     keep_best: int | None = None
     keep_every: str | None = None
+    keep_within: str | None = None
     best_mode: policy.Best | None = None
     limits: Limits = Limits()
     parent: int | None = None
+
+    @property
+    def keep(self) -> policy.Keep:
+        """Which snapshots stay."""
+        return policy.Keep(
+            self.keep_last, self.keep_best, self.keep_every, self.keep_within, best_mode=self.best_mode
+        )
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Config:
@@ -90,12 +99,14 @@ class Committer:
             else:
                 self._board.close(share_set)
                 if committed is not None:
+                    faults.reach("commit.told")
                     self._retain(share_set, committed)
             for listener in share_set.listeners.values():
                 listener.send({"tidied": share_set.name})
 
     def _settle(self, share_set: ShareSet) -> Manifest | None:
         """Bring the snapshot to its end here; return the manifest if this writer committed it."""
+        faults.reach("commit.settled")
         if share_set.error is not None:
             raise PublishError(share_set.error)
         if 0 in share_set.staged:
@@ -124,6 +135,7 @@ class Committer:
                 lambda: self._board.is_current(share_set),
             )
         record = self._manifest(share_set, files)
+        faults.reach("commit.before_fence")
         self._check_fence(share_set)
         self._publisher.publish(record)
         self._tell(
@@ -193,18 +205,14 @@ class Committer:
         config = self._config
         try:
             snapshots = self._catalog.committed()
-            keep = policy.keep(
-                snapshots,
-                last=config.keep_last,
-                best=config.keep_best,
-                every=config.keep_every,
-                best_mode=config.best_mode,
-            )
-            keep |= {committed.name, *({committed.parent} if committed.parent else ())}
+            in_use = {committed.name, *({committed.parent} if committed.parent else ())}
+            keep = policy.keep(snapshots, config.keep, pinned=self._catalog.pinned(), in_use=in_use)
+            faults.reach("retention.before")
             for snapshot in snapshots:
-                if snapshot.name not in keep:
+                if snapshot.name not in keep and not self._catalog.is_pinned(snapshot.name):
                     self._catalog.remove_snapshot(snapshot.name)
                     self._tell_removed(share_set, snapshot)
+            faults.reach("retention.before_sweep")
             self._publisher.sweep(committed.generation, self._board.open_names)
         except (OSError, manifest.DamagedSnapshotError) as error:
             sys.stderr.write(f"snapshot writer: retention failed, the next commit tries again: {error}\n")

@@ -24,21 +24,35 @@ class DamagedSnapshotError(SnapshotError):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of the snapshot: its bytes, and the CRC-32 of each BLOCK of it."""
+    """A file of a snapshot: its bytes, the CRC-32 of each BLOCK of it, and its SHA-256 where that was asked for."""
 
     size: int
     crc32: tuple[int, ...]
+    sha256: str | None = None
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> FileEntry:
+        """Return the entry that `dataclasses.asdict` turned into JSON."""
+        return cls(size=content["size"], crc32=tuple(content["crc32"]), sha256=content.get("sha256"))
 
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a tensor lies: file, safetensors dtype, shape, offset from the start of the file, bytes."""
+    """Where a tensor lies: file, safetensors dtype, shape, offset from the start of the file, bytes.
+
+    The file is one of the snapshot's own, or a key of `Manifest.borrowed`; `Manifest.location` tells where it is.
+    """
 
     file: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> TensorPlace:
+        """Return the place that `dataclasses.asdict` turned into JSON."""
+        return cls(**{**content, "shape": tuple(content["shape"])})
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,8 @@ class Manifest:
         memory_formats: Tensors stored contiguous that live in another format.
         fingerprints: Identities of the data sets.
         seconds: From the first staged share to the commit.
+        borrowed: Files of earlier snapshots that hold tensors unchanged since: "<snapshot>/<file>". Never a file that
+            snapshot borrowed itself.
     """
 
     run_id: str
@@ -76,12 +92,26 @@ class Manifest:
     fingerprints: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    borrowed: dict[str, FileEntry] = field(default_factory=dict)
     format: int = FORMAT
 
     @property
     def size(self) -> int:
-        """Bytes of all files but the manifest."""
+        """Bytes of its own files but the manifest; what it borrows is not counted."""
         return sum(entry.size for entry in self.files.values())
+
+    @property
+    def lenders(self) -> frozenset[str]:
+        """Names of the snapshots it borrows from: without them it cannot be loaded."""
+        return frozenset(location.partition("/")[0] for location in self.borrowed)
+
+    def location(self, file: str) -> str:
+        """Return where *file* is, relative to the folder of all snapshots: "<snapshot>/<file>"."""
+        return file if file in self.borrowed else f"{self.name}/{file}"
+
+    def locations(self) -> dict[str, FileEntry]:
+        """Return every file that is needed to load the snapshot, its own and the borrowed ones, by `location`."""
+        return {self.location(file): entry for file, entry in (self.files | self.borrowed).items()}
 
     def to_bytes(self) -> bytes:
         """Return MANIFEST.json's content, with the digest over the rest."""
@@ -109,18 +139,14 @@ def parse(data: bytes) -> Manifest:
     if digest != _digest(content):
         raise DamagedSnapshotError(f"{FILE_NAME} does not match its digest")
     try:
-        files = {
-            name: FileEntry(size=f["size"], crc32=tuple(f["crc32"])) for name, f in content["files"].items()
-        }
-        tensors = {key: _tensor(place) for key, place in content["tensors"].items()}
+        files = {name: FileEntry.from_json(f) for name, f in content["files"].items()}
+        borrowed = {name: FileEntry.from_json(f) for name, f in content.get("borrowed", {}).items()}
+        tensors = {key: TensorPlace.from_json(place) for key, place in content["tensors"].items()}
         metric = None if content["metric"] is None else float(content["metric"])
-        return Manifest(**{**content, "files": files, "tensors": tensors, "metric": metric})
+        read = {"files": files, "borrowed": borrowed, "tensors": tensors, "metric": metric}
+        return Manifest(**{**content, **read})
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedSnapshotError(f"{FILE_NAME} is incomplete: {error}") from None
-
-
-def _tensor(place: dict[str, Any]) -> TensorPlace:
-    return TensorPlace(**{**place, "shape": tuple(place["shape"])})
 
 
 def _canonical(content: dict[str, Any]) -> bytes:

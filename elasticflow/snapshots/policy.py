@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from elasticflow.spec.units import Interval, parse_interval
+from elasticflow.spec.units import Interval, parse_duration, parse_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
 Best = Literal["max", "min"]
+PERMANENT = frozenset({"best", "every", "pinned"})  # reasons to stay that hold for good
 
 
 class Place(Protocol):
@@ -44,6 +45,18 @@ class Kept(Place, Protocol):
     @property
     def metric(self) -> float | None:
         """Value `keep.best` ranks by."""
+
+    @property
+    def created(self) -> float:
+        """Unix time of the commit."""
+
+    @property
+    def parent(self) -> str | None:
+        """Name of the snapshot its generation was restored from."""
+
+    @property
+    def lenders(self) -> frozenset[str]:
+        """Names of the snapshots it borrows files from."""
 
 
 @dataclass(frozen=True)
@@ -97,43 +110,104 @@ def _count(place: Place, interval: Interval) -> int:
     return place.epoch if interval.unit == "epoch" else place.samples
 
 
-def keep(
-    snapshots: Iterable[Kept],
-    *,
-    last: int,
-    best: int | None = None,
-    every: str | None = None,
-    best_mode: Best | None = None,
-) -> set[str]:
-    """Return the names of the committed snapshots that stay; the newest always does.
+@dataclass(frozen=True)
+class Keep:
+    """Which committed snapshots stay, as the job file says; any one reason is enough.
+
+    Attributes:
+        last: How many of the newest.
+        best: How many of the best by metric; of equals, the newer.
+        every: The first one at or after each multiple of this interval; a time counts from 1970 on.
+        within: Those that are at most this time older than the newest, like "2 h".
+        best_mode: Whether the largest or the smallest metric is the best; None: `best` keeps nothing.
+    """
+
+    last: int = 3
+    best: int | None = None
+    every: str | None = None
+    within: str | None = None
+    best_mode: Best | None = None
+
+
+def reasons(
+    snapshots: Iterable[Kept], rules: Keep, *, pinned: Collection[str] = (), in_use: Collection[str] = ()
+) -> dict[str, set[str]]:
+    """Return the names of the committed snapshots that stay, each with why: at least one of the words below.
+
+    `newest`, `parent` (of the newest), `last`, `within`, `best`, `every`, `pinned`, `in use`, `borrowed` (one that
+    stays refers to its files). Those of PERMANENT hold for good, the others pass with time.
 
     Args:
         snapshots: The committed snapshots that could be restored (none that is set aside).
-        last: How many of the newest stay.
-        best: How many of the best by metric stay as well; of equals, the newer.
-        every: The first snapshot at or after each multiple of this interval stays as well.
-        best_mode: Whether the largest or the smallest metric is the best; None: `best` keeps nothing.
+        rules: What the job file says.
+        pinned: Names that a person pinned.
+        in_use: Names that must not go now, such as the one that was restored.
     """
     newest_first = sorted(snapshots, key=lambda s: (s.step, s.generation, s.name), reverse=True)
-    names = {snapshot.name for snapshot in newest_first[: max(last, 1)]}
-    if best and best_mode is not None:
-        sign = -1.0 if best_mode == "max" else 1.0
-        measured = [
-            (sign * s.metric, s.name)
-            for s in newest_first
-            if s.metric is not None and not math.isnan(s.metric)
-        ]
-        names |= {name for _, name in sorted(measured, key=lambda pair: pair[0])[:best]}
-    if every is not None:
-        names |= _milestones(newest_first, parse_interval(every))
-    return names
+    found: dict[str, set[str]] = {}
+    if not newest_first:
+        return found
+    newest = newest_first[0]
+    by_reason: dict[str, Collection[str | None]] = {
+        "newest": {newest.name},
+        "parent": {newest.parent},
+        "last": {snapshot.name for snapshot in newest_first[: rules.last]},
+        "within": _recent(newest_first, rules.within),
+        "best": _best(newest_first, rules),
+        "every": _milestones(newest_first, rules.every),
+        "pinned": pinned,
+        "in use": in_use,
+    }
+    for snapshot in newest_first:
+        if why := {reason for reason, names in by_reason.items() if snapshot.name in names}:
+            found[snapshot.name] = why
+    _add_lenders(found, {snapshot.name: snapshot.lenders for snapshot in newest_first})
+    return found
 
 
-def _milestones(newest_first: list[Kept], interval: Interval) -> set[str]:
-    if interval.unit == "s":
+def keep(
+    snapshots: Iterable[Kept], rules: Keep, *, pinned: Collection[str] = (), in_use: Collection[str] = ()
+) -> set[str]:
+    """Return the names of the committed snapshots that stay: those with `reasons`."""
+    return set(reasons(snapshots, rules, pinned=pinned, in_use=in_use))
+
+
+def _add_lenders(found: dict[str, set[str]], lenders: Mapping[str, Collection[str]]) -> None:
+    """Add the snapshots that those in *found* borrow from, and those that these borrow from."""
+    todo = list(found)
+    while todo:
+        for lender in lenders[todo.pop()]:
+            if lender in lenders:
+                if lender not in found:
+                    todo.append(lender)
+                found.setdefault(lender, set()).add("borrowed")
+
+
+def _recent(newest_first: list[Kept], within: str | None) -> set[str]:
+    """Measured from the newest snapshot: no clock is asked, so a job that rested loses nothing."""
+    if within is None:
         return set()
+    oldest = newest_first[0].created - parse_duration(within)
+    return {snapshot.name for snapshot in newest_first if snapshot.created >= oldest}
+
+
+def _best(newest_first: list[Kept], rules: Keep) -> set[str]:
+    if not rules.best or rules.best_mode is None:
+        return set()
+    sign = -1.0 if rules.best_mode == "max" else 1.0
+    measured = [
+        (sign * s.metric, s.name) for s in newest_first if s.metric is not None and not math.isnan(s.metric)
+    ]
+    return {name for _, name in sorted(measured, key=lambda pair: pair[0])[: rules.best]}
+
+
+def _milestones(newest_first: list[Kept], every: str | None) -> set[str]:
+    if every is None:
+        return set()
+    interval = parse_interval(every)
     first: dict[int, str] = {}
     for snapshot in newest_first:  # the oldest of each multiple is written last and stays
-        first[_count(snapshot, interval) // int(interval.amount)] = snapshot.name
+        count = snapshot.created if interval.unit == "s" else _count(snapshot, interval)
+        first[int(count // interval.amount)] = snapshot.name
     first.pop(0, None)
     return set(first.values())

@@ -12,6 +12,7 @@ import zlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import faults
 from elasticflow.snapshots.manifest import BLOCK, FileEntry, TensorPlace
 
 if TYPE_CHECKING:
@@ -38,12 +39,8 @@ class WrittenFile:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> WrittenFile:
         """Return the file a record tells of."""
-        entry = FileEntry(size=content["entry"]["size"], crc32=tuple(content["entry"]["crc32"]))
-        tensors = {
-            key: TensorPlace(**{**place, "shape": tuple(place["shape"])})
-            for key, place in content["tensors"].items()
-        }
-        return cls(content["name"], entry, tensors)
+        tensors = {key: TensorPlace.from_json(place) for key, place in content["tensors"].items()}
+        return cls(content["name"], FileEntry.from_json(content["entry"]), tensors)
 
 
 class Checksums:
@@ -64,6 +61,7 @@ class Checksums:
                     self._blocks.append(0)
                 self._blocks[-1] = zlib.crc32(piece, self._blocks[-1])
                 self.size += len(piece)
+                faults.reach("shares.mid_write")
                 yield piece
 
     def entry(self) -> FileEntry:
@@ -115,13 +113,19 @@ def write_shard(
         t.key: TensorPlace(name, t.dtype, t.shape, len(front) + header[t.key]["data_offsets"][0], t.nbytes)
         for t in ordered
     }
-    return _write(storage, folder, name, [memoryview(front), *_runs(ordered, staged)], places)
+    faults.reach("shares.before_write")
+    written = _write(storage, folder, name, [memoryview(front), *_runs(ordered, staged)], places)
+    faults.reach("shares.after_write")
+    return written
 
 
 def write_json(storage: Storage, folder: str, name: str, content: Any) -> WrittenFile:
     """Write *content* as JSON to *folder* and return what the manifest says about it."""
     data = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
-    return _write(storage, folder, name, [memoryview(data)], {})
+    faults.reach("shares.before_state")
+    written = _write(storage, folder, name, [memoryview(data)], {})
+    faults.reach("shares.after_state")
+    return written
 
 
 def _write(

@@ -21,6 +21,9 @@ class Place:
     samples: int = 0
     generation: int = 1
     metric: float | None = None
+    created: float = 0.0
+    parent: str | None = None
+    lenders: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -97,7 +100,7 @@ def test_newest_always_stay(
     found: list[Place], last: int, best: int | None, mode: policy.Best | None
 ) -> None:
     """The newest by (step, generation) stay, whatever else is asked; nothing is invented."""
-    kept = policy.keep(found, last=last, best=best, best_mode=mode)
+    kept = policy.keep(found, policy.Keep(last=last, best=best, best_mode=mode))
     newest = sorted(found, key=lambda s: (s.step, s.generation), reverse=True)[:last]
     assert {s.name for s in newest} <= kept <= {s.name for s in found}
     assert len(kept) <= last + (best or 0)
@@ -106,7 +109,7 @@ def test_newest_always_stay(
 @given(snapshot_sets, st.integers(1, 5), st.sampled_from(["max", "min"]))
 def test_the_best_stay(found: list[Place], best: int, mode: policy.Best) -> None:
     """No removed snapshot is better than the best that stay; one without a metric, or with nan, never counts."""
-    kept = policy.keep(found, last=1, best=best, best_mode=mode)
+    kept = policy.keep(found, policy.Keep(last=1, best=best, best_mode=mode))
     sign = 1 if mode == "max" else -1
     measured = [s for s in found if s.metric is not None and not math.isnan(s.metric)]
     ranks = sorted((sign * s.metric for s in measured if s.metric is not None), reverse=True)
@@ -118,7 +121,7 @@ def test_the_best_stay(found: list[Place], best: int, mode: policy.Best) -> None
 @given(snapshot_sets, st.integers(1, 100))
 def test_milestones_stay(found: list[Place], amount: int) -> None:
     """For each multiple of the interval that was reached, its first snapshot stays."""
-    kept = policy.keep(found, last=1, every=f"{amount} steps")
+    kept = policy.keep(found, policy.Keep(last=1, every=f"{amount} steps"))
     for multiple in {s.step // amount for s in found} - {0}:
         first = min((s for s in found if s.step // amount == multiple), key=lambda s: (s.step, s.generation))
         assert first.name in kept
@@ -127,7 +130,7 @@ def test_milestones_stay(found: list[Place], amount: int) -> None:
 @given(snapshot_sets, st.integers(1, 4), st.integers(1, 4), st.integers(1, 50))
 def test_keeping_is_stable(found: list[Place], last: int, best: int, amount: int) -> None:
     """What stays would stay again: removing the others removes nothing more the next time."""
-    knobs = {"last": last, "best": best, "every": f"{amount} steps", "best_mode": "min"}
-    kept = policy.keep(found, **knobs)  # type: ignore[arg-type]
+    rules = policy.Keep(last=last, best=best, every=f"{amount} steps", best_mode="min")
+    kept = policy.keep(found, rules)
     left = [s for s in found if s.name in kept]
-    assert policy.keep(left, **knobs) == kept  # type: ignore[arg-type]
+    assert policy.keep(left, rules) == kept
