@@ -20,21 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import faults
 from elasticflow.lifeline import die_with_parent
-from elasticflow.snapshots import shards, wire
+from elasticflow.snapshots import wire
 from elasticflow.snapshots.board import Board, ShareSet
 from elasticflow.snapshots.buffers import Buffer, Pool
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.snapshots.commit import Committer, Config
-from elasticflow.snapshots.manifest import STATE_FILE
-from elasticflow.snapshots.publish import Publisher
-from elasticflow.snapshots.staging import TensorEntry
 from elasticflow.snapshots.threads import or_die, thread
+from elasticflow.snapshots.writing import ShareWriting
 from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
     import socket
-
-    from elasticflow.snapshots.shards import WrittenFile
 
 _WRITING_THREADS = 2
 _HEAR_OUT_S = 5.0
@@ -67,9 +63,7 @@ class Writer:
         self._limits = config.limits
         storage = Storage(config.uri, config.options)
         catalog = Catalog(storage, config.prefix)
-        self._storage = storage
-        self._run_id = config.run_id
-        self._publisher = Publisher(catalog)
+        self._writing = ShareWriting(config, catalog)
         self._board = Board()
         self._pool = Pool()
         self._workers: set[_Worker] = set()
@@ -190,27 +184,14 @@ class Writer:
     ) -> None:
         error, files = None, []
         try:
-            files = self._write_files(worker, share_set, message, buffer)
+            if share_set.error is None:
+                memory = memoryview(buffer.view if buffer is not None else b"")
+                files = self._writing.write(share_set, worker.rank, message, memory)
         except Exception as caught:  # noqa: BLE001  # whatever the store raises is the snapshot's reason
             error = f"{type(caught).__name__}: {caught}"
         if buffer is not None and self._pool.written(buffer):
             worker.send({"released": buffer.number})
         self._board.finish(share_set, worker.rank, files, error)
-
-    def _write_files(
-        self, worker: _Worker, share_set: ShareSet, message: dict[str, Any], buffer: Buffer | None
-    ) -> list[WrittenFile]:
-        if share_set.error is not None:
-            return []
-        place = self._publisher.place(share_set.name)
-        tensors = [TensorEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in message["tensors"]]
-        staged = memoryview(buffer.view if buffer is not None else b"")[: message["nbytes"]]
-        about = {"run_id": self._run_id, "snapshot": share_set.name, "step": str(share_set.step)}
-        name = shards.shard_name(worker.rank, worker.world_size)
-        files = [shards.write_shard(self._storage, place, name, tensors=tensors, staged=staged, about=about)]
-        if message["record"] is not None:
-            files.append(shards.write_json(self._storage, place, STATE_FILE, message["record"]["state"]))
-        return files
 
     def _report(self, report: dict[str, Any], listeners: list[_Worker], *, to_parent: bool) -> None:
         if to_parent:
