@@ -1,0 +1,137 @@
+"""Fault points: what a clause does, and that the list in the module is the truth about the source."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import elasticflow
+from elasticflow import faults
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(elasticflow.__file__).parent
+POINT = "commit.before_manifest"
+SCRIPT = """
+import os
+from elasticflow import faults
+faults.arm(os.environ)
+for number in range(1, 4):
+    print(number, flush=True)
+    faults.reach("commit.before_manifest")
+"""
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    """Leave nothing armed behind."""
+    yield
+    faults.arm({})
+
+
+def test_every_listed_point_is_reached_somewhere_and_vice_versa() -> None:
+    """POINTS names exactly the points in the source, so that a campaign over it leaves none out."""
+    reached = {
+        name
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "faults.py"
+        for name in re.findall(r'faults\.reach\(\s*"([^"]+)"', path.read_text(encoding="utf-8"))
+    }
+    assert sorted(faults.POINTS) == sorted(reached)
+
+
+@pytest.mark.parametrize("main", ["snapshots/writer.py", "runtime/worker.py"])
+def test_processes_that_reach_points_arm_them(main: str) -> None:
+    """Both kinds of processes that take part in a save read the variable."""
+    assert "faults.arm(os.environ)" in (PACKAGE / main).read_text(encoding="utf-8")
+
+
+def test_unarmed_point_does_nothing() -> None:
+    """Without the variable, reaching a point has no effect."""
+    faults.arm({})
+    faults.reach(POINT)
+
+
+def test_raises_the_error_at_the_arrivals_asked_for() -> None:
+    """`@2-3`: the second and the third arrival fail with that errno, the others do not."""
+    faults.arm({faults.VARIABLE: f"{POINT}=raise:ENOSPC@2-3"})
+    seen: list[int | None] = []
+    for _ in range(4):
+        try:
+            faults.reach(POINT)
+            seen.append(None)
+        except OSError as error:
+            seen.append(error.errno)
+    assert [None, errno.ENOSPC, errno.ENOSPC, None] == seen
+
+
+def test_stalls() -> None:
+    """`stall:S` delays its thread and goes on."""
+    faults.arm({faults.VARIABLE: f"{POINT}=stall:0.2@1"})
+    began = time.monotonic()
+    faults.reach(POINT)
+    faults.reach(POINT)
+    assert time.monotonic() - began >= 0.2
+
+
+@pytest.mark.parametrize(
+    ("clause", "acts"),
+    [("rank=1", True), ("rank=0", False), ("generation=3", True), ("rank=1 generation=2", False)],
+)
+def test_acts_in_the_process_meant(clause: str, acts: bool) -> None:
+    """Rank and generation are those of the environment."""
+    environment = {"RANK": "1", "ELASTICFLOW_GENERATION": "3"}
+    faults.arm({**environment, faults.VARIABLE: f"{POINT}=raise:EIO {clause}"})
+    if acts:
+        with pytest.raises(OSError, match="on cue"):
+            faults.reach(POINT)
+    else:
+        faults.reach(POINT)
+
+
+def test_once_is_once_for_all_processes(tmp_path: Path) -> None:
+    """The token holds who it was; whoever is armed later with the same one is spared."""
+    token = tmp_path / "token"
+    environment = {faults.VARIABLE: f"{POINT}=raise:EIO once={token}, storage.write=raise:EIO"}
+    faults.arm(environment)
+    with pytest.raises(OSError, match="on cue"):
+        faults.reach(POINT)
+    faults.arm(environment)
+    faults.reach(POINT)
+    with pytest.raises(OSError, match=r"storage\.write"):
+        faults.reach("storage.write")
+    assert str(os.getpid()) == token.read_text()
+
+
+@pytest.mark.parametrize("clause", ["no.such=kill", f"{POINT}=explode", f"{POINT}=stall", "nonsense"])
+def test_a_clause_not_understood_is_refused(clause: str) -> None:
+    """A typing mistake never makes a test pass for nothing."""
+    with pytest.raises(ValueError, match="cannot act on"):
+        faults.arm({faults.VARIABLE: clause})
+
+
+def test_kill_and_stop_are_real(real_processes: None) -> None:
+    """`kill` at the second arrival ends the process by SIGKILL there; `stop` halts it until it is continued."""
+    environment = {**os.environ, faults.VARIABLE: f"{POINT}=kill@2"}
+    killed = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, timeout=20, check=False
+    )
+    assert (-signal.SIGKILL, b"1\n2\n") == (killed.returncode, killed.stdout)
+
+    environment = {**os.environ, faults.VARIABLE: f"{POINT}=stop@1"}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], env=environment, stdout=subprocess.PIPE) as stopped:
+        _, status = os.waitpid(stopped.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        stopped.send_signal(signal.SIGCONT)
+        assert b"1\n2\n3\n" == stopped.communicate(timeout=20)[0]
+        assert 0 == stopped.returncode
