@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position, Schedule
+    from elasticflow.runtime.streams import Generators
 
 
 def open_dataset(me: Worker, build: Callable[[], Any], name: str, samples: int | None = None) -> Any:
@@ -95,7 +96,7 @@ class Loader:
     ) -> None:
         self._me, self._processes, self._stays_here = me, processes, me.device.type == "cpu"
         self._plan = Plan(schedule, micro_batch_size, world_size=me.world_size, rank=me.rank, seed=me.seed)
-        self._samples = _SeededSamples(dataset)
+        self._samples = _SeededSamples(dataset, None if processes else me.generators)
         self._collate = collate or default_collate
 
     def batches(self, position: Position) -> Iterator[Batch]:
@@ -127,10 +128,15 @@ class Loader:
 
 
 class _SeededSamples:
-    """A dataset read by `[seed, index, index, ...]`: what it draws depends on the seed alone."""
+    """A dataset read by `[seed, index, index, ...]`: what it draws depends on the seed alone.
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    Args:
+        dataset: The dataset.
+        generators: This process's; None in a loader process, which no step waits for: there all are seeded.
+    """
+
+    def __init__(self, dataset: Any, generators: Generators | None) -> None:
+        self._dataset, self._generators = dataset, generators
         self._many = getattr(dataset, "__getitems__", None)
 
     def __getitems__(self, keyed: list[int]) -> list[Any]:  # torch's loader calls it by this name
@@ -138,7 +144,19 @@ class _SeededSamples:
 
     def read(self, keyed: list[int]) -> list[Any]:
         key, *indices = keyed
-        streams.seed_data(key)
+        generators = self._generators
+        if generators is None:
+            streams.seed_data(key)
+            return self._read(indices)
+        draws = generators.are_used
+        generators.seed_data(key)
+        found = self._read(indices)
+        if not draws and generators.look():  # it drew for the first time: once more, seeded
+            generators.seed_data(key)
+            found = self._read(indices)
+        return found
+
+    def _read(self, indices: list[int]) -> list[Any]:
         if self._many is not None:
             found: list[Any] = self._many(indices)
             return found

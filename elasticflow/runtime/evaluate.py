@@ -81,6 +81,7 @@ class Evaluation:
         me, began = self._me, time.time()
         me.phase("evaluating")
         buffers.make_equal(me, self._model)
+        me.generators.look()  # before this evaluation draws from them
         was_training = self._model.training
         self._model.eval()
         try:
@@ -98,6 +99,7 @@ class Evaluation:
                 events.EVALUATION, epoch=position.epoch, eval=found, best=self._best, time=round(began, 3)
             )
         self._last_time = time.monotonic()
+        me.generators.rest()  # what an evaluation draws is no step's business
         me.phase("training")
         me.progress.go_on()
         return found
@@ -126,7 +128,7 @@ class Evaluation:
         )
         with precision:
             for number, (batch, count) in enumerate(self._batches()):
-                streams.seeder_of_model(me.device)(streams.model_key(me.seed, 0, me.rank, number))
+                me.generators.seed_model(streams.model_key(me.seed, 0, me.rank, number))
                 sums += torch.tensor(self._measure(batch), dtype=torch.float64) * count
                 me.heartbeat.beat()
         return sums

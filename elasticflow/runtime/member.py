@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from elasticflow import events, logs
 from elasticflow.runtime import group, streams
@@ -34,6 +34,7 @@ class Worker:
         seed: Of the data order and every random stream.
         generation: Number of the worker group, the same on every rank.
         fingerprints: Of the datasets opened, by name.
+        generators: Random generators, seeded by key.
         vote: What all ranks decide together at each step.
         progress: Reports finished steps.
         at_leave: Called by `leave`, in order, while the process group is alive.
@@ -68,6 +69,7 @@ class Worker:
         self.generation = generation
         self.store: Store | None = None
         self.fingerprints: dict[str, str] = {}
+        self.generators = streams.Generators(seed, device)
         self.vote = Vote()
         self.at_leave: list[Callable[[], None]] = []
         self.autocast_dtype: torch.dtype | None = None
@@ -114,6 +116,7 @@ class Worker:
         """Begin training at *position*; every rank."""
         model.train()
         self.started_at = position
+        self.generators.rest()
         self.progress.start(position.step, log_every)
         if self.rank == 0:
             self.event(
@@ -129,12 +132,13 @@ class Worker:
 
     def _open_log(self, level: str) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))
-        outputs = [stream.fileno()] if self.rank == 0 else []
-        target: TextIO = stream
-        if self.rank == 0 and self.identity.way != "launched":
-            target = _Both(stream, sys.stdout)  # type: ignore[assignment]  # has what logging uses: write and flush
-            with suppress(OSError, ValueError):  # a stdout without a descriptor gets no step lines
-                outputs.append(sys.stdout.fileno())
+        streams, outputs = [stream], []
+        if self.rank == 0:
+            outputs.append(stream.fileno())
+            if self.identity.way != "launched":
+                streams.append(sys.stdout)
+                with suppress(OSError, ValueError):  # a stdout without a descriptor gets no step lines
+                    outputs.append(sys.stdout.fileno())
         bound: dict[str, Any] = {
             "job": self.job,
             "run_id": self.run_id,
@@ -144,6 +148,9 @@ class Worker:
             "world_size": self.world_size,
         }
         progress = Progress(self.heartbeat, outputs, bound, self._first_step)
+        self.at_leave.append(progress.flush)
+        # Has what logging uses: write and flush.
+        target = cast("TextIO", _InOrder(progress, streams))
         logs.configure(target, level, events.SCHEMA, **bound, step=lambda: progress.number)
         return progress
 
@@ -154,13 +161,14 @@ class Worker:
             self.event(events.TRAINING_FIRST_STEP, step=step, seconds_since_failure=seconds)
 
 
-class _Both:
-    """Two text streams as one: the rank's log and what a person looks at."""
+class _InOrder:
+    """The rank's log, and what a person looks at, as one text stream; step lines that wait go first."""
 
-    def __init__(self, *streams: TextIO) -> None:
-        self._streams = streams
+    def __init__(self, progress: Progress, streams: list[TextIO]) -> None:
+        self._progress, self._streams = progress, streams
 
     def write(self, text: str) -> int:
+        self._progress.flush()
         for stream in self._streams:
             stream.write(text)
         return len(text)

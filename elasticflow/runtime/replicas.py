@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow import events
 from elasticflow.errors import NonFiniteLossError
-from elasticflow.runtime import buffers, streams
+from elasticflow.runtime import buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from elasticflow.runtime.data import Batch
     from elasticflow.runtime.member import Worker
 
-# The ballot: weighted loss, samples counted by the user's step, changed buffers, and three wishes of `vote`.
-_LOSS, _COUNT, _BUFFERS, _WISHES = 0, 1, 2, slice(3, 6)
-_SIZE = 6
+# The ballot: weighted loss, samples counted by the user's step, changed buffers, generators drawn from, and three
+# wishes of `vote`.
+_LOSS, _COUNT, _BUFFERS, _DRAWN, _WISHES = 0, 1, 2, 3, slice(4, 7)
+_SIZE = 7
 _AS_IT_IS = nullcontext()
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -64,7 +65,6 @@ class DataParallel:
         self._me, self._on_nonfinite, self._scaler = me, on_nonfinite, scaler
         me.autocast_dtype = _AUTOCAST.get(precision)
         self._autocast = me.autocast_dtype
-        self._seed = streams.seeder_of_model(me.device)
         self._step = _StepModule(model, training_step, me.world_size, scaler, me.device).to(me.device)
         self._ballot, self._tally = self._step.ballot, self._step.tally
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -74,13 +74,13 @@ class DataParallel:
             self._settle(self._ddp)
         self._buffers = buffers.Watch(me, model)
         self._send_buffers = self._has_watched = self._buffers.are_any
-        self._vote = me.vote
+        self._vote, self._generators = me.vote, me.generators
 
     def _settle(self, ddp: DistributedDataParallel) -> None:
         # DDP orders its buckets anew after the first backward: without these two, a run that goes on from a
         # snapshot would sum in another order than one that was never interrupted (seen at 3 workers).
         for _ in range(2):
-            ddp(None, 0, 1, lambda: (0.0,) * 4).backward()
+            ddp(None, 0, 1, lambda: (0.0,) * 5).backward()
         for parameter in self._step.parameters():
             parameter.grad = None
 
@@ -92,13 +92,14 @@ class DataParallel:
         """
         if self._send_buffers and self._ddp is not None:
             self._buffers.make_equal()
+        self._generators.look()  # what the optimizer drew
         self._tally.clear()
         self._ballot.grad = None
         left = len(batch.model_keys)
         if left == 0:
             self._backward(None, 0, batch.samples, self._wishes)
         for (data, count), key in zip(batch.micro_batches, batch.model_keys, strict=True):
-            self._seed(key)
+            self._generators.seed_model(key)
             left -= 1
             if left and self._ddp is not None:
                 with self._ddp.no_sync():
@@ -109,7 +110,7 @@ class DataParallel:
 
     def _wishes(self) -> tuple[float, ...]:
         changed = self._has_watched and self._buffers.have_changed()
-        return changed, *self._vote.wishes()
+        return changed, self._generators.look(), *self._vote.wishes()
 
     def _backward(
         self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
@@ -130,6 +131,8 @@ class DataParallel:
         weight = me.world_size  # DDP averages over the ranks
         self._vote.settle(*found[_WISHES])
         self._send_buffers = found[_BUFFERS] > 0
+        if found[_DRAWN] > 0:
+            self._generators.are_used = True
         loss = found[_LOSS] * weight
         if found[_COUNT] > 0:  # the step returned sums: only now is the count of all ranks known
             count = round(found[_COUNT] * weight)

@@ -82,6 +82,7 @@ class Snapshots:
                 me.log.warning(
                     "job.changed", snapshot=found.manifest.name, was=content["job_digest"], now=me.job_digest
                 )
+            me.generators.are_used |= content["draws_random"]
             position = restore.position_of(content["position"])
             me.restored_from = self._parent = self._staged = found.manifest.name
         self._last, self._last_time = position, time.monotonic()
@@ -107,6 +108,7 @@ class Snapshots:
             return
         began = time.monotonic()
         me.phase("snapshot")
+        me.progress.flush()  # once it is committed, nobody makes these lines again
         buffers.make_equal(me, self._state.model)
         if self._state.ema is not None:
             buffers.make_equal(me, self._state.ema)
@@ -197,6 +199,7 @@ class Snapshots:
                 "global_batch_size": self._schedule.global_batch_size,
             },
             "seed": me.seed,
+            "draws_random": me.generators.look(),
             "job": me.job,
             "job_digest": me.job_digest,
             "state": captured.tree,

@@ -187,6 +187,9 @@ def _log_before_join() -> Any:
 
 
 def _exit(code: int) -> NoReturn:
+    if _current is not None:
+        with suppress(OSError):
+            _current.progress.flush()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -30,9 +30,21 @@ def test_only_what_lies_inside_our_borders_is_counted() -> None:
 
     inward = account.crossing(ours, "outer")
     inward()
-    assert account.seconds == {}
-    account.is_open = True
-    inward()
-    burn(0.1)
-    assert 0.02 <= account.seconds["inner"] < 0.05
-    assert 0.04 <= account.seconds["outer"] < 0.08
+    assert account.without_borders() == {}
+    for borders in (1, 2):
+        account.borders = borders
+        inward()
+        burn(0.1)
+        assert 0.02 <= account.seconds[borders]["inner"] < 0.05
+        assert 0.04 <= account.seconds[borders]["outer"] < 0.08
+
+
+def test_what_borders_cost_is_taken_out() -> None:
+    """A call that does nothing has next to nothing left of what its borders count."""
+    account = Account()
+    nothing = account.crossing(lambda: None, "nothing")
+    for borders in (1, 2) * 500:
+        account.borders = borders
+        for _ in range(20):
+            nothing()
+    assert abs(account.without_borders()["nothing"]) < account.seconds[1]["nothing"] / 2

@@ -18,6 +18,7 @@ import torch
 
 from elasticflow.run_folder import RunFolder
 from elasticflow.runtime import restore
+from elasticflow.runtime.streams import Generators
 from elasticflow.runtime.vote import Vote
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
@@ -130,10 +131,13 @@ def me() -> Any:
     def event(event: str, **fields: Any) -> None:
         events.append({"event": event, **fields})
 
-    nothing = SimpleNamespace(beat=lambda: None, go_on=lambda: None)
+    nothing = SimpleNamespace(beat=lambda: None, go_on=lambda: None, flush=lambda: None)
+    generators = Generators(11, torch.device("cpu"))
+    generators.rest()
     return SimpleNamespace(
         rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=Vote(),
         autocast_dtype=None, skipped_step=False, fingerprints={}, started_at=None, best=None, events=events,
         event=event, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
+        generators=generators,
     )  # fmt: skip

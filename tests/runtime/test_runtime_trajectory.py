@@ -35,12 +35,12 @@ def assert_same(expected: Found, actual: Found) -> None:
     [
         (2, []),
         (3, []),
-        (2, ["--micro-batch-size", "3", "--tail", "short"]),
+        (2, ["--micro-batch-size", "3", "--tail", "short", "--draws-from", "4"]),
         (2, ["--processes", "1"]),
-        (3, ["--odd", "--sums", "--micro-batch-size", "3"]),
+        (3, ["--odd", "--sums", "--micro-batch-size", "3", "--draws-from", "5"]),
         (1, ["--precision", "bf16"]),
     ],
-    ids=["2", "3", "2-micro-short", "2-loader-process", "3-odd-sums", "1-bf16"],
+    ids=["2", "3", "2-micro-short-draws", "2-loader-process", "3-odd-sums-draws", "1-bf16"],
 )
 def test_drained_and_resumed_equals_undisturbed(
     groups: Callable[[str], Any], world_size: int, arguments: list[str]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -37,6 +39,9 @@ parser.add_argument("--on-nonfinite", default="stop")
 parser.add_argument("--precision", default="fp32")
 parser.add_argument(
     "--odd", action="store_true", help="a model with an unused layer and a buffer that training reads"
+)
+parser.add_argument(
+    "--draws-from", type=int, default=1000, help="the step draws from python's and numpy's generators"
 )
 parser.add_argument("--data-seed", type=int, default=0)
 args = parser.parse_args()
@@ -130,6 +135,8 @@ def training_step(model: nn.Module, batch: Any) -> Any:
         return model(batch).mean()
     inputs, targets = batch
     loss = cross_entropy(model(inputs), targets, reduction="sum" if args.sums else "mean")
+    if step_now >= args.draws_from:
+        loss = loss * (0.5 + random.random() + np.random.rand())  # noqa: NPY002  # what datasets draw from
     if step_now == args.nan_at:
         loss = loss * torch.nan
     return (loss, len(targets)) if args.sums else loss
