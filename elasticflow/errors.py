@@ -56,6 +56,10 @@ class RunNotFoundError(ElasticflowError):
     """No run folder, run id or job of that name."""
 
 
+class SnapshotNotFoundError(ElasticflowError):
+    """No snapshot of that name, or no snapshots at all in that place."""
+
+
 class LogsNotFoundError(ElasticflowError):
     """The run has no log of that generation or rank."""
 

@@ -108,6 +108,17 @@ def path_from_root(uri: str) -> str | None:
     return None if "://" in path or "::" in path or path.startswith(("/", "~")) else path
 
 
+def snapshot_place(uri: str | None, folder: RunFolder, project_root: Path) -> tuple[str, str]:
+    """Return the URI of the run's snapshots and the run's prefix under it.
+
+    Without *uri* (`snapshots.uri`) the run folder itself is the place; a relative path starts at the project root.
+    """
+    if uri is None:
+        return str(folder.path), ""
+    relative = path_from_root(uri)
+    return str(project_root / relative) if relative is not None else uri, f"{folder.run_id}/"
+
+
 def snapshot_name(step: int, generation: int, id8: str) -> str:
     """Return a snapshot's folder name, unique for ever: `<step:012>-<generation:04>-<id8>`."""
     return f"{step:012d}-{generation:04d}-{id8}"

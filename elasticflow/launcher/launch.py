@@ -14,7 +14,7 @@ from elasticflow.launcher import continuity
 from elasticflow.launcher.agent_process import listen
 from elasticflow.launcher.lock import locked
 from elasticflow.launcher.supervisor import Launch, Supervisor
-from elasticflow.run_folder import path_from_root
+from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
 
@@ -67,7 +67,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
     check_torch(warn)
     folder = request.folder
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
-    uri, prefix = snapshot_place(plan, folder, request.project_root)
+    uri, prefix = snapshot_place(plan.snapshots.uri, folder, request.project_root)
     storage = Storage(uri, plan.snapshots.options)
     storage.check_writable()
     with locked(folder), contextlib.closing(listen(*_endpoint(plan))) as listener:
@@ -110,18 +110,6 @@ def check_torch(warn: Callable[[str], None]) -> None:
     found = metadata.version("torch")
     if not found.startswith(f"{TESTED_TORCH}."):
         warn(f"torch {found} has not been tried with this version of elasticflow; {TESTED_TORCH} has")
-
-
-def snapshot_place(plan: LaunchPlan, folder: RunFolder, project_root: Path) -> tuple[str, str]:
-    """Return the URI of the run's snapshots and the run's prefix under it.
-
-    Without `snapshots.uri` the run folder itself is the place; a relative path starts at the project root.
-    """
-    uri = plan.snapshots.uri
-    if uri is None:
-        return str(folder.path), ""
-    relative = path_from_root(uri)
-    return str(project_root / relative) if relative is not None else uri, f"{folder.run_id}/"
 
 
 def writer_config(plan: LaunchPlan, uri: str, prefix: str, run_id: str) -> dict[str, Any]:

@@ -27,13 +27,15 @@ def list_runs(project_root: Path, job: str | None = None) -> list[RunFolder]:
 
 
 def find_run(project_root: Path, text: str | None) -> RunFolder:
-    """Return the run that *text* means: a run folder, a run id, or a job's name (its newest run).
+    """Return the run that *text* means: a run folder, a run id, or a job's name or file (its newest run).
 
     Without a text it is the newest run of the project.
 
     Raises:
         RunNotFoundError: there is none, or an id that two jobs use.
     """
+    if text is not None and text.endswith(".toml") and Path(text).is_file():
+        return _find_run_of_file(Path(text))
     runs = list_runs(project_root)
     place = project_root / RUNS
     if text is None:
@@ -52,6 +54,14 @@ def find_run(project_root: Path, text: str | None) -> RunFolder:
     if not found:
         raise RunNotFoundError(f'no run "{text}" in {place}', _remedy(text, runs))
     return found[0]
+
+
+def _find_run_of_file(path: Path) -> RunFolder:
+    from elasticflow.spec.load import require_job
+
+    loaded = require_job(path)
+    assert loaded.job is not None  # else it would have raised
+    return find_run(loaded.project_root, loaded.job.job.name)
 
 
 def is_finished(folder: RunFolder) -> bool:
@@ -84,7 +94,7 @@ def _remedy(text: str, runs: list[RunFolder]) -> str:
     if not runs:
         return "there are no runs yet; start one: elasticflow run JOB.toml"
     if text.endswith(".toml"):
-        return "give the job's name, not its file"
+        return "there is no such file; give the job's name"
     names = sorted({run.job for run in runs}) + [run.run_id for run in runs]
     near = difflib.get_close_matches(text, names, n=1)
     if near:

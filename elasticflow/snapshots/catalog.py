@@ -134,6 +134,12 @@ class Catalog:
         matches = map(_GENERATION.fullmatch, self.storage.list(f"{self.prefix}generations"))
         return max((int(match["number"]) for match in matches if match), default=0)
 
+    def generations(self) -> dict[int, dict[str, Any]]:
+        """Return what was claimed for each generation, by number, ascending: launch, reason, time of the claim."""
+        matches = map(_GENERATION.fullmatch, self.storage.list(f"{self.prefix}generations"))
+        files = {int(match["number"]): match[0] for match in matches if match}
+        return {number: self._read(f"generations/{files[number]}") for number in sorted(files)}
+
     def is_fenced(self, generation: int) -> bool:
         """Return whether a later generation exists, by one look: numbers are claimed without gaps."""
         return self.storage.exists(self._generation(generation + 1))

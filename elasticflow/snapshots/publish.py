@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.manifest import Manifest
     from elasticflow.snapshots.shards import WrittenFile
 
-_UNFINISHED = ".tmp-"
+UNFINISHED = ".tmp-"  # before the name of a snapshot that is being written on a local disk
 _POLL_LEAST_S, _POLL_MOST_S = 0.02, 1.0
 
 
@@ -42,7 +42,7 @@ class Publisher:
 
     def place(self, name: str) -> str:
         """Return the folder that files of snapshot *name* are written to before the commit."""
-        hidden = _UNFINISHED if self._storage.is_local else ""
+        hidden = UNFINISHED if self._storage.is_local else ""
         return f"{self._catalog.folder()}/{hidden}{name}"
 
     def is_committed(self, name: str) -> bool:
@@ -90,7 +90,7 @@ class Publisher:
         The names in *busy* are left alone.
         """
         for found in self._storage.list(self._catalog.folder()):
-            name = found.removeprefix(_UNFINISHED)
+            name = found.removeprefix(UNFINISHED)
             match = run_folder.SNAPSHOT_NAME.fullmatch(name)
             if match is None or int(match["generation"]) >= generation or name in busy:
                 continue

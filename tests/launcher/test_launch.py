@@ -17,10 +17,9 @@ from elasticflow.launcher.launch import (
     Request,
     check_torch,
     launch,
-    snapshot_place,
     writer_config,
 )
-from elasticflow.run_folder import RunFolder
+from elasticflow.run_folder import RunFolder, snapshot_place
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
@@ -214,10 +213,9 @@ def test_place_that_cannot_be_written_is_refused_before_anything_is_made(trial: 
 def test_snapshot_place(tmp_path: Path, uri: str | None, expected: tuple[str, str]) -> None:
     """Without a URI the run folder; a relative path from the project root; below a URI each run has its prefix."""
     folder = RunFolder.of(tmp_path, "small", "run")
-    plan = plan_job(make_job(snapshots__uri=uri), project_root=tmp_path, job_files=(tmp_path / "job.toml",))
     place = expected[0].format(run=folder.path, root=tmp_path), expected[1]
 
-    assert place == snapshot_place(plan, folder, tmp_path)
+    assert place == snapshot_place(uri, folder, tmp_path)
 
 
 def test_writer_is_told_where_and_what_to_keep(tmp_path: Path) -> None:

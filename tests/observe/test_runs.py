@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +10,6 @@ from elasticflow.errors import NOT_STARTED, RunNotFoundError
 from elasticflow.observe.runs import find_run, is_finished, list_runs, newest_resumable
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import at
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def make(root: Path, job: str, run_id: str, started: float, status: str = "interrupted") -> Path:
@@ -60,11 +57,21 @@ def test_a_run_is_a_folder_an_id_or_the_newest_of_a_job(
     assert find_run(project, str(project / "runs" / "cifar" / "nightly") + "/").run_id == "nightly"
 
 
+def test_a_run_is_found_by_its_job_file(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's name stands in the file; the file's own project is looked through."""
+    job = Path(__file__).parents[2] / "jobs" / "mnist.toml"
+    (project / "jobs").mkdir()
+    (project / "examples").symlink_to(job.parents[1] / "examples")
+    (project / "jobs" / "other.toml").write_text(job.read_text().replace('name = "mnist"', 'name = "cifar"'))
+    monkeypatch.chdir(project)
+    assert "nightly" == find_run(project, "jobs/other.toml").run_id
+
+
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
         ("mnst", 'did you mean "mnist"?'),
-        ("jobs/mnist.toml", "give the job's name, not its file"),
+        ("jobs/gone.toml", "there is no such file; give the job's name"),
         ("zzz", "give a run folder, a run id or a job's name, such as cifar; `elasticflow runs` lists them"),
     ],
 )
