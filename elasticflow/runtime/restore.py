@@ -97,10 +97,10 @@ def read(catalog: Catalog, name: str) -> tuple[Found | None, str]:
     try:
         manifest = catalog.manifest(name)
         state = reader.read_state(catalog, manifest)
-        folder = catalog.folder(name)
+        folder = catalog.folder()
         shards = {
-            file: reader.read_shard(catalog.storage, f"{folder}/{file}", entry)
-            for file, entry in manifest.files.items()
+            file: reader.read_shard(catalog.storage, f"{folder}/{manifest.location(file)}", entry)
+            for file, entry in (manifest.files | manifest.borrowed).items()
             if file != STATE_FILE
         }
     except (DamagedSnapshotError, FileNotFoundError, ValueError) as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-import zlib
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import SnapshotError
+from elasticflow.snapshots.digests import Verifier
 from elasticflow.snapshots.manifest import BLOCK, STATE_FILE, DamagedSnapshotError, FileEntry, Manifest
 
 if TYPE_CHECKING:
@@ -54,23 +54,25 @@ def verify(catalog: Catalog, manifest: Manifest) -> list[str]:
     """
     problems = []
     scratch = memoryview(bytearray(BLOCK))
-    for name, entry in manifest.files.items():
+    for location, entry in manifest.locations().items():
         try:
-            _read(catalog.storage, f"{catalog.folder(manifest.name)}/{name}", entry, scratch)
+            _read(catalog.storage, f"{catalog.folder()}/{location}", entry, scratch)
         except DamagedSnapshotError as error:
-            problems.append(error.message)
+            lender = "" if location not in manifest.borrowed else f"{location.partition('/')[0]}/"
+            problems.append(lender + error.message)
     return problems
 
 
 def _read(storage: Storage, path: str, entry: FileEntry, target: memoryview) -> None:
     """Read and check *path* into *target*, which has room for the whole file or for one block."""
     name = path.rpartition("/")[2]
+    verifier = Verifier(entry)
     try:
         with storage.open_read(path) as file:
-            for number, expected in enumerate(entry.crc32):
-                start = number * BLOCK
+            for start in range(0, entry.size, BLOCK):
                 place = target[start : start + BLOCK] if len(target) >= entry.size else target
-                _read_block(file, place[: entry.size - start], number, expected)
+                verifier.feed(_fill(file, place[: entry.size - start]))
+            verifier.finish()
             more = bool(file.read(1))
     except FileNotFoundError:
         raise DamagedSnapshotError(f"{name}: is absent") from None
@@ -85,14 +87,8 @@ def _read(storage: Storage, path: str, entry: FileEntry, target: memoryview) -> 
         raise DamagedSnapshotError(f"{name}: is longer than the {entry.size} bytes that were written")
 
 
-def _read_block(file: BinaryIO, place: memoryview, number: int, expected: int) -> None:
+def _fill(file: BinaryIO, place: memoryview) -> memoryview:
     done = 0
     while done < len(place) and (size := file.readinto(place[done:])):  # type: ignore[attr-defined]
         done += size
-    start = number * BLOCK
-    if done < len(place):
-        raise DamagedSnapshotError(
-            f"ends at byte {start + done}, block {number} has {len(place)} bytes from {start}"
-        )
-    if zlib.crc32(place) != expected:
-        raise DamagedSnapshotError(f"block {number} (from byte {start}) is not what was written")
+    return place[:done]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import faults
-from elasticflow.snapshots.manifest import BLOCK, FileEntry, TensorPlace
+from elasticflow.snapshots.digests import Checksums
+from elasticflow.snapshots.manifest import FileEntry, TensorPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -41,32 +41,6 @@ class WrittenFile:
         """Return the file a record tells of."""
         tensors = {key: TensorPlace.from_json(place) for key, place in content["tensors"].items()}
         return cls(content["name"], FileEntry.from_json(content["entry"]), tensors)
-
-
-class Checksums:
-    """CRC-32 of each BLOCK of a stream of bytes."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._blocks: list[int] = []
-
-    def through(self, parts: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Pass *parts* on, cut at block borders, and take their checksums."""
-        for part in parts:
-            rest = part
-            while len(rest):
-                room = BLOCK - self.size % BLOCK
-                piece, rest = rest[:room], rest[room:]
-                if room == BLOCK:
-                    self._blocks.append(0)
-                self._blocks[-1] = zlib.crc32(piece, self._blocks[-1])
-                self.size += len(piece)
-                faults.reach("shares.mid_write")
-                yield piece
-
-    def entry(self) -> FileEntry:
-        """Return the manifest's entry for the bytes that passed."""
-        return FileEntry(size=self.size, crc32=tuple(self._blocks))
 
 
 def shard_name(rank: int, world_size: int) -> str:
@@ -132,10 +106,16 @@ def _write(
     storage: Storage, folder: str, name: str, parts: Iterable[memoryview], places: dict[str, TensorPlace]
 ) -> WrittenFile:
     sums = Checksums()
-    size = storage.write(f"{folder}/{name}", sums.through(parts))
+    size = storage.write(f"{folder}/{name}", _on_cue(sums.through(parts)))
     if size != sums.size:
         raise OSError(f"{name}: {size} of {sums.size} bytes were written")
     return WrittenFile(name, sums.entry(), places)
+
+
+def _on_cue(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    for piece in pieces:
+        faults.reach("shares.mid_write")
+        yield piece
 
 
 def _runs(ordered: Sequence[TensorEntry], staged: memoryview) -> Iterator[memoryview]:
