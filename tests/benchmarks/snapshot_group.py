@@ -1,0 +1,201 @@
+"""One process of a group that saves and loads in several ways and measures it; see snapshot.py, which starts it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import psutil  # the path comes first
+
+from elasticflow.runtime import order, snapshot, worker
+from tests.benchmarks import snapshot_ways as ways
+
+NEVER = ("1000000000 steps",)
+LOADING = (ways.Ours.name, ways.TorchSave.name, ways.Checkpoint.name)
+_WATCH_S = 0.01
+
+
+class Group:
+    """This process as a rank of a group that has something to save."""
+
+    def __init__(self, folder: Path, parameters: int) -> None:
+        self.policy = snapshot.Policy(uri=None, every=NEVER, keep_last=1)
+        self.me = worker.join("snapshot", "0" * 16, folder, self.policy, seed=1, threads=1)
+        self.trained = ways.build(parameters)
+        self.folder = folder
+        self.step = 0
+
+    def ours(self, **limits: Any) -> ways.Ours:
+        """Return our way."""
+        return ways.Ours(self.me, self.trained, replace(self.policy, **limits))
+
+    def theirs(self) -> list[ways.Way]:
+        """Return torch's ways."""
+        kinds = (ways.TorchSave, ways.Checkpoint, ways.AsyncThread, ways.AsyncProcess)
+        return [kind(self.trained, self.folder / f"way{number}") for number, kind in enumerate(kinds)]
+
+    def save(self, way: ways.Way) -> list[float]:
+        """Save in one way, come to rest, and return stall and seconds to durable of the slowest rank."""
+        self.step += 1
+        self.me.barrier()
+        began = time.perf_counter()
+        way.save(self.step)
+        stall = time.perf_counter() - began
+        way.wait()
+        durable = time.perf_counter() - began
+        self.me.barrier()
+        way.settle()
+        self.rest()
+        return [self.slowest(stall), self.slowest(durable)]
+
+    def load(self, way: ways.Way, *, cold: bool) -> float:
+        """Return the seconds that the slowest rank takes to load."""
+        if cold and self.me.rank == 0:
+            drop_from_cache(way.folder())
+        self.rest()
+        began = time.perf_counter()
+        way.load()
+        return self.slowest(time.perf_counter() - began)
+
+    def rest(self) -> None:
+        """Return when the disk is at rest: what one way left in the cache is not another's to write."""
+        if self.me.rank == 0:
+            os.sync()
+        self.me.barrier()
+
+    def slowest(self, seconds: float) -> float:
+        """Return the largest of all ranks' values."""
+        return max(map(float, self.me.gather_text(repr(seconds))))
+
+
+def drop_from_cache(folder: Path | None) -> None:
+    """Have the files read from the disk next time."""
+    assert folder is not None
+    os.sync()
+    for path in filter(Path.is_file, folder.rglob("*")):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def times(group: Group, rounds: int, *, alone: bool) -> dict[str, Any]:
+    """Measure stall, time to durable and loads of all ways in turn, or (*alone*) ours and the plain copy only."""
+    ours = group.ours()
+    group.save(ours)
+    nbytes = ours.nbytes()
+    all_ways: list[ways.Way] = [ways.Copy(nbytes), ours, *([] if alone else group.theirs())]
+    saves = in_turn(all_ways, rounds, group.save)
+    loading = [] if alone else [way for way in all_ways if way.name in LOADING]
+    loads = in_turn(loading, rounds, lambda way: [group.load(way, cold=cold) for cold in (False, True)])
+    for way in all_ways:
+        way.close()
+    return {
+        "bytes": [int(text) for text in group.me.gather_text(str(nbytes))],
+        "saves": saves,
+        "loads": loads,
+    }
+
+
+def in_turn(
+    all_ways: list[ways.Way], rounds: int, measure: Callable[[ways.Way], list[float]]
+) -> list[dict[str, list[float]]]:
+    """Return what each way measured in each round; another begins each time, and the first round is warm-up."""
+    rows = []
+    for number in range(rounds + 1):
+        turn = [all_ways[(number + place) % len(all_ways)] for place in range(len(all_ways))]
+        rows.append({way.name: measure(way) for way in turn})
+    return rows[1:]
+
+
+def memory(group: Group, which: str) -> dict[str, Any]:
+    """Return the bytes that each way takes at most while saving, and while loading."""
+    found = {}
+    one_buffer = {"staging_limit": 1.1} if which == "single" else {}
+    for way in group.theirs() if which == "theirs" else [group.ours(**one_buffer)]:
+
+        def save(way: ways.Way = way) -> None:
+            for _ in range(2):
+                group.step += 1
+                way.save(group.step)
+                if which == "theirs":  # two at once are not safe there
+                    way.wait()
+            way.wait()
+            group.me.barrier()
+            way.settle()
+
+        def load(way: ways.Way = way) -> None:
+            way.load()
+            group.me.barrier()
+
+        found[way.name] = [most_above(group, act) for act in (save, load)]
+        way.close()
+    return found
+
+
+def most_above(group: Group, act: Callable[[], None]) -> int:
+    """Return the most bytes that the group's processes have while *act* runs, above those before; 0 on other ranks."""
+    group.me.barrier()
+    if group.me.rank != 0:
+        act()
+        return 0
+    before, most, is_over = memory_of_group(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not is_over.wait(_WATCH_S):
+            most = max(most, memory_of_group())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    act()
+    is_over.set()
+    watcher.join()
+    return most - before
+
+
+def memory_of_group() -> int:
+    """Return the bytes of all processes below torchrun, memory that several share counted once."""
+    total = 0
+    for process in psutil.Process(os.getppid()).children(recursive=True):
+        try:
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text("ascii").splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+def main() -> None:
+    """Measure what is asked for; rank 0 leaves result.json in the folder."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--parameters", type=int, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--what", choices=["times", "alone", "double", "single", "theirs"], required=True)
+    options = parser.parse_args()
+    group = Group(options.folder, options.parameters)
+    if options.what in ("times", "alone"):
+        result = times(group, options.rounds, alone=options.what == "alone")
+    else:
+        result = memory(group, options.what)
+    if group.me.rank == 0:
+        result["state"] = sum(t.nbytes for t in group.trained.tensors())
+        (options.folder / "result.json").write_text(json.dumps(result))
+    schedule = order.Schedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
+    worker.leave(group.me, schedule.start, schedule)
+
+
+if __name__ == "__main__":
+    main()
