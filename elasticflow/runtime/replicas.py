@@ -7,7 +7,7 @@ ballot travels as the gradient of one small parameter of our own, so it costs no
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from ctypes import c_float
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 # The ballot: weighted loss, samples counted by the user's step, changed buffers, generators drawn from, and three
 # wishes of `vote`.
-_LOSS, _COUNT, _BUFFERS, _DRAWN, _WISHES = 0, 1, 2, 3, slice(4, 7)
-_SIZE = 7
-_AS_IT_IS = nullcontext()
+_LOSS, _SIZE = 0, 7
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -80,7 +78,7 @@ class DataParallel:
         # DDP orders its buckets anew after the first backward: without these two, a run that goes on from a
         # snapshot would sum in another order than one that was never interrupted (seen at 3 workers).
         for _ in range(2):
-            ddp(None, 0, 1, lambda: (0.0,) * 5).backward()
+            torch.autograd.backward(ddp(None, 0, 1, lambda: (0.0,) * 5))
         for parameter in self._step.parameters():
             parameter.grad = None
 
@@ -115,27 +113,27 @@ class DataParallel:
     def _backward(
         self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
     ) -> None:
-        with (
-            _AS_IT_IS
-            if self._autocast is None
-            else torch.autocast(self._me.device.type, dtype=self._autocast)
-        ):
-            loss = (self._step if self._ddp is None else self._ddp)(data, count, total, wishes)
-        loss.backward()
+        forward = self._step if self._ddp is None else self._ddp
+        if self._autocast is None:
+            ends = forward(data, count, total, wishes)
+        else:
+            with torch.autocast(self._me.device.type, dtype=self._autocast):
+                ends = forward(data, count, total, wishes)
+        torch.autograd.backward(ends)
 
     def _outcome(self, number: int) -> float:
         me = self._me
         grad = self._ballot.grad
         assert grad is not None
-        found = grad.tolist()  # waits for the device
+        loss, count, buffers_changed, drawn, *wishes = grad.tolist()  # waits for the device
         weight = me.world_size  # DDP averages over the ranks
-        self._vote.settle(*found[_WISHES])
-        self._send_buffers = found[_BUFFERS] > 0
-        if found[_DRAWN] > 0:
+        self._vote.settle(*wishes)
+        self._send_buffers = buffers_changed > 0
+        if drawn > 0:
             self._generators.are_used = True
-        loss = found[_LOSS] * weight
-        if found[_COUNT] > 0:  # the step returned sums: only now is the count of all ranks known
-            count = round(found[_COUNT] * weight)
+        loss *= weight
+        if count > 0:  # the step returned sums: only now is the count of all ranks known
+            count = round(count * weight)
             loss /= count
             grads = [p.grad for p in self._parameters if p.grad is not None]
             torch._foreach_div_(grads, count)
@@ -177,12 +175,14 @@ class _StepModule(nn.Module):
         self._call, self._world_size, self._scaler = step, world_size, scaler
         self._is_here = device.type == "cpu"
         self._values = torch.zeros(_SIZE)
-        self._array = self._values.numpy()  # written without torch's bookkeeping: read in the same step only
+        # Written without torch's bookkeeping: read in the same step only. What a float cannot hold becomes inf.
+        memory: Any = self._values.numpy()
+        self._array: Any = (c_float * _SIZE).from_buffer(memory)
 
     def forward(
         self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
-    ) -> Tensor:
-        """Return what to differentiate; with *wishes*, its backward also casts the ballot."""
+    ) -> tuple[Tensor, ...]:
+        """Return what to differentiate: the loss and, with *wishes*, what casts the ballot."""
         if data is None:
             loss = _nothing(self.model)
         else:
@@ -199,15 +199,15 @@ class _StepModule(nn.Module):
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         if wishes is None:
-            return loss
-        # The ballot holds noughts: the sum is the loss, and the ballot's gradient is what this rank votes.
-        return loss + torch.dot(self.ballot, self._votes(wishes()))
+            return (loss,)
+        # The gradient of this dot product by the ballot is what this rank votes.
+        return loss, torch.dot(self.ballot, self._votes(wishes()))
 
     def _votes(self, wishes: tuple[float, ...]) -> Tensor:
         if self._is_here:
-            self._array[:] = (self.tally.loss, self.tally.count, *wishes)
+            self._array[:] = [self.tally.loss, self.tally.count, *wishes]
             return self._values
-        self._array[:] = (0.0, self.tally.count, *wishes)
+        self._array[:] = [0.0, self.tally.count, *wishes]
         values = self._values.to(self.ballot.device)
         values[_LOSS] = self.tally.loss  # stays on the device: nothing waits for it here
         return values

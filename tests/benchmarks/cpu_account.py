@@ -80,6 +80,6 @@ def draw_borders(account: Account, group: DataParallel) -> None:
     assert isinstance(wrapped, DistributedDataParallel)
     wrapped.module.forward = account.crossing(wrapped.module.forward, "step module")
     wrapped.forward = account.crossing(wrapped.forward, None)  # type: ignore[method-assign]
-    torch.Tensor.backward = account.crossing(torch.Tensor.backward, None)  # type: ignore[method-assign]
+    torch.autograd.backward = account.crossing(torch.autograd.backward, None)
     # When its loss goes out of scope the graph and its activations are freed, as in any loop.
     group._backward = account.crossing(group._backward, None)  # type: ignore[method-assign]
