@@ -23,7 +23,7 @@ class ShareSet:
     Attributes:
         staged: Ranks whose share was handed over.
         done: Ranks whose share is on the store, or failed.
-        files: What is on the store.
+        files: What is on the store, by rank.
         record: What rank 0 gave with its share.
         error: Why the snapshot cannot be committed.
         listeners: Who is told of the outcome, by rank.
@@ -38,7 +38,7 @@ class ShareSet:
     began: float = field(default_factory=time.monotonic)
     staged: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
-    files: list[WrittenFile] = field(default_factory=list)
+    files: dict[int, list[WrittenFile]] = field(default_factory=dict)
     record: dict[str, Any] | None = None
     error: str | None = None
     listeners: dict[int, Any] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Board:
         """Note that *rank*'s share is on the store or failed."""
         with self._changed:
             share_set.done.add(rank)
-            share_set.files += files
+            share_set.files[rank] = files
             share_set.error = share_set.error or error
             self._changed.notify_all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -13,8 +14,9 @@ from elasticflow.snapshots import manifest
 from elasticflow.snapshots.manifest import DamagedSnapshotError, Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    from elasticflow.snapshots.manifest import FileEntry
     from elasticflow.storage import Storage
 
 _GENERATION = re.compile(r"(?P<number>\d{4,})\.json")
@@ -43,15 +45,15 @@ class Catalog:
 
         Without those that are uncommitted, set aside, or whose manifest is damaged (`damaged` names these).
         """
-        return self._scan()[0]
+        return [found for _, found in self._scan() if isinstance(found, Manifest)]
 
     def newest(self) -> Manifest | None:
-        """Return the newest snapshot that could be restored."""
-        return next(iter(self.committed()), None)
+        """Return the newest snapshot that could be restored; reads no manifest of older ones."""
+        return next((found for _, found in self._scan() if isinstance(found, Manifest)), None)
 
     def damaged(self) -> dict[str, str]:
         """Return name and reason of snapshots whose manifest cannot be read and that are not set aside yet."""
-        return self._scan()[1]
+        return {name: found for name, found in self._scan() if isinstance(found, str)}
 
     def uncommitted(self) -> list[str]:
         """Return the names of snapshot folders without a manifest: being written, or left by a dead writer."""
@@ -72,10 +74,24 @@ class Catalog:
             raise DamagedSnapshotError(f"{manifest.FILE_NAME} is that of snapshot {found.name}")
         return found
 
+    def lends(self, location: str, entry: FileEntry) -> bool:
+        """Return whether a snapshot may refer to the file at *location*, as `Manifest.location` gives it.
+
+        Its snapshot must be committed and not set aside, and the file of the size that was written.
+        """
+        lender = location.partition("/")[0]
+        if not self.storage.exists(f"{self.folder(lender)}/{manifest.FILE_NAME}"):
+            return False
+        if self.storage.exists(self._verdict(lender)):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            return self.storage.size(f"{self.folder()}/{location}") == entry.size
+        return False
+
     def quarantine(self, name: str, reason: str) -> None:
         """Set snapshot *name* aside: it is never restored, never counted as kept, and stays for inspection."""
         verdict = {"name": name, "reason": reason, "created": time.time()}
-        self.storage.create(f"{self.prefix}verdicts/{name}.json", json.dumps(verdict).encode())
+        self.storage.create(self._verdict(name), json.dumps(verdict).encode())
 
     def quarantined(self) -> dict[str, str]:
         """Return name and reason of the snapshots set aside."""
@@ -152,6 +168,9 @@ class Catalog:
         """Return JOB.json's content, or None if there is none."""
         return self._read(_JOB) or None
 
+    def _verdict(self, name: str) -> str:
+        return f"{self.prefix}verdicts/{name}.json"
+
     def _pin(self, name: str) -> str:
         return f"{self.prefix}{_PINS}/{name}.json"
 
@@ -163,19 +182,18 @@ class Catalog:
         names = self.storage.list(self.folder())
         return sorted(filter(run_folder.SNAPSHOT_NAME.fullmatch, names), key=_age, reverse=True)
 
-    def _scan(self) -> tuple[list[Manifest], dict[str, str]]:
+    def _scan(self) -> Iterator[tuple[str, Manifest | str]]:
+        """Yield name and manifest, or name and what is wrong with it, of all not set aside; newest first."""
         set_aside = self.quarantined()
-        committed, damaged = [], {}
         for name in self._names():
             if name in set_aside:
                 continue
             try:
-                committed.append(self.manifest(name))
+                yield name, self.manifest(name)
             except FileNotFoundError:
                 continue
             except DamagedSnapshotError as error:
-                damaged[name] = error.message
-        return committed, damaged
+                yield name, error.message
 
     def _read(self, path: str) -> dict[str, Any]:
         try:

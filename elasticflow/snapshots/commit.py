@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from elasticflow.snapshots.board import Board, ShareSet
     from elasticflow.snapshots.catalog import Catalog
+    from elasticflow.snapshots.digests import Integrity
     from elasticflow.snapshots.shards import WrittenFile
 
 _FENCED = "fenced"
@@ -49,6 +50,7 @@ class Config:
         run_id: For the manifest.
         keep_last: As in the job file; so are the next three.
         best_mode: Whether the largest or the smallest metric is the best.
+        integrity: Digests that every file gets.
         limits: See Limits.
         parent: Process id of the process that started the writer.
     """
@@ -62,6 +64,7 @@ class Config:
     keep_every: str | None = None
     keep_within: str | None = None
     best_mode: policy.Best | None = None
+    integrity: Integrity = "crc32"
     limits: Limits = Limits()
     parent: int | None = None
 
@@ -111,10 +114,8 @@ class Committer:
             raise PublishError(share_set.error)
         if 0 in share_set.staged:
             return self._commit(share_set)
-        for rank, file in zip(
-            sorted(share_set.staged), sorted(share_set.files, key=lambda f: f.name), strict=True
-        ):
-            self._publisher.announce(share_set.name, rank, file.to_json())
+        for rank, files in sorted(share_set.files.items()):
+            self._publisher.announce(share_set.name, rank, {"files": [file.to_json() for file in files]})
         self._publisher.await_commit(
             share_set.name,
             min(share_set.staged),
@@ -126,7 +127,7 @@ class Committer:
 
     def _commit(self, share_set: ShareSet) -> Manifest:
         others = sorted(set(range(share_set.world_size)) - share_set.staged)
-        files = share_set.files
+        files = [file for files in share_set.files.values() for file in files]
         if others:
             files = files + self._publisher.await_shares(
                 share_set.name,
@@ -160,7 +161,8 @@ class Committer:
                 "world_size": share_set.world_size,
                 "created": time.time(),
                 "seconds": round(time.monotonic() - share_set.began, 4),
-                "files": {file.name: file.entry for file in files},
+                "files": {file.name: file.entry for file in files if not file.is_borrowed},
+                "borrowed": {file.name: file.entry for file in files if file.is_borrowed},
                 "tensors": {key: place for file in files for key, place in file.tensors.items()},
             }
         )
@@ -175,7 +177,11 @@ class Committer:
     def _give_up(self, share_set: ShareSet, error: Exception) -> None:
         """Clear away what is certain never to be committed, and tell everybody."""
         reason = str(error) if isinstance(error, PublishError) else f"{type(error).__name__}: {error}"
-        own = [shards.shard_name(rank, share_set.world_size) for rank in share_set.staged]
+        own = [
+            name(rank, share_set.world_size)
+            for name in (shards.shard_name, shards.frozen_name)
+            for rank in share_set.staged
+        ]
         if share_set.is_alone:
             self._publisher.discard(share_set.name)
         elif 0 in share_set.staged or share_set.error is not None:

@@ -53,10 +53,13 @@ class Publisher:
         """Commit the snapshot whose files are all in `place`.
 
         Raises:
-            PublishError: a file is not there as written, or the name is taken.
+            PublishError: a file is not there as written, or the name is taken, or a borrowed file is gone.
             OSError: the store failed; the snapshot is not committed.
         """
         place = self.place(record.name)
+        for location, entry in record.borrowed.items():
+            if not self._catalog.lends(location, entry):
+                raise PublishError(f"{location}, which it refers to, is no longer there or was set aside")
         for name, entry in record.files.items():
             size = self._storage.size(f"{place}/{name}")
             if size != entry.size:
@@ -109,7 +112,7 @@ class Publisher:
         Raises:
             PublishError: a node failed, *limit_s* passed, or *alive* became false.
         """
-        found: dict[int, WrittenFile] = {}
+        found: dict[int, list[WrittenFile]] = {}
         deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
         while missing := [rank for rank in ranks if rank not in found]:
             for rank in missing:
@@ -117,7 +120,7 @@ class Publisher:
                 if content is not None and "failed" in content:
                     raise PublishError(f"rank {rank}: {content['failed']}")
                 if content is not None:
-                    found[rank] = shards.WrittenFile.from_json(content)
+                    found[rank] = [shards.WrittenFile.from_json(file) for file in content["files"]]
             if len(found) == len(ranks):
                 break
             if not alive():
@@ -126,7 +129,7 @@ class Publisher:
                 raise PublishError(f"the shares of ranks {missing} did not come within {limit_s:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _POLL_MOST_S)
-        return list(found.values())
+        return [file for files in found.values() for file in files]
 
     def await_commit(self, name: str, rank: int, limit_s: float, alive: Callable[[], bool]) -> None:
         """Return when the node of rank 0 has committed snapshot *name*, to which *rank* here gave a share.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import faults
@@ -18,6 +18,7 @@ from elasticflow.snapshots.manifest import FileEntry, TensorPlace
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from elasticflow.snapshots.digests import Integrity
     from elasticflow.snapshots.staging import TensorEntry
     from elasticflow.storage import Storage
 
@@ -26,11 +27,19 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file of a snapshot that is on the store: what the manifest says about it."""
+    """A file of a snapshot that is on the store: what the manifest says about it.
+
+    Its name is a location, "<snapshot>/<file>", if it is borrowed from an earlier snapshot.
+    """
 
     name: str
     entry: FileEntry
     tensors: dict[str, TensorPlace]
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether the snapshot refers to the file and did not write it."""
+        return "/" in self.name
 
     def to_json(self) -> dict[str, Any]:
         """Return the record another node's writer reads."""
@@ -48,27 +57,40 @@ def shard_name(rank: int, world_size: int) -> str:
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
-def write_shard(
-    storage: Storage,
-    folder: str,
-    name: str,
-    *,
-    tensors: Sequence[TensorEntry],
-    staged: memoryview,
-    about: dict[str, str],
-) -> WrittenFile:
-    """Write a share to *folder* and return what the manifest says about it.
+def frozen_name(rank: int, world_size: int) -> str:
+    """Return the file name of what a rank stores of the frozen tensors."""
+    return f"frozen-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A file of a snapshot in memory: name, its bytes in pieces, and where in it tensors lie."""
+
+    name: str
+    parts: list[memoryview]
+    tensors: dict[str, TensorPlace]
+
+    def entry(self) -> FileEntry:
+        """Return the manifest's entry with SHA-256; reads all bytes, writes none."""
+        sums = Checksums("sha256")
+        for _ in sums.through(self.parts):
+            pass
+        return sums.entry()
+
+    def borrowed(self, location: str, entry: FileEntry) -> WrittenFile:
+        """Return what the manifest says when the same bytes are at *location* already."""
+        tensors = {key: replace(place, file=location) for key, place in self.tensors.items()}
+        return WrittenFile(location, entry, tensors)
+
+
+def pack(name: str, *, tensors: Sequence[TensorEntry], staged: memoryview, about: dict[str, str]) -> Packed:
+    """Return a share as a file in safetensors layout; the tensors' bytes stay where they are.
 
     Args:
-        storage: Where.
-        folder: The snapshot's folder in it.
         name: File name.
         tensors: What lies where in *staged*.
         staged: The staging buffer.
         about: The header's metadata.
-
-    Raises:
-        OSError: the store failed; nothing half written is at the name.
     """
     ordered = sorted((t for t in tensors), key=lambda t: (t.offset, t.nbytes))
     header: dict[str, Any] = {"__metadata__": about}
@@ -87,29 +109,38 @@ def write_shard(
         t.key: TensorPlace(name, t.dtype, t.shape, len(front) + header[t.key]["data_offsets"][0], t.nbytes)
         for t in ordered
     }
+    return Packed(name, [memoryview(front), *_runs(ordered, staged)], places)
+
+
+def write_shard(storage: Storage, folder: str, shard: Packed, integrity: Integrity = "crc32") -> WrittenFile:
+    """Write *shard* to *folder* and return what the manifest says about it.
+
+    Raises:
+        OSError: the store failed; nothing half written is at the name.
+    """
     faults.reach("shares.before_write")
-    written = _write(storage, folder, name, [memoryview(front), *_runs(ordered, staged)], places)
+    written = _write(storage, folder, shard, integrity)
     faults.reach("shares.after_write")
     return written
 
 
-def write_json(storage: Storage, folder: str, name: str, content: Any) -> WrittenFile:
+def write_json(
+    storage: Storage, folder: str, name: str, content: Any, integrity: Integrity = "crc32"
+) -> WrittenFile:
     """Write *content* as JSON to *folder* and return what the manifest says about it."""
     data = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
     faults.reach("shares.before_state")
-    written = _write(storage, folder, name, [memoryview(data)], {})
+    written = _write(storage, folder, Packed(name, [memoryview(data)], {}), integrity)
     faults.reach("shares.after_state")
     return written
 
 
-def _write(
-    storage: Storage, folder: str, name: str, parts: Iterable[memoryview], places: dict[str, TensorPlace]
-) -> WrittenFile:
-    sums = Checksums()
-    size = storage.write(f"{folder}/{name}", _on_cue(sums.through(parts)))
+def _write(storage: Storage, folder: str, packed: Packed, integrity: Integrity) -> WrittenFile:
+    sums = Checksums(integrity)
+    size = storage.write(f"{folder}/{packed.name}", _on_cue(sums.through(packed.parts)))
     if size != sums.size:
-        raise OSError(f"{name}: {size} of {sums.size} bytes were written")
-    return WrittenFile(name, sums.entry(), places)
+        raise OSError(f"{packed.name}: {size} of {sums.size} bytes were written")
+    return WrittenFile(packed.name, sums.entry(), packed.tensors)
 
 
 def _on_cue(pieces: Iterable[memoryview]) -> Iterator[memoryview]:

@@ -25,13 +25,17 @@ _TIDY_LIMIT_S = 5.0
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor in a staging buffer: key, safetensors dtype ("F32"), shape, offset and bytes in the buffer."""
+    """A tensor in a staging buffer: key, safetensors dtype ("F32"), shape, offset and bytes in the buffer.
+
+    A frozen one takes no gradient: if its file is the same as before, it is not written again.
+    """
 
     key: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    frozen: bool = False
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.snapshots import shards
+from elasticflow.snapshots.lending import Lending
 from elasticflow.snapshots.manifest import STATE_FILE
 from elasticflow.snapshots.publish import Publisher
 from elasticflow.snapshots.staging import TensorEntry
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.board import ShareSet
     from elasticflow.snapshots.catalog import Catalog
     from elasticflow.snapshots.commit import Config
-    from elasticflow.snapshots.shards import WrittenFile
+    from elasticflow.snapshots.shards import Packed, WrittenFile
 
 
 class ShareWriting:
@@ -21,13 +22,17 @@ class ShareWriting:
 
     def __init__(self, config: Config, catalog: Catalog) -> None:
         self._run_id = config.run_id
+        self._integrity = config.integrity
         self._storage = catalog.storage
+        self._lending = Lending(catalog)
         self._publisher = Publisher(catalog)
 
     def write(
         self, share_set: ShareSet, rank: int, message: dict[str, Any], memory: memoryview
     ) -> list[WrittenFile]:
         """Write *rank*'s share, and rank 0's state.json; return what the manifest says about the files.
+
+        Frozen tensors go to a file of their own, which is written only if no earlier snapshot has the same bytes.
 
         Args:
             share_set: The snapshot.
@@ -41,9 +46,24 @@ class ShareWriting:
         place = self._publisher.place(share_set.name)
         tensors = [TensorEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in message["tensors"]]
         staged = memory[: message["nbytes"]]
+        ranks = rank, share_set.world_size
         about = {"run_id": self._run_id, "snapshot": share_set.name, "step": str(share_set.step)}
-        name = shards.shard_name(rank, share_set.world_size)
-        files = [shards.write_shard(self._storage, place, name, tensors=tensors, staged=staged, about=about)]
+        own = [tensor for tensor in tensors if not tensor.frozen]
+        shard = shards.pack(shards.shard_name(*ranks), tensors=own, staged=staged, about=about)
+        files = [shards.write_shard(self._storage, place, shard, self._integrity)]
+        if frozen := [tensor for tensor in tensors if tensor.frozen]:
+            # Nothing of this snapshot in the header: equal tensors make equal files.
+            about = {"run_id": self._run_id}
+            shard = shards.pack(shards.frozen_name(*ranks), tensors=frozen, staged=staged, about=about)
+            files.append(self._write_unless_there(place, shard))
         if message["record"] is not None:
-            files.append(shards.write_json(self._storage, place, STATE_FILE, message["record"]["state"]))
+            state = message["record"]["state"]
+            files.append(shards.write_json(self._storage, place, STATE_FILE, state, self._integrity))
         return files
+
+    def _write_unless_there(self, place: str, shard: Packed) -> WrittenFile:
+        entry = shard.entry()
+        location = self._lending.find(entry)
+        if location is not None:
+            return shard.borrowed(location, entry)
+        return shards.write_shard(self._storage, place, shard, "sha256")

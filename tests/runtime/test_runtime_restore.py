@@ -27,7 +27,7 @@ def publish(catalog: Catalog, step: int) -> str:
     publisher, name = Publisher(catalog), f"{step:012d}-0001-{step:08x}"
     place, storage = publisher.place(name), catalog.storage
     entries, data = [TensorEntry("x", "U8", (1000,), 0, 1000)], memoryview(bytes([step]) * 1000)
-    shard = shards.write_shard(storage, place, SHARD, tensors=entries, staged=data, about={})
+    shard = shards.write_shard(storage, place, shards.pack(SHARD, tensors=entries, staged=data, about={}))
     state = shards.write_json(storage, place, "state.json", {"step": step})
     files = {file.name: file.entry for file in (shard, state)}
     about: dict[str, Any] = {"run_id": "r", "generation": 1, "world_size": 1, "trigger": "steps"}

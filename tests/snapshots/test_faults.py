@@ -42,8 +42,8 @@ DYING_SAVE = """
         name = f"{step:012d}-0001-{step:08x}"
         data = memoryview(bytes([step]) * 100_000)
         entries = [TensorEntry("x", "U8", (100_000,), 0, 100_000)]
-        shard = shards.write_shard(catalog.storage, publisher.place(name), "shard-00000-of-00001.safetensors",
-                                   tensors=entries, staged=data, about={})
+        shard = shards.write_shard(catalog.storage, publisher.place(name), shards.pack("shard-00000-of-00001.safetensors",
+                                   tensors=entries, staged=data, about={}))
         state = shards.write_json(catalog.storage, publisher.place(name), "state.json", {"step": step})
         files = {f.name: f.entry for f in (shard, state)}
         publisher.publish(Manifest(run_id="r", name=name, step=step, generation=1, world_size=1, trigger="steps",
