@@ -41,8 +41,10 @@ class Catalog:
         return f"{self.prefix}snapshots/{name}" if name else f"{self.prefix}snapshots"
 
     def committed(self) -> list[Manifest]:
-        """Return the snapshots that could be restored, newest (step, generation) first.
+        """Return the snapshots that could be restored, newest (generation, step) first.
 
+        A later generation began where an earlier one was left: what a writer of an older one commits too late, because
+        it was halted between its look at the fence and the commit, is never taken for the newest.
         Without those that are uncommitted, set aside, or whose manifest is damaged (`damaged` names these).
         """
         return [found for _, found in self._scan() if isinstance(found, Manifest)]
@@ -206,4 +208,4 @@ class Catalog:
 def _age(name: str) -> tuple[int, int, str]:
     match = run_folder.SNAPSHOT_NAME.fullmatch(name)
     assert match is not None
-    return int(match["step"]), int(match["generation"]), name
+    return int(match["generation"]), int(match["step"]), name

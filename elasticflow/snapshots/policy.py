@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -143,7 +144,7 @@ def reasons(
         pinned: Names that a person pinned.
         in_use: Names that must not go now, such as the one that was restored.
     """
-    newest_first = sorted(snapshots, key=lambda s: (s.step, s.generation, s.name), reverse=True)
+    newest_first = sorted(snapshots, key=lambda s: (s.generation, s.step, s.name), reverse=True)
     found: dict[str, set[str]] = {}
     if not newest_first:
         return found
@@ -184,11 +185,15 @@ def _add_lenders(found: dict[str, set[str]], lenders: Mapping[str, Collection[st
 
 
 def _recent(newest_first: list[Kept], within: str | None) -> set[str]:
-    """Measured from the newest snapshot: no clock is asked, so a job that rested loses nothing."""
+    """Measured from the newest snapshot: no clock is asked, so a job that rested loses nothing.
+
+    What claims to be younger than a later one was taken before the clock was set back: it counts as being of that age.
+    """
     if within is None:
         return set()
     oldest = newest_first[0].created - parse_duration(within)
-    return {snapshot.name for snapshot in newest_first if snapshot.created >= oldest}
+    created = itertools.accumulate((snapshot.created for snapshot in newest_first), min)
+    return {snapshot.name for snapshot, at in zip(newest_first, created, strict=True) if at >= oldest}
 
 
 def _best(newest_first: list[Kept], rules: Keep) -> set[str]:
@@ -206,7 +211,8 @@ def _milestones(newest_first: list[Kept], every: str | None) -> set[str]:
         return set()
     interval = parse_interval(every)
     first: dict[int, str] = {}
-    for snapshot in newest_first:  # the oldest of each multiple is written last and stays
+    for snapshot in sorted(newest_first, key=lambda s: (s.step, s.generation), reverse=True):
+        # The oldest of each multiple is written last and stays.
         count = snapshot.created if interval.unit == "s" else _count(snapshot, interval)
         first[int(count // interval.amount)] = snapshot.name
     first.pop(0, None)

@@ -42,13 +42,13 @@ def test_empty(catalog: Catalog) -> None:
     assert catalog.read_job_record() is None
 
 
-def test_newest_first_by_step_then_generation(catalog: Catalog) -> None:
-    """Of one step the later generation comes first; strangers and hidden folders are ignored."""
+def test_newest_first_by_generation_then_step(catalog: Catalog) -> None:
+    """What a later generation took comes first, whatever the step; strangers and hidden folders are ignored."""
     for step, generation in ((5, 1), (10, 1), (10, 2), (7, 3)):
         commit(catalog, step, generation)
     catalog.storage.write("snapshots/README", [b"x"])
     catalog.storage.write(f"snapshots/.tmp-{snapshot_name(99, 1, '00000063')}/state.json", [b"{}"])
-    assert [(s.step, s.generation) for s in catalog.committed()] == [(10, 2), (10, 1), (7, 3), (5, 1)]
+    assert [(s.step, s.generation) for s in catalog.committed()] == [(7, 3), (10, 2), (10, 1), (5, 1)]
 
 
 def test_uncommitted_is_invisible(catalog: Catalog) -> None:

@@ -99,9 +99,9 @@ def test_bad_interval_is_refused_at_once() -> None:
 def test_newest_always_stay(
     found: list[Place], last: int, best: int | None, mode: policy.Best | None
 ) -> None:
-    """The newest by (step, generation) stay, whatever else is asked; nothing is invented."""
+    """The newest by (generation, step) stay, whatever else is asked; nothing is invented."""
     kept = policy.keep(found, policy.Keep(last=last, best=best, best_mode=mode))
-    newest = sorted(found, key=lambda s: (s.step, s.generation), reverse=True)[:last]
+    newest = sorted(found, key=lambda s: (s.generation, s.step), reverse=True)[:last]
     assert {s.name for s in newest} <= kept <= {s.name for s in found}
     assert len(kept) <= last + (best or 0)
 
@@ -134,3 +134,19 @@ def test_keeping_is_stable(found: list[Place], last: int, best: int, amount: int
     kept = policy.keep(found, rules)
     left = [s for s in found if s.name in kept]
     assert policy.keep(left, rules) == kept
+
+
+def test_a_clock_set_back_keeps_nothing_for_ever() -> None:
+    """Taken by a clock a year ahead, then set right: within keeps it as long as its successor, not for a year."""
+    early, ahead = Place(1, created=0.0), Place(2, created=365 * 86400.0)
+    rules = policy.Keep(last=1, within="1 h")
+    soon = [early, ahead, Place(3, created=600.0)]
+    assert {s.name for s in soon} == policy.keep(soon, rules)
+    later = [*soon, Place(4, created=4800.0)]
+    assert {later[-1].name} == policy.keep(later, rules)
+
+
+def test_order_is_that_of_the_generations_not_of_the_clock() -> None:
+    """A clock that jumps back between snapshots changes nothing about which are the newest."""
+    found = [Place(step, generation=1 + step // 4, created=1000.0 - step) for step in range(1, 8)]
+    assert {s.name for s in found[-3:]} == policy.keep(found, policy.Keep(last=3))
