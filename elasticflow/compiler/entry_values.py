@@ -112,6 +112,8 @@ def _policy(job: Job) -> Code:
     optional = {
         "keep_best": table.keep.best,
         "keep_every": table.keep.every,
+        "keep_within": table.keep.within,
+        "integrity": None if table.integrity == "crc32" else table.integrity,
         "options": table.options or None,
     }
     return call(

@@ -70,6 +70,8 @@ class SnapshotPlan(Fact):
     keep_every: str | None
     best_mode: Literal["max", "min"] | None
     options: dict[str, Any]
+    keep_within: str | None = None
+    integrity: Literal["crc32", "sha256"] = "crc32"
 
 
 class LaunchPlan(Fact):
@@ -151,6 +153,8 @@ def plan_job(job: Job, *, project_root: Path, job_files: Sequence[Path]) -> Laun
             keep_every=job.snapshots.keep.every,
             best_mode=_best_mode(job),
             options=job.snapshots.options,
+            keep_within=job.snapshots.keep.within,
+            integrity=job.snapshots.integrity,
         ),
         log_level=job.logging.level,
         worlds=tuple(_worlds(job)),

@@ -123,6 +123,8 @@ def writer_config(plan: LaunchPlan, uri: str, prefix: str, run_id: str) -> dict[
         "keep_last": snapshots.keep_last,
         "keep_best": snapshots.keep_best,
         "keep_every": snapshots.keep_every,
+        "keep_within": snapshots.keep_within,
+        "integrity": snapshots.integrity,
         "best_mode": snapshots.best_mode,
     }
 

@@ -10,6 +10,7 @@ from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
+    from elasticflow.snapshots.digests import Integrity
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Policy:
         keep_last: Newest ones that stay.
         keep_best: Best ones by the evaluation's metric that stay as well.
         keep_every: One at each of these stays as well.
+        keep_within: Those at most this much older than the newest stay as well.
+        integrity: Digest of every file: "crc32" or "sha256".
         options: For the file system.
     """
 
@@ -30,6 +33,8 @@ class Policy:
     keep_last: int = 3
     keep_best: int | None = None
     keep_every: str | None = None
+    keep_within: str | None = None
+    integrity: Integrity = "crc32"
     options: dict[str, Any] = field(default_factory=dict)
 
     def catalog(self, folder: RunFolder, run_id: str) -> Catalog:

@@ -105,7 +105,8 @@ def start_writer(config: dict[str, Any], python: str = sys.executable) -> Writer
     *thread* that started it ends.
 
     Args:
-        config: uri, options, prefix, run_id, keep_last, keep_best, keep_every, best_mode, limits (`writer.Config`).
+        config: uri, options, prefix, run_id, keep_last, keep_best, keep_every, keep_within, best_mode, integrity,
+            limits (`writer.Config`).
         python: The interpreter.
 
     Raises:

@@ -81,7 +81,10 @@ class KeepTable(Table):
     last: int = Field(default=3, ge=1, le=10**6, description="The newest ones.")
     best: int | None = Field(default=None, ge=1, le=10**6, description="The best ones by evaluation.best.")
     every: IntervalText | None = Field(
-        default=None, description='One at each of these: "5000 steps", "1 epoch".'
+        default=None, description='One at each of these: "5000 steps", "1 epoch", "6 h".'
+    )
+    within: DurationText | None = Field(
+        default=None, description='Those at most this much older than the newest: "2 h".'
     )
 
 
@@ -96,6 +99,9 @@ class SnapshotsTable(Table):
     )
     memory: IntervalText | None = Field(default=None, description="A tier in the node's memory.")
     keep: KeepTable = Field(default=KeepTable(), description="Which snapshots stay.")
+    integrity: Literal["crc32", "sha256"] = Field(
+        default="crc32", description="Digest of every file, taken while it is written and checked on load."
+    )
     grace: DurationText = Field(default="30 s", description="Time a preempted worker has.")
     options: Args = Field(default={}, description="For the file system; secrets come from the environment.")
 

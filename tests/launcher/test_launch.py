@@ -220,7 +220,11 @@ def test_snapshot_place(tmp_path: Path, uri: str | None, expected: tuple[str, st
 
 def test_writer_is_told_where_and_what_to_keep(tmp_path: Path) -> None:
     """The writer's configuration holds what the plan says, under the run's own prefix."""
-    job = make_job(snapshots__keep={"last": 4, "every": "10 epochs"}, snapshots__options={"anon": True})
+    job = make_job(
+        snapshots__keep={"last": 4, "every": "10 epochs", "within": "2 h"},
+        snapshots__integrity="sha256",
+        snapshots__options={"anon": True},
+    )
     plan = plan_job(job, project_root=tmp_path, job_files=(tmp_path / "job.toml",))
     expected = {
         "uri": "s3://b",
@@ -230,6 +234,8 @@ def test_writer_is_told_where_and_what_to_keep(tmp_path: Path) -> None:
         "keep_last": 4,
         "keep_best": None,
         "keep_every": "10 epochs",
+        "keep_within": "2 h",
+        "integrity": "sha256",
         "best_mode": None,
     }
 

@@ -27,7 +27,7 @@ KEYS = {
     "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",
     "nodes": "min max nproc_per_node endpoint interface",
     "restarts": "budget refill hang_timeout",
-    "snapshots": "uri every memory keep grace options",
+    "snapshots": "uri every memory keep integrity grace options",
     "logging": "level every sinks",
     "torchrun": "rdzv_backend rdzv_conf start_method monitor_interval tee redirects local_ranks_filter numa_binding log_dir",
 }
@@ -36,7 +36,7 @@ KEYS = {
 def test_keys_of_the_job_file_are_frozen() -> None:
     """A key that is added or renamed changes this test and the changelog."""
     assert {name: " ".join(keys_at((name,))) for name in Job.model_fields} == KEYS
-    assert keys_at(("snapshots", "keep")) == ["last", "best", "every"]
+    assert keys_at(("snapshots", "keep")) == ["last", "best", "every", "within"]
 
 
 def test_schema_is_closed_described_and_without_null() -> None:

@@ -1,6 +1,6 @@
 """Train the job `four-workers`.
 
-Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 137012da1f1eeb8c).
+Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest ea6002b9bdf54531).
 Make it again:          elasticflow compile tests/compiler/golden/four_workers/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "four-workers"
-JOB_DIGEST = "137012da1f1eeb8c"
+JOB_DIGEST = "ea6002b9bdf54531"
 SEED = 7
 EPOCHS = 10  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
@@ -42,7 +42,13 @@ LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch",)
 BEST = "max accuracy"  # which evaluation is the best one
 SNAPSHOTS = snapshot.Policy(
-    uri=None, every=("20 steps", "1 epoch"), keep_last=3, keep_best=1, keep_every="100 steps"
+    uri=None,
+    every=("20 steps", "1 epoch"),
+    keep_last=3,
+    keep_best=1,
+    keep_every="100 steps",
+    keep_within="2 h",
+    integrity="sha256",
 )
 
 
