@@ -1,57 +1,78 @@
-"""The only door to fsspec: commit-or-discard writes, exclusive create, no listing cache (floor 0).
+"""The only door to files of snapshots: commit-or-discard writes, exclusive create, no listing cache (floor 0).
 
-Local folders are served without fsspec, so that a process that needs no other store never loads it.
+Local folders are served without any library, so that a process that needs no other store never loads one; `sftp://` is
+served by asyncssh; everything else (s3, gs, az, abfs, http to read, memory for tests ...) by fsspec.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import secrets
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from elasticflow import durable, faults, secrecy
+from elasticflow import faults, secrecy
 from elasticflow.errors import StorageError
+from elasticflow.stores import failures, protocols, retry
+from elasticflow.stores.local import LocalFolder
+from elasticflow.stores.retry import Patience
+from elasticflow.stores.store import RangeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-_URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)(::|://).*", re.DOTALL)
-_WITH_FOLDERS = frozenset({"sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs", "arrow_hdfs"})
-_PACKAGES = {  # what to install for a protocol
-    "s3": '"elasticflow[s3]"', "s3a": '"elasticflow[s3]"', "http": '"elasticflow[http]"',
-    "https": '"elasticflow[http]"', "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs",
-    "sftp": "paramiko", "ssh": "sshfs",
-}  # fmt: skip
-_READ_BLOCK = 8 << 20
+    from elasticflow import durable
+    from elasticflow.stores.store import Store
+
+T = TypeVar("T")
+
+_AT_THE_CHECK = Patience(total_s=15.0)  # a wrong address is told soon
 
 
 class Storage:
-    """Files under one URI: a local folder, or anything fsspec reaches.
+    """Files under one URI: a local folder, or a store on another machine.
 
-    Every method takes paths relative to the URI, with `/`. Failures are OSErrors of the fitting kind; what a
-    back-end raises besides is turned into one, without secrets.
+    Every method takes paths relative to the URI, with `/`, and may be called from several threads. Failures are OSErrors
+    of the fitting kind without secrets. What fails on another machine for a reason that passes (no answer, a reset, too
+    many requests, 5xx) is tried again for a bounded time; what is refused, absent or full is told at once.
 
     Attributes:
         uri: The URI as given, with a password in it masked.
         is_local: True for paths and `file://`.
     """
 
-    def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
-        found = _URL.fullmatch(uri)
+    def __init__(
+        self,
+        uri: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        patience: Patience | None = None,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> None:
+        """Name a place; nothing is asked of it yet.
+
+        Args:
+            uri: A path, or a URL; a password in it is kept but never shown.
+            options: For the library that serves the URL; each is worth more than what is in the environment.
+            patience: How long a store may be in trouble before an operation fails.
+            on_trouble: Called with one line, without secrets, once for each operation that is tried again, by the
+                thread that waits for it.
+        """
+        protocol = protocols.protocol_of(uri)
         self._given = uri
         self._options = dict(options or {})
-        self._protocol = found["protocol"].lower() if found else "file"
+        self._protocol = protocol
+        self._patience = patience or Patience()
+        self._on_trouble = on_trouble
         self.uri = secrecy.mask_url(uri)
-        self.is_local = self._protocol in {"file", "local"}
-        self._fs: Any = None
-        self._root = ""
-        self._pid = 0
+        self.is_local = protocol in {"file", "local"}
         plain = re.sub(r"^(file|local)://", "", uri, flags=re.IGNORECASE)
         self._folder = Path(plain).expanduser().absolute()  # meaningless unless local
+        self._store: Store | None = LocalFolder(self._folder) if self.is_local else None
+        self._pid = os.getpid()
 
     @property
     def absolute_uri(self) -> str:
@@ -64,130 +85,99 @@ class Storage:
             raise ValueError(f"{self.uri} is not a local folder")
         return self._folder / path if path else self._folder
 
-    def write(self, path: str, parts: Iterable[durable.Part]) -> int:
-        """Put *parts* at *path* and return their bytes; if it fails, nothing half written is at that name."""
+    def write(self, path: str, parts: Iterable[durable.Part] | Callable[[], Iterable[durable.Part]]) -> int:
+        """Put *parts* at *path* and return their bytes; if it fails, nothing half written is at that name.
+
+        A list, or a function that gives the parts anew, can be tried again as a whole; an iterator cannot, beyond
+        what the store's own library does for each request.
+        """
         faults.reach("storage.write")
-        if self.is_local:
-            return durable.write(self.local_path(path), parts)
-        with self._told():
-            return self._write_remote(self._at(path, make_folder=True), parts)
+        if callable(parts):
+            return self._do("write", path, lambda store: store.write(path, parts()))
+        is_once = iter(parts) is parts
+        patience = Patience(total_s=0.0) if is_once else None
+        return self._do("write", path, lambda store: store.write(path, parts), patience)
 
     def create(self, path: str, data: bytes) -> bool:
         """Put *data* at *path* if nothing is there; True if this call made it, False if it was there.
 
-        Exclusive on local disks, s3, gcs, abfs, sftp and memory. Source: fsspec 2026.9, `pipe_file(mode="create")`
-        and mode "xb"; a back-end that knows neither only looks first.
+        Exclusive on local disks, s3, gs, az, abfs, sftp and memory. On another machine equal bytes count as this
+        call's own, since the answer to a put may be lost: where that matters, let *data* say who wrote it.
         """
         faults.reach("storage.create")
-        if self.is_local:
-            return durable.create(self.local_path(path), data)
-        with self._told():
-            fs, place = self._filesystem(), self._at(path, make_folder=True)
-            try:
-                if self._protocol in _WITH_FOLDERS:
-                    with fs.open(place, "xb") as file:
-                        file.write(data)
-                else:
-                    fs.pipe_file(place, data, mode="create")
-            except FileExistsError:
-                return False
-            except OSError:
-                if not fs.exists(place):  # sftp tells a taken name only as "Failure"
-                    raise
-                return False
-            return True
+        try:
+            self._do("create", path, lambda store: store.create(path, data))
+        except FileExistsError:
+            return not self.is_local and self._reads_as(path, data)
+        return True
 
     def replace_text(self, path: str, data: bytes) -> None:
-        """Put the small file *data* at *path*, replacing what was there, in one act where the back-end can."""
-        if self.is_local:
-            durable.write(self.local_path(path), (data,))
-            return
-        with self._told():
-            self._filesystem().pipe_file(self._at(path, make_folder=True), data)
+        """Put the small file *data* at *path*, replacing what was there, in one act."""
+        faults.reach("storage.write")
+        self._do("write", path, lambda store: store.replace(path, data))
 
     def read(self, path: str) -> bytes:
         """Return the whole file."""
         faults.reach("storage.read")
-        if self.is_local:
-            return self.local_path(path).read_bytes()
-        with self._told():
-            return bytes(self._filesystem().cat_file(self._at(path)))
+        return self._do("read", path, lambda store: store.read(path))
+
+    def read_range(self, path: str, start: int, size: int) -> bytes:
+        """Return *size* bytes from *start*, fewer where the file ends before; for reading pieces at once."""
+        faults.reach("storage.read")
+        return self._do("read", path, lambda store: store.read_range(path, start, size))
 
     def open_read(self, path: str) -> BinaryIO:
         """Return the file open for reading; the caller closes it."""
         faults.reach("storage.read")
-        if self.is_local:
-            return self.local_path(path).open("rb")
-        with self._told():
-            return cast("BinaryIO", self._filesystem().open(self._at(path), "rb", block_size=_READ_BLOCK))
+        found = self._do("read", path, lambda store: store.open_read(path))
+        if found is not None:
+            return found
+        return RangeReader.buffered(lambda start, size: self.read_range(path, start, size), self.size(path))
 
     def exists(self, path: str) -> bool:
         """Return whether a file is there now, never from a cache; no answer is an error, not absence."""
-        if self.is_local:
-            return self.local_path(path).exists()
-        with contextlib.suppress(FileNotFoundError), self._told():
-            self._filesystem().invalidate_cache()
-            self._filesystem().info(self._at(path))  # fsspec's own `exists` takes every error for absence
-            return True
-        return False
+        return self._do("look for", path, lambda store: store.exists(path))
 
     def size(self, path: str) -> int:
-        """Return the file's bytes."""
-        if self.is_local:
-            return self.local_path(path).stat().st_size
-        with self._told():
-            self._filesystem().invalidate_cache()
-            return int(self._filesystem().size(self._at(path)))
+        """Return the file's bytes, never from a cache."""
+        return self._do("look for", path, lambda store: store.size(path))
 
     def list(self, folder: str = "") -> list[str]:
-        """Return the names in *folder*, sorted; empty if there is no such folder."""
+        """Return the names in *folder*, sorted, never from a cache; empty if there is no such folder."""
         try:
-            if self.is_local:
-                return sorted(path.name for path in self.local_path(folder).iterdir())
-            with self._told():
-                place = self._at(folder)
-                self._filesystem().invalidate_cache()
-                found = self._filesystem().ls(place, detail=False)
+            return sorted(set(self._do("list", folder, lambda store: store.list(folder))))
         except (FileNotFoundError, NotADirectoryError):
             return []
-        # Some back-ends list the folder itself too.
-        return sorted({f.rstrip("/").rpartition("/")[2] for f in found if f.strip("/") != place.strip("/")})
 
     def remove(self, path: str) -> None:
         """Remove the file; no error if it is absent."""
         faults.reach("storage.remove")
         with contextlib.suppress(FileNotFoundError):
-            if self.is_local:
-                self.local_path(path).unlink()
-                return
-            with self._told():
-                self._filesystem().rm_file(self._at(path))
+            self._do("remove", path, lambda store: store.remove(path))
 
     def remove_tree(self, folder: str) -> None:
         """Remove the folder and all in it; no error if it is absent."""
         faults.reach("storage.remove")
         with contextlib.suppress(FileNotFoundError):
-            if self.is_local:
-                shutil.rmtree(self.local_path(folder))
-                return
-            with self._told():
-                self._filesystem().invalidate_cache()
-                self._filesystem().rm(self._at(folder), recursive=True)
+            self._do("remove", folder, lambda store: store.remove_tree(folder))
 
     def check_writable(self) -> None:
         """Write, read and remove a small file.
 
         Raises:
-            StorageError: that failed, or the package for this kind of URI is missing; names the URI and the cause.
+            StorageError: that failed, the URI can only be read, or the package for it is missing; names the URI and
+                the cause.
         """
         probe = f".elasticflow-probe-{secrets.token_hex(4)}"
+        quick = copy.copy(self)
+        quick._patience = _AT_THE_CHECK  # noqa: SLF001  # our own
         try:
-            self.write(probe, (b"probe",))
-            back = self.read(probe)
-            self.remove(probe)
+            quick.write(probe, (b"probe",))
+            back = quick.read(probe)
+            quick.remove(probe)
             cause = None if back == b"probe" else "what was written is not what is read back"
         except OSError as error:
-            cause = self._text(error)
+            cause = f"{type(error).__name__}: {error}"
         if cause is not None:
             where = (
                 "that the folder exists and may be written"
@@ -197,62 +187,47 @@ class Storage:
             remedy = f"check {where}, or set snapshots.uri to another place"
             raise StorageError(f'snapshots.uri "{self.uri}" cannot be written: {cause}', remedy)
 
-    def _write_remote(self, place: str, parts: Iterable[durable.Part]) -> int:
-        fs = self._filesystem()
-        was_there = fs.exists(place)
-        file = fs.open(place, "wb", block_size=_READ_BLOCK, autocommit=False)
-        size = 0
+    def _do(self, what: str, path: str, action: Callable[[Store], T], patience: Patience | None = None) -> T:
+        if self.is_local and self._store is not None:
+            return action(self._store)
+
+        def tell(error: Exception, tries: int, pause_s: float) -> None:
+            if self._on_trouble is not None and tries == 1:
+                self._on_trouble(f"{what} {path}: {self._text(error)}; tried again in {pause_s:.1f} s")
+
         try:
-            for part in parts:
-                size += len(part)
-                file.write(part)
-            file.close()
-            file.commit()
-        except BaseException:
-            # Leaving a `with` would close the file, and close uploads what is there: discard, never close.
-            with contextlib.suppress(Exception):
-                file.discard()
-            with contextlib.suppress(Exception):
-                file.closed = True
-            if not was_there:
-                with contextlib.suppress(Exception):
-                    fs.rm_file(place)
+            store = self._opened()
+            return retry.call(lambda: action(store), patience or self._patience, tell)
+        except StorageError:
             raise
-        return size
+        except Exception as error:
+            if failures.kind_of(error) is type(error) and self._mask(full := failures.in_full(error)) == full:
+                raise
+            told = failures.as_os_error(error, self._text(error))
+        raise told  # outside of the handler: what it came from may hold secrets
 
-    def _at(self, path: str, *, make_folder: bool = False) -> str:
-        fs = self._filesystem()
-        place = f"{self._root.rstrip('/')}/{path}" if path else self._root
-        if make_folder and self._protocol in _WITH_FOLDERS:
-            fs.makedirs(place.rpartition("/")[0], exist_ok=True)
-        return place
+    def _reads_as(self, path: str, data: bytes) -> bool:
+        """Whether our own put succeeded and only its answer was lost."""
+        try:
+            return self.read(path) == data
+        except FileNotFoundError:
+            return False
 
-    def _filesystem(self) -> Any:
-        if self._fs is None or self._pid != os.getpid():  # asynchronous file systems do not survive a fork
-            import fsspec.core
-
-            extra: dict[str, Any] = {"skip_instance_cache": True}
-            if self._protocol not in {"sftp", "ssh"}:  # these hand every option on to the ssh client
-                extra["use_listings_cache"] = False  # a cached listing hides what another process wrote
+    def _opened(self) -> Store:
+        if self._store is None or self._pid != os.getpid():  # connections do not survive a fork
             try:
-                self._fs, self._root = fsspec.core.url_to_fs(self._given, **{**self._options, **extra})
-            except (ImportError, ValueError) as error:
-                package = _PACKAGES.get(self._protocol) if isinstance(error, ImportError) else None
+                self._store = protocols.open_store(self._given, self._options, self.uri)
+            except (ImportError, ValueError, TypeError) as error:
+                package = protocols.package_for(self._protocol) if isinstance(error, ImportError) else None
                 remedy = f"pip install {package}" if package else "use a path, or a URL that fsspec knows"
                 message = f'snapshots.uri "{self.uri}" cannot be opened: {self._text(error)}'
                 raise StorageError(message, remedy) from None
             self._pid = os.getpid()
-        return self._fs
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, StorageError):
-            raise
-        except Exception as error:
-            raise OSError(self._text(error)) from error
+        return self._store
 
     def _text(self, error: BaseException) -> str:
-        text = f"{type(error).__name__}: {error}".replace(self._given, self.uri)
-        return secrecy.mask_options(text, self._options)
+        """Return kind and words of *error* without secrets."""
+        return self._mask(f"{type(error).__name__}: {error}")
+
+    def _mask(self, text: str) -> str:
+        return secrecy.mask(text, self._given, self._options)

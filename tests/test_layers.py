@@ -18,6 +18,7 @@ FLOORS = {
             "events",
             "logs",
             "storage",
+            "stores",
             "durable",
             "lifeline",
             "run_folder",

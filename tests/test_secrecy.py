@@ -37,7 +37,7 @@ def test_messages_hold_no_secret() -> None:
     """Values of secret options are masked wherever they stand in a text; others are left."""
     text = "403 for AKIAEXAMPLE/hunter22 with session, google-id in eu (/home/me/.ssh/id)"
     expected = "403 for ***/*** with ***, *** in eu (/home/me/.ssh/id)"
-    assert secrecy.mask_options(text, OPTIONS) == expected
+    assert secrecy.mask(text, "s3://bucket/x", OPTIONS) == expected
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_odd_errors_become_os_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("no credentials")
 
-    monkeypatch.setattr(storage._filesystem(), "cat_file", fail)
+    monkeypatch.setattr(storage._opened(), "read", fail)
     with pytest.raises(OSError, match="RuntimeError: no credentials"):
         storage.read("x")
 
@@ -222,9 +222,9 @@ def test_local_storage_never_loads_fsspec(tmp_path: Path, real_processes: None) 
 def test_file_system_is_made_again_after_a_fork() -> None:
     """A child process gets a file system of its own."""
     storage = Storage("memory://forked")
-    mine = storage._filesystem()
+    mine = storage._opened()
     storage._pid = -1  # as seen from a child
-    assert storage._filesystem() is not mine
+    assert storage._opened() is not mine
 
 
 def test_remote_has_no_local_path() -> None:
@@ -249,6 +249,6 @@ def test_outage_is_not_absence(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ConnectionError("connection reset")
 
-    monkeypatch.setattr(storage._filesystem(), "info", fail)
+    monkeypatch.setattr(storage._opened(), "exists", fail)
     with pytest.raises(ConnectionError, match="connection reset"):
         storage.exists("x")

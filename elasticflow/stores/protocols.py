@@ -1,0 +1,104 @@
+"""From a URL to its store: what each kind needs installed, and limits so that none hangs for ever (floor 0)."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.stores.store import Store
+
+_URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)(::|://).*", re.DOTALL)
+_PACKAGES = {  # protocol -> extra of this package
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
+    "sftp": "sftp", "ssh": "sftp", "http": "http", "https": "http",
+}  # fmt: skip
+_WITH_FOLDERS = frozenset({"ftp", "smb", "hdfs", "webhdfs", "arrow_hdfs"})
+_SFTP = frozenset({"sftp", "ssh"})
+_WEB = frozenset({"http", "https"})
+_CONNECT_S, _SILENCE_S = 10, 60
+# Names that other ssh libraries have for asyncssh's options.
+_SFTP_NAMES = {"key_filename": "client_keys", "pkey": "client_keys", "look_for_keys": "client_keys"}
+
+
+def protocol_of(uri: str) -> str:
+    """Return the protocol of *uri* in lower case; `file` for a path."""
+    found = _URL.fullmatch(uri)
+    return found["protocol"].lower() if found else "file"
+
+
+def package_for(protocol: str) -> str | None:
+    """Return what to install for *protocol*, if this project knows."""
+    extra = _PACKAGES.get(protocol)
+    return f'"elasticflow[{extra}]"' if extra else None
+
+
+def open_store(uri: str, options: Mapping[str, Any], shown: str) -> Store:
+    """Return the store at *uri*, which is not local; nothing is asked of it yet.
+
+    Args:
+        uri: With its secrets.
+        options: The user's, which go before our limits.
+        shown: The URI for messages.
+
+    Raises:
+        ImportError: the package for it is missing.
+        ValueError: fsspec does not know the protocol, or an option is wrong.
+        StorageError: an option has the name that another library gives it.
+    """
+    protocol = protocol_of(uri)
+    if protocol in _SFTP:
+        return _open_sftp(uri, options)
+    import fsspec.core
+
+    from elasticflow.stores.objects import ObjectStore
+    from elasticflow.stores.web import Web
+
+    extra = {"skip_instance_cache": True, "use_listings_cache": False}  # a cached listing hides others' files
+    fs, root = fsspec.core.url_to_fs(uri, **_merged(_merged(_limits(protocol), options), extra))
+    if protocol in {"s3", "s3a"}:
+        fs.retries = 1  # botocore tries again, which is bounded; both together are not
+    if protocol in _WEB:
+        return Web(fs, root, shown)
+    return ObjectStore(fs, root, has_folders=protocol in _WITH_FOLDERS)
+
+
+def _open_sftp(uri: str, options: Mapping[str, Any]) -> Store:
+    import asyncssh  # noqa: F401  # told now if it is missing
+
+    from elasticflow.stores.sftp import Sftp
+
+    for name, right in _SFTP_NAMES.items():
+        if name in options:
+            message = f"snapshots.options.{name} is no option of asyncssh, which serves sftp:// here"
+            raise StorageError(message, f"write {right} instead")
+    return Sftp(uri, options)
+
+
+def _limits(protocol: str) -> dict[str, Any]:
+    """Options so that a store that does not answer is given up; none limits how long a transfer may go on."""
+    if protocol in {"s3", "s3a"}:
+        retries = {"mode": "standard", "max_attempts": 4}
+        limits = {"connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S, "retries": retries}
+        return {"config_kwargs": limits}
+    if protocol in {"az", "abfs", "abfss"}:
+        return {"connection_timeout": _CONNECT_S, "read_timeout": _SILENCE_S}
+    if protocol in {"gs", "gcs", *_WEB}:
+        import aiohttp
+
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+        return {"client_kwargs" if protocol in _WEB else "session_kwargs": {"timeout": limit}}
+    return {}
+
+
+def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, tables within tables too; *theirs* wins."""
+    both = {**ours, **theirs}
+    for name in ours.keys() & theirs.keys():
+        if isinstance(ours[name], dict) and isinstance(theirs[name], dict):
+            both[name] = _merged(ours[name], theirs[name])
+    return both
