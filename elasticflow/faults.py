@@ -31,7 +31,7 @@ POINTS = {
     # A worker takes a snapshot.
     "snapshot.before_capture": "the state is about to be read; also once after the first step, to learn its size",
     "snapshot.after_capture": "the state was read, nothing is copied",
-    "snapshot.mid_copy": "before each tensor is copied into staging memory",
+    "snapshot.mid_copy": "half of the tensors are copied into staging memory",
     "snapshot.after_copy": "all is copied, the writer does not know it",
     "snapshot.after_stage": "the share was handed to the writer",
     # A worker goes on from one.

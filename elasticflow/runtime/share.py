@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from elasticflow import faults
-from elasticflow.runtime import tree
+from elasticflow.runtime import storable
 from elasticflow.snapshots.staging import TensorEntry
 
 if TYPE_CHECKING:
@@ -18,32 +17,55 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.state import Captured
 
+_BUFFERS = 4  # staging buffers whose views are kept
 
-@dataclass(frozen=True)
+
 class Share:
     """Tensors that one rank stores, in the order of their bytes.
 
     Attributes:
         tensors: Live tensors by key.
         nbytes: Bytes of all of them.
+        entries: Where each lies in a staging buffer: one after the other, without gaps.
     """
 
-    tensors: dict[str, Tensor]
-    nbytes: int
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+        self.entries: list[TensorEntry] = []
+        self.nbytes = 0
+        for key, tensor in tensors.items():
+            size = nbytes_of(tensor)
+            dtype, shape = storable.DTYPES[tensor.dtype], tuple(tensor.shape)
+            self.entries.append(TensorEntry(key, dtype, shape, self.nbytes, size))
+            self.nbytes += size
+        self._views: dict[int, dict[str, Tensor]] = {}
 
     def copy_into(self, target: memoryview) -> list[TensorEntry]:
-        """Copy the tensors to the start of *target* without gaps; return where each lies."""
-        entries, offset = [], 0
-        with torch.no_grad():
-            for key, tensor in self.tensors.items():
-                faults.reach("snapshot.mid_copy")
-                shape, size = tuple(tensor.shape), nbytes_of(tensor)
-                if size:
-                    view_of(target, tensor.dtype, shape, offset).copy_(tensor)
-                entries.append(TensorEntry(key, tree.DTYPES[tensor.dtype], shape, offset, size))
-                offset += size
+        """Copy the tensors to the start of *target*; return where each lies."""
+        views = self.views_in(target)
+        targets, sources = list(views.values()), [self.tensors[key] for key in views]
+        half = len(targets) // 2
+        copy(targets[:half], sources[:half])
+        faults.reach("snapshot.mid_copy")
+        copy(targets[half:], sources[half:])
         faults.reach("snapshot.after_copy")
-        return entries
+        return self.entries
+
+    def views_in(self, target: memoryview) -> dict[str, Tensor]:
+        """Return *target* as tensors by key, those without elements left out; made once for each buffer."""
+        if not self.nbytes:
+            return {}
+        address = address_of(target)
+        views = self._views.get(address)
+        if views is None:
+            if len(self._views) == _BUFFERS:  # they keep the memory mapped
+                self._views.clear()
+            views = self._views[address] = {
+                entry.key: view_of(target, storable.BY_NAME[entry.dtype], entry.shape, entry.offset)
+                for entry in self.entries
+                if entry.nbytes
+            }
+        return views
 
 
 class Sharing:
@@ -51,19 +73,19 @@ class Sharing:
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
-        self._sizes: dict[str, int] = {}
-        self._keys: list[str] = []
+        self._of: dict[str, Tensor] | None = None
+        self._share = Share({})
 
     def share_of(self, captured: Captured) -> Share:
-        """Return this rank's share."""
+        """Return this rank's share; the same object as before as long as the tensors are the same."""
         tensors = captured.tensors
-        sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
-        if sizes != self._sizes:
+        if tensors is not self._of:
+            sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
             mine = balanced(sizes, self._world_size)[self._rank]
             # The widest first: every tensor is aligned to its own width without gaps between them.
-            self._keys = sorted(mine, key=lambda key: (-tensors[key].element_size(), key))
-            self._sizes = sizes
-        return Share({key: tensors[key] for key in self._keys}, sum(sizes[key] for key in self._keys))
+            keys = sorted(mine, key=lambda key: (-tensors[key].element_size(), key))
+            self._of, self._share = tensors, Share({key: tensors[key] for key in keys})
+        return self._share
 
 
 def balanced(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
@@ -77,12 +99,24 @@ def balanced(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
     return found
 
 
+def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors in one call: many small ones take longer to name than to copy."""
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+
+
 def view_of(data: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
     """Return a tensor over *data* from *offset* on; nothing is copied."""
     count = math.prod(shape)
     if count == 0:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=dtype, count=count, offset=offset).view(shape)
+
+
+def address_of(data: memoryview) -> int:
+    """Return where *data* begins in memory."""
+    return torch.frombuffer(data, dtype=torch.uint8, count=1).data_ptr()
 
 
 def nbytes_of(tensor: Tensor) -> int:

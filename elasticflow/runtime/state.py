@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from elasticflow import faults
 from elasticflow.errors import StateError
-from elasticflow.runtime import tree
+from elasticflow.runtime import fit, tree
+from elasticflow.runtime.fit import check_module as check_fit
+from elasticflow.runtime.parts import Stock, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch.amp import GradScaler
-    from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.swa_utils import AveragedModel
 
     from elasticflow.runtime.evaluate import Evaluation
+
+__all__ = ["Captured", "State", "check_fit"]
+
+_INCLUDE = "include."
+_PARAMETERS = "parameters"  # beside the parts: which parameter each number of the optimizer's stands for
 
 
 @dataclass(frozen=True)
@@ -28,15 +36,20 @@ class Captured:
 
     Attributes:
         tree: JSON, with references to tensors.
-        tensors: By key, sorted; the same keys and shapes on every rank.
+        tensors: By key, sorted; the same keys and shapes on every rank. The same dict as before as long as they
+            are the same tensors.
         aliases: Tied tensors: key to the key that is stored.
         memory_formats: How tensors that are not contiguous lie in memory.
+        frozen: Keys of the model's parameters that take no gradient.
+        stepped: Keys of what nothing but the optimizer's step writes: its parameters and its own tensors.
     """
 
     tree: dict[str, Any]
     tensors: dict[str, Tensor]
     aliases: dict[str, str]
     memory_formats: dict[str, str]
+    frozen: frozenset[str] = frozenset()
+    stepped: frozenset[str] = frozenset()
 
 
 class State:
@@ -49,6 +62,10 @@ class State:
         scaler: The gradient scaler of fp16.
         ema: The averaged model.
         evaluation: Keeps the best metric.
+        include: The job's own objects that have `state_dict` and `load_state_dict`, by name.
+
+    Raises:
+        StateError: an object of *include* has no such methods.
     """
 
     def __init__(
@@ -60,17 +77,22 @@ class State:
         scaler: GradScaler | None = None,
         ema: AveragedModel | None = None,
         evaluation: Evaluation | None = None,
+        include: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model, self.ema, self.evaluation = model, ema, evaluation
-        parts: dict[str, Any] = {
+        self.model, self.ema, self.evaluation, self._optimizer = model, ema, evaluation, optimizer
+        things: dict[str, Any] = {
             "model": model,
             "optimizer": optimizer,
             "scheduler": scheduler,
             "scaler": scaler,
             "ema": ema,
             "evaluation": evaluation,
+            **{f"{_INCLUDE}{name}": _stateful(name, thing) for name, thing in (include or {}).items()},
         }
-        self._parts = {name: part for name, part in parts.items() if part is not None}
+        self._parts = {name: part_of(name, thing) for name, thing in things.items() if thing is not None}
+        self._stocks: list[Stock] = []
+        self._captured = Captured({}, {}, {}, {})
+        self._names: fit.Names = []
 
     def capture(self) -> Captured:
         """Return the state now; nothing is copied, so read it before the next step.
@@ -79,60 +101,139 @@ class State:
             StateError: a part holds something that neither JSON nor safetensors can express; named.
         """
         faults.reach("snapshot.before_capture")
-        encoder = tree.Encoder()
-        content = {name: encoder.encode(part.state_dict(), name) for name, part in self._parts.items()}
-        encoder.finish()
+        content: dict[str, Any] = {}
+        stocks = []
+        for name, part in self._parts.items():
+            content[name], stock = part.read()
+            stocks.append(stock)
+        if not self._stocks or not all(map(operator.is_, stocks, self._stocks)):
+            self._stocks, self._captured = stocks, self._merged(stocks)
+            self._names = self._parameter_names()
+        content[_PARAMETERS] = self._names
         faults.reach("snapshot.after_capture")
-        tensors = {key: encoder.tensors[key] for key in sorted(encoder.tensors)}
-        return Captured(content, tensors, encoder.aliases, encoder.memory_formats)
+        return replace(self._captured, tree=content)
+
+    def _merged(self, stocks: list[Stock]) -> Captured:
+        found = {key: tensor for stock in stocks for key, tensor in stock.tensors.items()}
+        tensors = {key: found[key] for key in sorted(found)}
+        places = {
+            p.data_ptr() for group in self._optimizer.param_groups for p in group["params"] if p.numel()
+        }
+        stepped = {
+            key
+            for key, tensor in tensors.items()
+            if (key.startswith("model/") and tensor.data_ptr() in places) or key.startswith("optimizer/")
+        }
+        return Captured(
+            {},
+            tensors,
+            {key: other for stock in stocks for key, other in stock.aliases.items()},
+            {key: layout for stock in stocks for key, layout in stock.memory_formats.items()},
+            frozenset(key for stock in stocks for key in stock.frozen if key.startswith("model/")),
+            frozenset(stepped) - {key for stock in stocks for key in stock.scalars},
+        )
 
     def apply(
         self, content: Mapping[str, Any], tensors: Mapping[str, Tensor], memory_formats: Mapping[str, str]
     ) -> None:
-        """Make the live objects what was captured; existing tensors keep their places in memory.
+        """Make the live objects what was captured; a module's tensors keep their places in memory.
+
+        Objects of the job's own come first: one that refuses its state leaves all others as they were.
 
         Raises:
-            StateError: the snapshot is of another model, optimizer or set of parts; named. Nothing was changed then,
-                unless the optimizer is what differs.
+            StateError: the snapshot is of another model, optimizer, schedule or set of parts; named. Nothing was
+                changed then, but for an object of the job's own that raised while it loaded.
         """
         faults.reach("restore.before_apply")
-        different = sorted(set(self._parts) ^ set(content))
-        if different:
-            where = "only in the job" if different[0] in self._parts else "only in the snapshot"
-            raise StateError(f"the snapshot does not fit the job: `{different[0]}` is {where}")
-        # Loading a module copies into its own tensors; an optimizer keeps those it is given.
+        self._check_parts(content)
+        # Loading a module copies into its own tensors; everything else keeps those it is given.
         view, own = (tree.Decoder(tensors, memory_formats, copies=copies) for copies in (False, True))
         decoded = {
-            name: (view if name in ("model", "ema") else own).decode(content[name]) for name in self._parts
+            name: (view if isinstance(part.thing, nn.Module) else own).decode(content[name])
+            for name, part in self._parts.items()
         }
-        for name in ("model", "ema"):
-            if name in self._parts:
-                check_fit(self._parts[name], decoded[name], name)
         for name, part in self._parts.items():
+            if isinstance(part.thing, nn.Module):
+                fit.check_module(part.thing, decoded[name], name)
+            elif isinstance(part.thing, Optimizer):
+                saved, mine = content.get(_PARAMETERS), self._parameter_names()
+                fit.check_optimizer(part.thing, decoded[name], name, saved=saved, own=mine)
+            elif name == "scheduler":
+                fit.check_schedule(part.thing, decoded[name], name)
+        for name in sorted(self._parts, key=self._when_loaded):
             faults.reach("restore.mid_apply")
             try:
-                part.load_state_dict(decoded[name])
-            except (RuntimeError, ValueError, KeyError) as error:
-                raise StateError(f"the snapshot does not fit the job's {name}: {error}") from error
+                _load(self._parts[name].thing, decoded[name])
+            except Exception as error:
+                if name.startswith(_INCLUDE) or isinstance(error, RuntimeError | ValueError | KeyError):
+                    raise StateError(f"the snapshot does not fit the job's {name}: {error}") from error
+                raise
+
+    def _when_loaded(self, name: str) -> int:
+        # What may refuse its state first; modules, which were compared down to the last tensor, last.
+        if isinstance(self._parts[name].thing, nn.Module):
+            return 2
+        return 0 if name.startswith(_INCLUDE) else 1
+
+    def _check_parts(self, content: Mapping[str, Any]) -> None:
+        for name in sorted(set(self._parts) ^ (set(content) - {_PARAMETERS})):
+            is_own = name.startswith(_INCLUDE)
+            short = name.removeprefix(_INCLUDE)
+            if name in self._parts:
+                where = "only in the job"
+                remedy = f"take `{short}` out of snapshots.include" if is_own else None
+            else:
+                where = "only in the snapshot"
+                remedy = f'add it to [snapshots] again: include = {{ {short} = "..." }}' if is_own else None
+            remedy = f"{remedy}, or start a new run" if remedy else None
+            raise StateError(f"the snapshot does not fit the job: `{name}` is {where}", remedy)
+
+    def _parameter_names(self) -> fit.Names:
+        names = {id(p): f"model/{name}" for name, p in self.model.named_parameters()}
+        return [[names.get(id(p)) for p in group["params"]] for group in self._optimizer.param_groups]
 
 
-def check_fit(model: nn.Module, found: Mapping[str, Any], name: str) -> None:
-    """Check names, shapes and dtypes of *found* against the model's.
+def _load(thing: Any, state: Any) -> None:
+    if isinstance(thing, nn.Module):
+        # With the versions of its modules, which are no state: without them a module takes the state for an old one's.
+        versioned = thing.state_dict()
+        versioned.update(state)
+        thing.load_state_dict(versioned)
+    elif isinstance(thing, Optimizer) and type(thing).load_state_dict is Optimizer.load_state_dict:
+        _load_optimizer(thing, state)
+    else:
+        thing.load_state_dict(state)
 
-    Raises:
-        StateError: the first difference.
+
+def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load with the dtypes that were saved and on the devices that are used.
+
+    Source: torch 2.13, `Optimizer.load_state_dict` casts to the parameter's dtype (NAdam's `mu_product` is float32
+    for bfloat16 parameters, too) and leaves a learning rate that is a tensor on the device it was read to.
     """
-    own = model.state_dict()
-    for key in sorted(own.keys() | found.keys()):
-        if key not in found:
-            raise StateError(f"the snapshot does not fit the job's {name}: it has no {key}")
-        if key not in own:
-            raise StateError(f"the snapshot does not fit the job's {name}: the {name} has no {key}")
-        mine, its = own[key], found[key]
-        if isinstance(mine, Tensor) and isinstance(its, Tensor):
-            if mine.shape != its.shape:
-                shapes = f"{tuple(its.shape)} in the snapshot, {tuple(mine.shape)} in the job"
-                raise StateError(f"the snapshot does not fit the job's {name}: {key} has shape {shapes}")
-            if mine.dtype != its.dtype:
-                dtypes = f"{its.dtype} in the snapshot, {mine.dtype} in the job"
-                raise StateError(f"the snapshot does not fit the job's {name}: {key} is {dtypes}")
+    options = [{k: v.device for k, v in g.items() if isinstance(v, Tensor)} for g in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, devices in zip(optimizer.param_groups, options, strict=True):
+        for key, device in devices.items():
+            if isinstance(group.get(key), Tensor):
+                group[key] = group[key].to(device)
+    loaded = optimizer.state_dict()["state"]
+    for index, saved in state["state"].items():
+        for key, value in saved.items() if isinstance(saved, dict) else ():
+            if isinstance(value, Tensor) and value.dtype != loaded[index][key].dtype:
+                loaded[index][key] = value.to(loaded[index][key].device)
+
+
+def _stateful(name: str, thing: Any) -> Any:
+    for method in ("state_dict", "load_state_dict"):
+        if isinstance(thing, type) or not callable(getattr(thing, method, None)):
+            what = (
+                "a class"
+                if isinstance(thing, type)
+                else f"a {type(thing).__module__}.{type(thing).__qualname__}"
+            )
+            raise StateError(
+                f"{_INCLUDE}{name} is {what}, without a `{method}` to call",
+                "name an object that has the methods state_dict() and load_state_dict(state)",
+            )
+    return thing

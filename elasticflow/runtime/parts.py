@@ -1,0 +1,209 @@
+# ruff: noqa: SLF001  # what state_dict() walks through has no public name
+"""The parts of a job's state, each walked through again only when it changed (floor R).
+
+A snapshot in memory may be due at every step of a few milliseconds, and `state_dict` of a small model takes as long
+as copying it. What a module or an optimizer holds is the same from step to step: the same tensors over the same
+memory. So those are looked at, and the walk is repeated when one of them is another.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.tree import Encoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, eq=False)
+class Stock:
+    """The tensors of a part.
+
+    Attributes:
+        tensors: Live tensors by key; packed scalars as they were when last refreshed.
+        aliases: Tied tensors: key to the key that is stored.
+        memory_formats: How tensors that are not contiguous lie.
+        scalars: What packed tensors are made of, by key.
+        frozen: Keys of parameters that take no gradient.
+    """
+
+    tensors: dict[str, Tensor]
+    aliases: dict[str, str]
+    memory_formats: dict[str, str]
+    scalars: dict[str, list[Tensor]]
+    frozen: frozenset[str] = frozenset()
+
+    def refresh(self) -> None:
+        """Pack the scalars anew."""
+        with torch.no_grad():
+            for key, scalars in self.scalars.items():
+                torch.stack(scalars, out=self.tensors[key])
+
+
+_NO_TENSORS = Stock({}, {}, {}, {})
+
+
+def part_of(name: str, thing: Any) -> Part:
+    """Return *thing* as a part of a job's state."""
+    if isinstance(thing, nn.Module):
+        return ModulePart(name, thing)
+    return OptimizerPart(name, thing) if isinstance(thing, Optimizer) else Part(name, thing)
+
+
+class Part:
+    """Something with `state_dict` and `load_state_dict`, read whole each time.
+
+    Attributes:
+        name: What it is called in snapshots and messages.
+        thing: The object.
+    """
+
+    def __init__(self, name: str, thing: Any) -> None:
+        self.name, self.thing = name, thing
+
+    def read(self) -> tuple[Any, Stock]:
+        """Return its state now as JSON and tensors; the same Stock as before as long as the tensors are the same.
+
+        Raises:
+            StateError: it holds something that neither JSON nor safetensors can express; named.
+        """
+        return self._encode(self.thing.state_dict())
+
+    def _encode(self, value: Any, *, in_place: bool = False) -> tuple[Any, Stock]:
+        encoder = Encoder(in_place=in_place)
+        try:
+            tree = encoder.encode(value, self.name)
+        except RecursionError:
+            raise StateError(f"{self.name} is nested too deeply, or holds itself") from None
+        encoder.finish()
+        if not encoder.tensors:
+            return tree, _NO_TENSORS
+        return tree, Stock(encoder.tensors, encoder.aliases, encoder.memory_formats, encoder.scalars)
+
+
+class ModulePart(Part):
+    """A module: walked through again when a parameter, buffer or submodule is another."""
+
+    def __init__(self, name: str, thing: nn.Module) -> None:
+        super().__init__(name, thing)
+        self._modules: list[nn.Module] = []
+        self._watch: Watch | None = None
+        self._read: tuple[Any, Stock] | None = None
+
+    def read(self) -> tuple[Any, Stock]:
+        """Return its state now; see `Part`."""
+        if self._read is not None and self._watch is not None and self._watch.sees_the_same():
+            self._read[1].refresh()
+            return self._read
+        self._modules = list(self.thing.modules())
+        tree, stock = self._encode(self.thing.state_dict(), in_place=True)
+        frozen = {f"{self.name}/{key}" for key, p in self.thing.named_parameters() if not p.requires_grad}
+        self._read = tree, replace(stock, frozen=frozenset(frozen & stock.tensors.keys()))
+        is_plain = all(map(_has_plain_state, self._modules))
+        self._watch = Watch(self._things, _place_and_form) if is_plain else None
+        return self._read
+
+    def _things(self) -> list[Any]:
+        found: list[Any] = []
+        for module in self._modules:
+            found += module._parameters.values()
+            found += module._buffers.values()
+            found += module._modules.values()
+            found += module._state_dict_hooks.values()
+            found += module._state_dict_pre_hooks.values()
+        return found
+
+
+class OptimizerPart(Part):
+    """An optimizer: its options are read each time, its tensors walked through again when one is another."""
+
+    def __init__(self, name: str, thing: Optimizer) -> None:
+        super().__init__(name, thing)
+        self._watch: Watch | None = None
+        self._read: tuple[Any, Stock] | None = None
+
+    def read(self) -> tuple[Any, Stock]:
+        """Return its state now; see `Part`."""
+        if self._read is not None and self._watch is not None and self._watch.sees_the_same():
+            tree, stock = self._read
+            groups, of_groups = self._groups(tree["param_groups"])
+            if not of_groups.tensors:
+                stock.refresh()
+                return {**tree, "param_groups": groups}, stock
+        tree, stock = self._encode(self.thing.state_dict())
+        self._read = tree, replace(stock)  # one of its own: it stands for the groups, too
+        self._watch = Watch(self._things, Tensor.data_ptr) if self._is_plain() else None
+        return self._read
+
+    def _groups(self, before: list[dict[str, Any]]) -> tuple[Any, Stock]:
+        options = [{k: v for k, v in group.items() if k != "params"} for group in self.thing.param_groups]
+        found, stock = self._encode(options)
+        return [{**group, "params": old["params"]} for group, old in zip(found, before, strict=True)], stock
+
+    def _is_plain(self) -> bool:
+        optimizer = self.thing
+        return type(optimizer).state_dict is Optimizer.state_dict and all(
+            isinstance(value, Tensor | None) for state in optimizer.state.values() for value in state.values()
+        )
+
+    def _things(self) -> list[Any]:
+        optimizer = self.thing
+        found: list[Any] = [
+            *optimizer._optimizer_state_dict_pre_hooks.values(),
+            *optimizer._optimizer_state_dict_post_hooks.values(),
+        ]
+        for group in optimizer.param_groups:
+            found += group["params"]
+        for parameter, state in optimizer.state.items():
+            found.append(parameter)
+            found += state.values()
+        return found
+
+
+class Watch:
+    """Tells whether things are what they were: the same objects, and the tensors among them in the same places.
+
+    Args:
+        find: Returns the things.
+        place: Returns where a tensor is; its `.data` can be given other memory without anything else to tell it.
+    """
+
+    def __init__(self, find: Callable[[], list[Any]], place: Callable[[Tensor], Any]) -> None:
+        self._find, self._place = find, place
+        self._things = find()
+        self._tensors = [thing for thing in self._things if isinstance(thing, Tensor)]
+        self._places = list(map(place, self._tensors))
+
+    def sees_the_same(self) -> bool:
+        """True if nothing changed but the values of tensors."""
+        things = self._find()
+        return (
+            len(things) == len(self._things)
+            and all(map(operator.is_, things, self._things))
+            and list(map(self._place, self._tensors)) == self._places
+        )
+
+
+def _place_and_form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.requires_grad
+
+
+def _has_plain_state(module: nn.Module) -> bool:
+    """True if `state_dict` gives parameters and buffers and nothing else."""
+    kind = type(module)
+    return (
+        kind.state_dict is nn.Module.state_dict
+        and kind._save_to_state_dict is nn.Module._save_to_state_dict
+        and kind.get_extra_state is nn.Module.get_extra_state
+        and "state_dict" not in vars(module)
+        and not module._state_dict_hooks
+        and not module._state_dict_pre_hooks
+    )
