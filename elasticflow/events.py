@@ -21,7 +21,9 @@ TRAINING_FIRST_STEP = "training.first_step"
 TRAINING_FINISHED = "training.finished"
 SNAPSHOT_STAGED = "snapshot.staged"
 SNAPSHOT_COMMITTED = "snapshot.committed"
+SNAPSHOT_CHOSEN = "snapshot.chosen"
 SNAPSHOT_REJECTED = "snapshot.rejected"
+SNAPSHOT_CLEARED = "snapshot.cleared"
 SNAPSHOT_FAILED = "snapshot.failed"
 SNAPSHOT_REMOVED = "snapshot.removed"
 DRAIN_REQUESTED = "drain.requested"
@@ -74,7 +76,18 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     TRAINING_FINISHED: ("the last step is finished", ("epoch", "samples", "best")),
     SNAPSHOT_STAGED: ("training goes on; the writer has the bytes", ("name", "bytes", "stall_s", "trigger")),
     SNAPSHOT_COMMITTED: ("the snapshot exists", ("name", "bytes", "seconds", "trigger")),
-    SNAPSHOT_REJECTED: ("a snapshot was not loaded and is set aside", ("name", "reason")),
+    SNAPSHOT_CHOSEN: (
+        "every rank has read and verified the snapshot that the generation goes on from",
+        ("name",),
+    ),
+    SNAPSHOT_REJECTED: (
+        "a snapshot was not loaded, or starts from it failed: it is set aside",
+        ("name", "reason"),
+    ),
+    SNAPSHOT_CLEARED: (
+        "a snapshot set aside was not to blame for failed starts and is good again",
+        ("name", "reason"),
+    ),
     SNAPSHOT_FAILED: ("a snapshot could not be written; older ones are untouched", ("name", "reason")),
     SNAPSHOT_REMOVED: ("retention removed a snapshot", ("name",)),
     DRAIN_REQUESTED: ("workers are asked to leave after a step", ("reason", "grace_s")),
@@ -100,6 +113,7 @@ FROM_WORKERS = frozenset(
         TRAINING_FINISHED,
         SNAPSHOT_STAGED,
         SNAPSHOT_COMMITTED,
+        SNAPSHOT_CHOSEN,
         SNAPSHOT_REJECTED,
         SNAPSHOT_FAILED,
         SNAPSHOT_REMOVED,

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from elasticflow import events
+from elasticflow import events, faults
 
 PACKAGE = Path(events.__file__).parent
 # Dotted literals of other kinds: files, a call in train.py. `dataset.` begins keys of the job file and is left out.
@@ -28,7 +28,9 @@ FROZEN = {
     "training.finished": {"best", "epoch", "samples"},
     "snapshot.staged": {"bytes", "name", "stall_s", "trigger"},
     "snapshot.committed": {"bytes", "name", "seconds", "trigger"},
+    "snapshot.chosen": {"name"},
     "snapshot.rejected": {"name", "reason"},
+    "snapshot.cleared": {"name", "reason"},
     "snapshot.failed": {"name", "reason"},
     "snapshot.removed": {"name"},
     "drain.requested": {"grace_s", "reason"},
@@ -48,6 +50,7 @@ FROZEN = {
 FROZEN_FROM_WORKERS = {
     "dataset.opened",
     "loss.skipped",
+    "snapshot.chosen",
     "snapshot.committed",
     "snapshot.failed",
     "snapshot.rejected",
@@ -96,6 +99,6 @@ def test_every_literal_that_names_an_event_is_in_the_schema() -> None:
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and looks_like_one.fullmatch(node.value)
-        if node.value not in events.SCHEMA and not node.value.endswith(NOT_EVENTS)
+        if node.value not in {**events.SCHEMA, **faults.POINTS} and not node.value.endswith(NOT_EVENTS)
     ]
     assert found == []

@@ -97,6 +97,10 @@ def _snapshot_rejected(record: Record) -> Line:
     return Line("warning", "notice", "set aside", f"snapshot {record.get('name')}: {record.get('reason')}")
 
 
+def _snapshot_cleared(record: Record) -> Line:
+    return Line("note", "quiet", "good again", f"snapshot {record.get('name')}: {record.get('reason')}")
+
+
 def _snapshot_failed(record: Record) -> Line:
     more = ("older snapshots are untouched; training goes on",)
     return Line(
@@ -147,6 +151,7 @@ def _loss_skipped(record: Record) -> Line:
 
 ALONE: dict[str, Callable[[Record], Line]] = {
     events.SNAPSHOT_REJECTED: _snapshot_rejected,
+    events.SNAPSHOT_CLEARED: _snapshot_cleared,
     events.SNAPSHOT_FAILED: _snapshot_failed,
     events.DRAIN_REQUESTED: _drain_requested,
     events.DRAIN_COMPLETED: _drain_completed,

@@ -95,6 +95,10 @@ class Catalog:
         verdict = {"name": name, "reason": reason, "created": time.time()}
         self.storage.create(self._verdict(name), json.dumps(verdict).encode())
 
+    def lift(self, name: str) -> None:
+        """Take the verdict on snapshot *name* back: it can be restored again; no error if there is none."""
+        self.storage.remove(self._verdict(name))
+
     def quarantined(self) -> dict[str, str]:
         """Return name and reason of the snapshots set aside."""
         found = {}

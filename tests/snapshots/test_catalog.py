@@ -61,13 +61,17 @@ def test_uncommitted_is_invisible(catalog: Catalog) -> None:
 
 
 def test_quarantine(catalog: Catalog) -> None:
-    """A snapshot set aside is not offered again, with its first reason kept and its files left alone."""
+    """A snapshot set aside is not offered again, with its first reason kept, its files left alone, until that is lifted."""
     good, bad = commit(catalog, 1), commit(catalog, 2)
     catalog.quarantine(bad, "block 3 is not what was written")
     catalog.quarantine(bad, "again")
     assert [s.name for s in catalog.committed()] == [good]
     assert catalog.quarantined() == {bad: "block 3 is not what was written"}
     assert catalog.manifest(bad).step == 2
+    for _ in range(2):
+        catalog.lift(bad)
+        assert [s.name for s in catalog.committed()] == [bad, good]
+    assert catalog.quarantined() == {}
 
 
 def test_manifest_of_another_snapshot_is_damage(catalog: Catalog) -> None:
