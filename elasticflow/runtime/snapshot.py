@@ -76,6 +76,8 @@ class Snapshots:
         found = restore.newest_good(me, self._catalog)
         if found is not None:
             self._refuse_other_data(found.manifest.fingerprints)
+            if me.rank == 0:  # before anything of it is used: what happens now may be its doing
+                me.event(events.SNAPSHOT_CHOSEN, name=found.manifest.name)
             content = found.state
             self._state.apply(content["state"], found.tensors, found.manifest.memory_formats)
             if content["job_digest"] != me.job_digest and me.rank == 0:
