@@ -36,6 +36,7 @@ POINTS = {
     "snapshot.after_stage": "the share was handed to the writer",
     # A worker goes on from one.
     "restore.before_read": "the candidates are known, none was read",
+    "restore.mid_load": "the writer, or who verifies, is about to read a block",
     "restore.before_apply": "a snapshot is read and verified on every rank",
     "restore.mid_apply": "before each part of the live state (model, optimizer ...) takes its content",
     # The writer takes a share and writes it.

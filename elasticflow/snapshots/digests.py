@@ -49,12 +49,18 @@ class Checksums:
 
 
 class Verifier:
-    """Checks the bytes of one file, in order, against what the manifest says of it."""
+    """Checks bytes of one file, in order, against what the manifest says of it: of all of it, or of *count* blocks.
 
-    def __init__(self, entry: FileEntry) -> None:
+    The SHA-256 needs the whole file, so it is not looked at when *first* is not 0 or *count* ends before the file does.
+    """
+
+    def __init__(self, entry: FileEntry, first: int = 0, count: int | None = None) -> None:
         self._entry = entry
-        self._sums = Checksums("crc32" if entry.sha256 is None else "sha256")
-        self._checked = 0  # blocks
+        self._start = first * BLOCK
+        self._end = entry.size if count is None else min(entry.size, (first + count) * BLOCK)
+        is_whole = first == 0 and self._end == entry.size
+        self._sha256 = entry.sha256 if is_whole else None
+        self._sums = Checksums("crc32" if self._sha256 is None else "sha256")
 
     def feed(self, part: memoryview) -> None:
         """Take the next bytes; every block that is whole now is what was written.
@@ -63,10 +69,11 @@ class Verifier:
             DamagedSnapshotError: a block is not what was written, or there are more bytes than were written.
         """
         for _ in self._sums.through([part]):
-            if self._sums.size > self._entry.size:
-                raise DamagedSnapshotError(f"is longer than the {self._entry.size} bytes that were written")
-            if self._sums.size == min((self._checked + 1) * BLOCK, self._entry.size):
-                self._check_block()
+            at = self._start + self._sums.size
+            if at > self._end:
+                raise DamagedSnapshotError(f"is longer than the {self._end} bytes that were written")
+            if at % BLOCK == 0 or at == self._end:
+                self._check_block((at - 1) // BLOCK)
 
     def finish(self) -> None:
         """Return if all bytes came and are what was written.
@@ -74,16 +81,11 @@ class Verifier:
         Raises:
             DamagedSnapshotError: the file is too short, or its SHA-256 is another.
         """
-        if self._sums.size < self._entry.size:
-            raise DamagedSnapshotError(
-                f"ends at byte {self._sums.size}, {self._entry.size} bytes were written"
-            )
-        if self._sums.entry() != self._entry:
+        if (at := self._start + self._sums.size) < self._end:
+            raise DamagedSnapshotError(f"ends at byte {at}, {self._entry.size} bytes were written")
+        if self._sums.entry().sha256 != self._sha256:
             raise DamagedSnapshotError("its SHA-256 is not that of what was written")
 
-    def _check_block(self) -> None:
-        number = self._checked
-        if self._entry.crc32[number : number + 1] != (self._sums.blocks[number],):
-            start = number * BLOCK
-            raise DamagedSnapshotError(f"block {number} (from byte {start}) is not what was written")
-        self._checked += 1
+    def _check_block(self, number: int) -> None:
+        if self._entry.crc32[number : number + 1] != (self._sums.blocks[-1],):
+            raise DamagedSnapshotError(f"block {number} (from byte {number * BLOCK}) is not what was written")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.errors import SnapshotError
-from elasticflow.snapshots.digests import Verifier
-from elasticflow.snapshots.manifest import BLOCK, STATE_FILE, DamagedSnapshotError, FileEntry, Manifest
+from elasticflow.snapshots.manifest import STATE_FILE, DamagedSnapshotError, FileEntry, Manifest
+from elasticflow.snapshots.streaming import Stream
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
+    from collections.abc import Callable, Mapping
 
     from elasticflow.snapshots.catalog import Catalog
     from elasticflow.storage import Storage
-
-_BAD_PLACE = (errno.EIO, errno.EISDIR, errno.ENOTDIR)
 
 
 def read_shard(storage: Storage, path: str, entry: FileEntry) -> bytearray:
@@ -28,7 +24,13 @@ def read_shard(storage: Storage, path: str, entry: FileEntry) -> bytearray:
         SnapshotError: the store could not be reached, which says nothing about the snapshot.
     """
     content = bytearray(entry.size)
-    _read(storage, path, entry, memoryview(content))
+    target = memoryview(content)
+
+    def keep(_: str, offset: int, data: memoryview) -> None:
+        target[offset : offset + len(data)] = data
+
+    for damage in Stream(storage, {path: entry}, sink=keep).read().values():
+        raise DamagedSnapshotError(f"{path.rpartition('/')[2]}: {damage}")
     return content
 
 
@@ -46,49 +48,29 @@ def read_state(catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
     return state
 
 
-def verify(catalog: Catalog, manifest: Manifest) -> list[str]:
-    """Return what is wrong with the snapshot's files, one line each; empty if every byte is what was written.
+def verify(catalog: Catalog, manifest: Manifest, progress: Callable[[int], None] | None = None) -> list[str]:
+    """Return what is wrong with the snapshot's files and those it borrows, one line for each that is damaged.
+
+    Empty if every byte is what was written. Nothing is kept in memory but a block per thread.
+
+    Args:
+        catalog: Where it is.
+        manifest: What it should be.
+        progress: Called with the bytes looked at so far, from one thread at a time.
 
     Raises:
         SnapshotError: as `read_shard`.
     """
-    problems = []
-    scratch = memoryview(bytearray(BLOCK))
-    for location, entry in manifest.locations().items():
-        try:
-            _read(catalog.storage, f"{catalog.folder()}/{location}", entry, scratch)
-        except DamagedSnapshotError as error:
-            lender = "" if location not in manifest.borrowed else f"{location.partition('/')[0]}/"
-            problems.append(lender + error.message)
-    return problems
+    files = paths(catalog, manifest)
+    return lines(catalog, manifest, Stream(catalog.storage, files, progress=progress, to_the_end=True).read())
 
 
-def _read(storage: Storage, path: str, entry: FileEntry, target: memoryview) -> None:
-    """Read and check *path* into *target*, which has room for the whole file or for one block."""
-    name = path.rpartition("/")[2]
-    verifier = Verifier(entry)
-    try:
-        with storage.open_read(path) as file:
-            for start in range(0, entry.size, BLOCK):
-                place = target[start : start + BLOCK] if len(target) >= entry.size else target
-                verifier.feed(_fill(file, place[: entry.size - start]))
-            verifier.finish()
-            more = bool(file.read(1))
-    except FileNotFoundError:
-        raise DamagedSnapshotError(f"{name}: is absent") from None
-    except DamagedSnapshotError as error:
-        raise DamagedSnapshotError(f"{name}: {error.message}") from None
-    except Exception as error:
-        # A disk that cannot read this very place is damage; anything else may pass, and says nothing about the file.
-        is_bad_place = storage.is_local and isinstance(error, OSError) and error.errno in _BAD_PLACE
-        kind = DamagedSnapshotError if is_bad_place else SnapshotError
-        raise kind(f"{name}: cannot be read: {type(error).__name__}: {error}") from error
-    if more:
-        raise DamagedSnapshotError(f"{name}: is longer than the {entry.size} bytes that were written")
+def paths(catalog: Catalog, manifest: Manifest) -> dict[str, FileEntry]:
+    """Return every file that is needed to load the snapshot, by its path in the storage."""
+    return {f"{catalog.folder()}/{location}": entry for location, entry in manifest.locations().items()}
 
 
-def _fill(file: BinaryIO, place: memoryview) -> memoryview:
-    done = 0
-    while done < len(place) and (size := file.readinto(place[done:])):  # type: ignore[attr-defined]
-        done += size
-    return place[:done]
+def lines(catalog: Catalog, manifest: Manifest, damage: Mapping[str, str]) -> list[str]:
+    """Return a line for each damaged path; a file of another snapshot is named with it."""
+    own, all_ = f"{catalog.folder(manifest.name)}/", f"{catalog.folder()}/"
+    return [f"{path.removeprefix(own).removeprefix(all_)}: {text}" for path, text in damage.items()]
