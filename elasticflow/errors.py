@@ -109,3 +109,7 @@ class SnapshotError(WorkerError):
     """A snapshot could not be written or none could be read."""
 
     failure_class = "storage"
+
+
+class StagingLimitError(WorkerError):
+    """What a worker stages is more than `snapshots.staging_limit` allows."""

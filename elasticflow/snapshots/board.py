@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elasticflow.snapshots.shards import WrittenFile
 
 
@@ -68,9 +70,14 @@ class _Generation:
 
 
 class Board:
-    """Share sets and generations of one writer; safe to use from all its threads."""
+    """Share sets and generations of one writer; safe to use from all its threads.
+
+    Attributes:
+        on_free: Called, by the thread that closes a snapshot, whenever no other is open.
+    """
 
     def __init__(self) -> None:
+        self.on_free: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
         self._sets: dict[str, ShareSet] = {}
         self._generations: dict[int, _Generation] = {}
@@ -80,6 +87,12 @@ class Board:
     def newest(self) -> int:
         """The newest generation that greeted; 0 before the first."""
         return max(self._generations, default=0)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no snapshot is without an outcome."""
+        with self._changed:
+            return not self._sets
 
     @property
     def open_names(self) -> set[str]:
@@ -118,6 +131,11 @@ class Board:
                 share_set.end()
             return share_set
 
+    def enter(self, share_set: ShareSet) -> None:
+        """Note a snapshot whose shares are all here."""
+        with self._changed:
+            self._sets[share_set.name] = share_set
+
     def finish(self, share_set: ShareSet, rank: int, files: list[WrittenFile], error: str | None) -> None:
         """Note that *rank*'s share is on the store or failed."""
         with self._changed:
@@ -130,9 +148,8 @@ class Board:
         """No more shares can come at all: once every open set is settled, `next_settled` has no more."""
         with self._changed:
             self._is_finishing = True
-            for share_set in self._sets.values():
-                share_set.end()
             self._changed.notify_all()
+        self.end_open()
 
     def next_settled(self) -> ShareSet | None:
         """Return the oldest open set once it is settled: snapshots are committed in the order they were staged."""
@@ -148,7 +165,22 @@ class Board:
         """The snapshot has an outcome."""
         with self._changed:
             self._sets.pop(share_set.name, None)
+            is_free = not self._sets
             self._changed.notify_all()
+        if is_free:
+            self.on_free()
+
+    def end_open(self) -> None:
+        """No more shares can come of the snapshots that are open."""
+        with self._changed:
+            for share_set in self._sets.values():
+                share_set.end()
+            self._changed.notify_all()
+
+    def await_free(self) -> None:
+        """Return when no snapshot is open."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._sets)
 
     def is_current(self, share_set: ShareSet) -> bool:
         """Return whether no newer generation has greeted."""

@@ -51,6 +51,7 @@ class Config:
         keep_last: As in the job file; so are the next three.
         best_mode: Whether the largest or the smallest metric is the best.
         integrity: Digests that every file gets.
+        staging_limit: Most bytes of staging memory on this node.
         limits: See Limits.
         parent: Process id of the process that started the writer.
     """
@@ -65,6 +66,7 @@ class Config:
     keep_within: str | None = None
     best_mode: policy.Best | None = None
     integrity: Integrity = "crc32"
+    staging_limit: int | None = None
     limits: Limits = Limits()
     parent: int | None = None
 

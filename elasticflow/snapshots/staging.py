@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import faults
-from elasticflow.errors import SnapshotError
+from elasticflow.errors import SnapshotError, StagingLimitError
 from elasticflow.snapshots import buffers, wire
+from elasticflow.snapshots.link import Link
 from elasticflow.snapshots.process import WriterProcess, start_writer
 
 if TYPE_CHECKING:
@@ -45,65 +46,47 @@ class _Mapped:
     state: str = "free"  # free -> filling (the worker's) -> writing (the writer's) -> free
 
 
-class StagingClient:
-    """One rank's connection to its node's writer; used from one thread.
+class StagingClient(Link):
+    """One rank's connection to its node's writer, to stage and to hear of outcomes; used from one thread.
 
-    Two buffers per rank: while one is being written, the other can be filled; when both are being written,
-    `buffer` waits, so a slow store delays the next snapshot and never grows memory.
+    Two buffers per rank, or one where memory is short: while one is being written, the other can be filled; when all
+    are being written, `buffer` waits, so a slow store delays the next snapshot and never grows memory.
+
+    Attributes:
+        single: Why this rank has one buffer instead of two, if so.
     """
 
     def __init__(self, channel: wire.Channel) -> None:
-        self._channel = channel
+        super().__init__(channel)
         self._mapped: dict[int, _Mapped] = {}
         self._reserved = 0
         self._reports: list[Report] = []
         self._open: set[str] = set()  # names staged here without an outcome
         self._untidied: set[str] = set()  # names staged here whose retention is not through
-
-    @classmethod
-    def connect(
-        cls,
-        address: str,
-        *,
-        rank: int,
-        world_size: int,
-        local_world_size: int,
-        generation: int,
-        timeout_s: float = 60.0,
-    ) -> StagingClient:
-        """Return this rank's client. Every rank.
-
-        The writer answers once it has committed or given up what an earlier generation left with it, so that
-        `Catalog.newest()` read afterwards is final.
-
-        Raises:
-            SnapshotError: no writer there, no answer in time, or a later generation is here already.
-        """
-        try:
-            channel = wire.connect(address, timeout_s)
-            hello = {"rank": rank, "world_size": world_size, "local_world_size": local_world_size}
-            channel.send({"hello": {**hello, "generation": generation}})
-            answer = channel.receive(timeout_s)
-        except TimeoutError:
-            raise SnapshotError(f"the snapshot writer did not answer within {timeout_s:g} s") from None
-        except OSError as error:
-            raise SnapshotError(f"the snapshot writer cannot be reached: {error}") from None
-        if answer is None or "refused" in answer:
-            channel.close()
-            raise SnapshotError(f"the snapshot writer refused: {(answer or {}).get('refused', 'it ended')}")
-        return cls(channel)
+        self._wished: int | None = None  # step of a wish that the writer has not begun to fulfil
+        self._begun = 0  # step of the newest snapshot begun out of the memory tier
+        self.single: str | None = None
+        self.handlers |= {
+            "buffers": self._map,
+            "released": self._release,
+            "no_memory": self._complain,
+            "over_limit": self._complain,
+            "begun": self._note_begun,
+            "report": self._note_outcome,
+            "tidied": lambda message: self._untidied.discard(message["tidied"]),
+        }
 
     def reserve(self, nbytes: int) -> None:
-        """Ask for two buffers of *nbytes* and return at once: they are made ready while the worker goes on.
+        """Ask for two buffers of *nbytes*, or one where memory is short, and return at once.
 
-        Not between `buffer` and `stage`: larger buffers take the place of the old ones.
+        They are made ready while the worker goes on. Not between `buffer` and `stage`: larger buffers take the place of the old ones.
         """
         if nbytes > self._reserved:
             self._reserved = nbytes
-            self._send({"reserve": nbytes})
+            self.send({"reserve": nbytes})
 
     def buffer(self, nbytes: int, timeout_s: float | None = None) -> memoryview:
-        """Return a free staging buffer of *nbytes*; waits while both are being written.
+        """Return a free staging buffer of *nbytes*; waits while all are being written.
 
         Raises:
             SnapshotError: the writer died, has no memory, or freed no buffer within *timeout_s*.
@@ -111,12 +94,12 @@ class StagingClient:
         self.reserve(nbytes)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            self._receive_waiting()
+            self.receive_waiting()
             for mapped in sorted(self._mapped.values(), key=lambda m: m.state != "filling"):
                 if mapped.state != "writing" and mapped.size >= nbytes:
                     mapped.state = "filling"
                     return memoryview(mapped.memory)[:nbytes]
-            self._receive_one(deadline, "no staging buffer became free")
+            self.receive_one(deadline, "no staging buffer became free")
 
     def stage(
         self,
@@ -155,12 +138,24 @@ class StagingClient:
         }
         self._open.add(name)
         self._untidied.add(name)
-        self._send({"stage": {**share, "buffer": number, "nbytes": nbytes}})
+        self.send({"stage": {**share, "buffer": number, "nbytes": nbytes}})
         faults.reach("snapshot.after_stage")
+
+    def wish(self, step: int, trigger: str) -> None:
+        """Ask for a snapshot on the store of what the memory tier holds at *step*, or a later one if it is busy.
+
+        What was wished for and not begun before is included. Every rank asks.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        if step > self._begun:
+            self._wished = step
+            self.send({"wish": {"step": step, "trigger": trigger}})
 
     def reports(self) -> list[Report]:
         """Return what became of snapshots staged here since the last call; does not wait."""
-        self._receive_waiting()
+        self.receive_waiting()
         reports, self._reports = self._reports, []
         return reports
 
@@ -173,66 +168,48 @@ class StagingClient:
             SnapshotError: the writer died, or an outcome is missing after *timeout_s*.
         """
         deadline = time.monotonic() + timeout_s
-        while self._open:
-            self._receive_one(deadline, f"no outcome of {', '.join(sorted(self._open))}")
+        while self._open or self._wished is not None:
+            what = ", ".join(sorted(self._open)) or f"step {self._wished}"
+            self.receive_one(deadline, f"no outcome of {what}")
         with contextlib.suppress(SnapshotError):
             deadline = min(deadline, time.monotonic() + _TIDY_LIMIT_S)
             while self._untidied:
-                self._receive_one(deadline, "retention was not through")
+                self.receive_one(deadline, "retention was not through")
         return self.reports()
 
-    def fileno(self) -> int:
-        """Return the connection's descriptor, for select."""
-        return self._channel.fileno()
+    def _release(self, message: wire.Message) -> None:
+        mapped = self._mapped.get(message["released"])
+        if mapped is not None:
+            mapped.state = "free"
 
-    def close(self) -> None:
-        """Leave; shares already staged are still written."""
-        self._channel.close()
+    def _note_outcome(self, message: wire.Message) -> None:
+        report: Report = message["report"]
+        if report["event"] != "snapshot.removed":
+            self._open.discard(report["name"])
+        self._reports.append(report)
 
-    def _send(self, message: wire.Message) -> None:
-        try:
-            self._channel.send(message)
-        except OSError as error:
-            raise SnapshotError(f"the snapshot writer died: {error}") from None
+    def _complain(self, message: wire.Message) -> None:
+        if "over_limit" in message:
+            raise StagingLimitError(
+                f"snapshots.staging_limit is too small: {message['over_limit']}",
+                "raise snapshots.staging_limit, or train on more nodes: each stages a smaller part",
+            )
+        raise SnapshotError(f"no memory to stage {self._reserved} bytes: {message['no_memory']}")
 
-    def _receive_waiting(self) -> None:
-        while True:
-            try:
-                message = self._channel.receive(0)
-            except TimeoutError:
-                return
-            self._handle(message)
-
-    def _receive_one(self, deadline: float | None, complaint: str) -> None:
-        left = None if deadline is None else deadline - time.monotonic()
-        try:
-            self._handle(self._channel.receive(None if left is None else max(left, 1e-3)))
-        except TimeoutError:
-            raise SnapshotError(f"snapshot writer: {complaint} in time") from None
-
-    def _handle(self, message: wire.Message | None) -> None:
-        if message is None:
-            raise SnapshotError("the snapshot writer died")
-        if "buffers" in message:
-            self._map(message)
-        elif "released" in message:
-            mapped = self._mapped.get(message["released"])
-            if mapped is not None:
-                mapped.state = "free"
-        elif "tidied" in message:
-            self._untidied.discard(message["tidied"])
-        elif "report" in message:
-            report: Report = message["report"]
-            if report["event"] != "snapshot.removed":
-                self._open.discard(report["name"])
-            self._reports.append(report)
-        elif "no_memory" in message:
-            raise SnapshotError(f"no memory to stage {self._reserved} bytes twice: {message['no_memory']}")
+    def _note_begun(self, message: wire.Message) -> None:
+        begun = message["begun"]
+        self._begun = begun["step"]
+        self._open.add(begun["name"])
+        self._untidied.add(begun["name"])
+        self._reports.append({"event": "snapshot.begun", **begun})
+        if self._wished is not None and self._wished <= self._begun:
+            self._wished = None
 
     def _map(self, message: wire.Message) -> None:
         self._mapped.clear()  # the writer keeps what is still being written
+        self.single = message["single"]
         for number in message["buffers"]:
-            descriptor = self._channel.descriptors.popleft()
+            descriptor = self.descriptors.popleft()
             try:
                 self._mapped[number] = _Mapped(
                     message["size"], buffers.map_memory(descriptor, message["size"])

@@ -22,9 +22,10 @@ from elasticflow import faults
 from elasticflow.lifeline import die_with_parent
 from elasticflow.snapshots import wire
 from elasticflow.snapshots.board import Board, ShareSet
-from elasticflow.snapshots.buffers import Buffer, Pool
+from elasticflow.snapshots.buffers import Buffer, LimitError, Pool
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.snapshots.commit import Committer, Config
+from elasticflow.snapshots.keeping import Keeper
 from elasticflow.snapshots.threads import or_die, thread
 from elasticflow.snapshots.writing import ShareWriting
 from elasticflow.storage import Storage
@@ -64,8 +65,9 @@ class Writer:
         storage = Storage(config.uri, config.options)
         catalog = Catalog(storage, config.prefix)
         self._writing = ShareWriting(config, catalog)
+        self._pool = Pool(config.staging_limit)
         self._board = Board()
-        self._pool = Pool()
+        self._keeper = Keeper(self._pool, self._board, self._submit)
         self._workers: set[_Worker] = set()
         self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
         self._committer = Committer(config, catalog, self._board, self._report)
@@ -83,6 +85,7 @@ class Writer:
     def finish(self) -> None:
         """Bring to an end all that workers have handed over, and end the process; none of them stages any more."""
         self._hear_out(math.inf)
+        self._keeper.finish()
         self._board.end_all()
         self._committing.join()
         self._out.put(None)
@@ -112,8 +115,11 @@ class Writer:
                     self._reserve(worker, message["reserve"])
                 elif "stage" in message:
                     self._stage(worker, message["stage"])
+                else:
+                    self._keeper.handle(worker, message)
                 worker.busy = False
         finally:
+            self._keeper.leave(worker)
             self._workers.discard(worker)
             for buffer in worker.buffers.values():
                 self._pool.disown(buffer)
@@ -132,6 +138,7 @@ class Writer:
         if not self._board.greet(worker.generation, is_alone=is_alone):
             worker.send({"refused": f"generation {worker.generation} is over, {self._board.newest} is here"})
             return False
+        self._keeper.greet(is_alone=is_alone)
         faults.reach("writer.before_settle")
         self._board.settle(worker.generation, self._limits.settle_s)
         self._workers.add(worker)
@@ -159,13 +166,17 @@ class Writer:
             self._pool.disown(buffer)
         worker.buffers = {}
         try:
-            pair = [self._pool.take(nbytes), self._pool.take(nbytes)]
+            found, short = self._pool.take_up_to(2, nbytes, least=1, workers=worker.local_world_size)
+        except LimitError as error:
+            worker.send({"over_limit": str(error)})
+            return
         except OSError as error:
             worker.send({"no_memory": str(error)})
             return
-        worker.buffers = {buffer.number: buffer for buffer in pair}
-        size = min(buffer.size for buffer in pair)
-        worker.send({"buffers": [b.number for b in pair], "size": size}, tuple(b.descriptor for b in pair))
+        worker.buffers = {buffer.number: buffer for buffer in found}
+        size = min(buffer.size for buffer in found)
+        message = {"buffers": [b.number for b in found], "size": size, "single": short}
+        worker.send(message, tuple(b.descriptor for b in found))
 
     def _stage(self, worker: _Worker, message: dict[str, Any]) -> None:
         """Take a share over; its bytes are written by a thread of the pool."""
@@ -177,23 +188,25 @@ class Writer:
         )
         share_set = self._board.add(share, worker.rank, message["record"], worker)
         faults.reach("writer.received")
-        self._threads.submit(or_die, self._write, worker, share_set, message, buffer)
+        self._submit(worker.rank, share_set, message, buffer)
 
-    def _write(
-        self, worker: _Worker, share_set: ShareSet, message: dict[str, Any], buffer: Buffer | None
-    ) -> None:
+    def _submit(self, rank: int, share_set: ShareSet, message: dict[str, Any], buffer: Buffer | None) -> None:
+        self._threads.submit(or_die, self._write, rank, share_set, message, buffer)
+
+    def _write(self, rank: int, share_set: ShareSet, message: dict[str, Any], buffer: Buffer | None) -> None:
         error, files = None, []
         try:
             if share_set.error is None:
                 memory = memoryview(buffer.view if buffer is not None else b"")
-                files = self._writing.write(share_set, worker.rank, message, memory)
+                files = self._writing.write(share_set, rank, message, memory)
         except Exception as caught:  # noqa: BLE001  # whatever the store raises is the snapshot's reason
             error = f"{type(caught).__name__}: {caught}"
         if buffer is not None and self._pool.written(buffer):
-            worker.send({"released": buffer.number})
-        self._board.finish(share_set, worker.rank, files, error)
+            share_set.listeners[rank].send({"released": buffer.number})
+        self._board.finish(share_set, rank, files, error)
 
     def _report(self, report: dict[str, Any], listeners: list[_Worker], *, to_parent: bool) -> None:
+        self._keeper.note(report)
         if to_parent:
             self._out.put(report)
         for worker in listeners:

@@ -219,7 +219,7 @@ def test_no_memory_to_stage_is_told(bench: Bench) -> None:
     """A state larger than the machine is an error with figures, and no process is killed for it."""
     writer = bench.writer()
     client = bench.connect(writer)
-    with pytest.raises(SnapshotError, match=r"no memory to stage \d+ bytes twice: .* MiB of memory are left"):
+    with pytest.raises(SnapshotError, match=r"no memory to stage \d+ bytes: .* MiB of memory are left"):
         client.buffer(1 << 50, timeout_s=20)
     assert writer.process.poll() is None
 
