@@ -13,7 +13,7 @@ from elasticflow.runtime import storable
 from elasticflow.snapshots.staging import TensorEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from elasticflow.runtime.state import Captured
 
@@ -29,14 +29,14 @@ class Share:
         entries: Where each lies in a staging buffer: one after the other, without gaps.
     """
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, tensors: dict[str, Tensor], frozen: Collection[str] = ()) -> None:
         self.tensors = tensors
         self.entries: list[TensorEntry] = []
         self.nbytes = 0
         for key, tensor in tensors.items():
             size = nbytes_of(tensor)
             dtype, shape = storable.DTYPES[tensor.dtype], tuple(tensor.shape)
-            self.entries.append(TensorEntry(key, dtype, shape, self.nbytes, size))
+            self.entries.append(TensorEntry(key, dtype, shape, self.nbytes, size, key in frozen))
             self.nbytes += size
         self._views: dict[int, dict[str, Tensor]] = {}
 
@@ -81,15 +81,25 @@ class Sharing:
         tensors = captured.tensors
         if tensors is not self._of:
             sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
-            mine = balanced(sizes, self._world_size)[self._rank]
+            mine = balanced(sizes, self._world_size, captured.frozen)[self._rank]
             # The widest first: every tensor is aligned to its own width without gaps between them.
             keys = sorted(mine, key=lambda key: (-tensors[key].element_size(), key))
-            self._of, self._share = tensors, Share({key: tensors[key] for key in keys})
+            self._of, self._share = tensors, Share({key: tensors[key] for key in keys}, captured.frozen)
         return self._share
 
 
-def balanced(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
-    """Return which keys each of *parts* ranks stores: whole tensors, bytes balanced, the same on every rank."""
+def balanced(sizes: Mapping[str, int], parts: int, frozen: Collection[str] = ()) -> list[list[str]]:
+    """Return which keys each of *parts* ranks stores: whole tensors, bytes balanced, the same on every rank.
+
+    The *frozen* ones are shared out by themselves: most snapshots write only the others.
+    """
+    moving = _spread({key: size for key, size in sizes.items() if key not in frozen}, parts)
+    still = _spread({key: size for key, size in sizes.items() if key in frozen}, parts)
+    # The largest of a kind goes to the first: in turn from both ends, no rank gets two of them.
+    return [ours + theirs for ours, theirs in zip(moving, reversed(still), strict=True)]
+
+
+def _spread(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
     loads = [0] * parts
     found: list[list[str]] = [[] for _ in range(parts)]
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):

@@ -166,6 +166,8 @@ class Snapshots:
             "keep_last": policy.keep_last,
             "keep_best": policy.keep_best,
             "keep_every": policy.keep_every,
+            "keep_within": policy.keep_within,
+            "integrity": policy.integrity,
             "best_mode": None if evaluation is None else evaluation.best_mode,
         }
 
