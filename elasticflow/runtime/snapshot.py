@@ -185,9 +185,7 @@ class Snapshots:
     def _trigger(self, position: Position, *, final: bool) -> str:
         if final:
             return "end" if self._schedule.is_end(position) else "drain"
-        if self._me.vote.snapshot and not self._due.is_due(self._last, position):
-            return "time"
-        return "epoch" if position.is_epoch_end else "steps"
+        return self._due.trigger(self._last, position)
 
     def _name(self, step: int) -> str:
         me = self._me

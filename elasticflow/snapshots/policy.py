@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 Best = Literal["max", "min"]
+_TRIGGERS = (("epoch", "epoch"), ("step", "steps"), ("sample", "samples"))
 PERMANENT = frozenset({"best", "every", "pinned"})  # reasons to stay that hold for good
 
 
@@ -88,6 +89,11 @@ class Due:
         if now.step <= previous.step:
             return False
         return any(_reached(interval, previous, now, seconds) for interval in self._intervals)
+
+    def trigger(self, previous: Place, now: Place) -> str:
+        """Return what makes it due at *now*: "epoch", "steps" or "samples"; "time" if no counted interval does."""
+        reached = {i.unit for i in self._intervals if i.unit != "s" and _passed(previous, now, i)}
+        return next((word for unit, word in _TRIGGERS if unit in reached), "time")
 
     def is_due_by_time(self, seconds: float) -> bool:
         """Return whether it is due by the clock alone."""

@@ -168,7 +168,7 @@ def tensors(run: RunFolder) -> dict[str, bytes]:
     assert manifest is not None
     found = {}
     for key, place in manifest.tensors.items():
-        data = catalog.storage.read(f"{catalog.folder(manifest.name)}/{place.file}")
+        data = catalog.storage.read(f"{catalog.folder()}/{manifest.location(place.file)}")
         found[key] = data[place.offset : place.offset + place.nbytes]
     return found
 

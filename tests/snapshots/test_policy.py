@@ -68,6 +68,20 @@ def test_due(every: tuple[str, ...], previous: Place, now: Place, seconds: float
     assert policy.Due(every).is_due(previous, now, seconds) is expected
 
 
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (("10 samples", "1 step", "1 epoch", "1 s"), "epoch"),
+        (("10 samples", "1 step", "2 epochs"), "steps"),
+        (("10 samples", "7 steps"), "samples"),
+        (("1 s", "7 steps", "1000 samples"), "time"),
+    ],
+)
+def test_trigger(every: tuple[str, ...], expected: str) -> None:
+    """The manifest says why: the rarest of the counted intervals that are due, else it was the clock."""
+    assert expected == policy.Due(every).trigger(Place(5, 0, 95), Place(6, 1, 101))
+
+
 @given(st.integers(1, 50), st.integers(1, 400), st.sets(st.integers(1, 399)))
 def test_steps_due_do_not_depend_on_restarts(amount: int, end: int, restarts: set[int]) -> None:
     """Walking step by step from any restored position gives the multiples of the interval and nothing else."""
