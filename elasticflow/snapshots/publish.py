@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.shards import WrittenFile
 
 UNFINISHED = ".tmp-"  # before the name of a snapshot that is being written on a local disk
+_SWEPT = ".swept-"  # before the name of what was one, until it is removed
 _POLL_LEAST_S, _POLL_MOST_S = 0.02, 1.0
 
 
@@ -60,13 +61,15 @@ class Publisher:
         for location, entry in record.borrowed.items():
             if not self._catalog.lends(location, entry):
                 raise PublishError(f"{location}, which it refers to, is no longer there or was set aside")
-        for name, entry in record.files.items():
-            size = self._storage.size(f"{place}/{name}")
-            if size != entry.size:
-                raise PublishError(f"{name} has {size} bytes on the store, {entry.size} were written")
+        self._check_files(place, record)
         faults.reach("commit.before_manifest")
         if not self._put_manifest(f"{place}/{manifest.FILE_NAME}", record.to_bytes()):
             raise PublishError("there is a manifest already: a snapshot is never overwritten")
+        try:
+            self._check_files(place, record)  # halted in between, it may have been swept by a newer generation
+        except (PublishError, FileNotFoundError):
+            self._storage.remove(f"{place}/{manifest.FILE_NAME}")
+            raise
         if self._storage.is_local:
             final = self._storage.local_path(self._catalog.folder(record.name))
             faults.reach("commit.before_rename")
@@ -93,12 +96,30 @@ class Publisher:
         The names in *busy* are left alone.
         """
         for found in self._storage.list(self._catalog.folder()):
-            name = found.removeprefix(UNFINISHED)
+            name = found.removeprefix(UNFINISHED).removeprefix(_SWEPT)
             match = run_folder.SNAPSHOT_NAME.fullmatch(name)
             if match is None or int(match["generation"]) >= generation or name in busy:
                 continue
             if found != name or not self.is_committed(name):
-                self._storage.remove_tree(f"{self._catalog.folder()}/{found}")
+                self.clear(found)
+
+    def clear(self, folder: str) -> None:
+        """Remove *folder*, which a dead writer left among the snapshots; one that is only late cannot commit it then."""
+        place = self._catalog.folder()
+        if self._storage.is_local and folder.startswith(UNFINISHED):
+            swept = folder.replace(UNFINISHED, _SWEPT)
+            with contextlib.suppress(FileNotFoundError):  # it was committed in this moment
+                self._storage.local_path(f"{place}/{folder}").rename(
+                    self._storage.local_path(f"{place}/{swept}")
+                )
+            folder = swept
+        self._storage.remove_tree(f"{place}/{folder}")
+
+    def _check_files(self, place: str, record: Manifest) -> None:
+        for name, entry in record.files.items():
+            size = self._storage.size(f"{place}/{name}")
+            if size != entry.size:
+                raise PublishError(f"{name} has {size} bytes on the store, {entry.size} were written")
 
     def announce(self, name: str, rank: int, content: dict[str, Any]) -> None:
         """Tell the node of rank 0 that this rank's share is written, or why it is not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +36,12 @@ class Bench:
         """A catalog that has seen nothing yet."""
         return Catalog(Storage(self.uri), self.prefix)
 
-    def writer(self, **config: Any) -> WriterProcess:
+    def writer(self, python: str = sys.executable, **config: Any) -> WriterProcess:
         """Start a node's writer."""
         limits = {**LIMITS, **config.pop("limits", {})}
         self.writers.append(
             start_writer(
-                {"uri": self.uri, "prefix": self.prefix, "run_id": "run", "limits": limits, **config}
+                {"uri": self.uri, "prefix": self.prefix, "run_id": "run", "limits": limits, **config}, python
             )
         )
         return self.writers[-1]
