@@ -66,7 +66,7 @@ class Publisher:
         if not self._put_manifest(f"{place}/{manifest.FILE_NAME}", record.to_bytes()):
             raise PublishError("there is a manifest already: a snapshot is never overwritten")
         try:
-            self._check_files(place, record)  # halted in between, it may have been swept by a newer generation
+            self._check_files(place, record)  # halted in between, it may have been swept meanwhile
         except (PublishError, FileNotFoundError):
             self._storage.remove(f"{place}/{manifest.FILE_NAME}")
             raise
