@@ -113,7 +113,7 @@ def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy tensors in one call: many small ones take longer to name than to copy."""
     if targets:
         with torch.no_grad():
-            torch._foreach_copy_(targets, sources, non_blocking=True)
+            torch._foreach_copy_(targets, sources)
 
 
 def view_of(data: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
