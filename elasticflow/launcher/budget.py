@@ -25,6 +25,7 @@ FREE_AGENTS = 3
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
+_AGAIN = "the same error came again without progress"
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class Budget:
         fingerprint: str = "",
         generation: int = 0,
         epoch: int | None = None,
+        hope: bool | None = None,
     ) -> Decision:
         """Count one failure and return whether to go on; it is on disk before this returns.
 
@@ -122,6 +124,7 @@ class Budget:
             fingerprint: Equal for the same error (`Failure.fingerprint`).
             generation: The generation that failed.
             epoch: Epoch of *step*.
+            hope: Whether the error may stay away next time; None: to be told from the ledger.
         """
         now = self._clock()
         kind = "crash" if failure_class == "peer" else failure_class
@@ -131,7 +134,7 @@ class Budget:
         before = self._counting(now, high, high_epoch)
         refilled = not before and bool(self._counted_last_time())
         entry = Entry(now, kind, step, epoch, high, high_epoch, generation, fingerprint, charged)
-        hopeless = self._hopeless(entry)
+        hopeless = self._hopeless(entry) if hope is None else None if hope else _AGAIN
         self._append(entry)
 
         left = self._plan.budget - len(before) - int(charged)
@@ -176,7 +179,7 @@ class Budget:
             if now.step is None:
                 return "an error before the first step would come again"
             if any(e.fingerprint == now.fingerprint and e.high >= now.high for e in self._of(now)):
-                return "the same error came again without progress"
+                return _AGAIN
         if now.failure_class == "nonfinite" and any(e.step == now.step for e in self._of(now)):
             return "the loss was not finite at the same step again"
         return None

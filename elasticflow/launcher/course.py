@@ -18,8 +18,8 @@ from elasticflow.launcher.verdict import Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.launcher.budget import Budget
     from elasticflow.launcher.journal import Journal
+    from elasticflow.launcher.restarts import Restarts
 
 
 class Nodes(Protocol):
@@ -59,7 +59,7 @@ class Course:
     def __init__(
         self,
         journal: Journal,
-        budget: Budget,
+        restarts: Restarts,
         nodes: Nodes,
         claim: Callable[[str], int],
         first: str,
@@ -67,7 +67,7 @@ class Course:
     ) -> None:
         """Begin with a generation for the reason *first*; *claim* takes a reason and returns the next number."""
         self._journal = journal
-        self._budget = budget
+        self._restarts = restarts
         self._nodes = nodes
         self._claim = claim
         self._grace_s = grace_s
@@ -209,24 +209,9 @@ class Course:
         failure: Failure | None = None,
         failed_at: float | None = None,
     ) -> None:
-        """Charge the budget, then go on with another generation or give the verdict."""
-        ended = generation or Generation(0)
-        decision = self._budget.charge(
-            kind,
-            step=ended.step,
-            epoch=ended.epoch,
-            fingerprint=f"{kind}: {error}" if failure is None else failure.fingerprint,
-            generation=ended.number,
-        )
-        for happened, name, fields in (
-            (decision.refilled, events.BUDGET_REFILLED, {"budget": self._budget.size}),
-            (decision.charged, events.BUDGET_CHARGED, {"class": kind, "left": decision.left}),
-            (decision.spent, events.BUDGET_SPENT, {"class": kind, "budget": self._budget.size}),
-        ):
-            if happened:
-                self._journal.event(name, **fields)
+        """Go on with another generation or give the verdict."""
+        decision = self._restarts.decide(generation or Generation(0), kind, error, failure)
         if decision.restart:
-            self._journal.update(at_once=True, restarts=self._journal.state["restarts"] + 1)
             self._next = _Next(time.monotonic() + decision.delay_s, kind, failed_at or time.time())
         else:
             code = errors.BUDGET_SPENT if decision.spent else errors.ANSWER_IS_NO

@@ -14,8 +14,9 @@ class Generation:
 
     Attributes:
         number: Its number over the whole run, the same on every node.
-        step: Last step it finished, or None when it has finished none yet.
-        epoch: Epoch of that step.
+        step: Last step that it is known to have finished, or None when it has finished none yet.
+        epoch: Epoch of that step, where it was told.
+        restored_from: Name of the snapshot that all ranks went on from, once they had verified it.
         is_finished: Rank 0 has said that training reached its end.
         raised: The `worker.raised` line of each rank that wrote one.
         hung: Phase of each rank that made no progress for too long.
@@ -24,6 +25,7 @@ class Generation:
     number: int
     step: int | None = None
     epoch: int | None = None
+    restored_from: str | None = None
     is_finished: bool = False
     raised: dict[int, dict[str, Any]] = field(default_factory=dict)
     hung: dict[int, str] = field(default_factory=dict)

@@ -49,6 +49,10 @@ class Intake:
         if name == events.TRAINING_STARTED:
             self._metrics.settle(line["step"])
             self._journal.update(at_once=True, step=line["step"], steps=line["steps"], epoch=line["epoch"])
+        elif name == events.SNAPSHOT_CHOSEN and generation is not None:
+            generation.restored_from = line["name"]
+        elif name == events.TRAINING_FIRST_STEP and generation is not None and generation.step is None:
+            generation.step = line["step"]  # logging.every may leave it out
         elif name == events.TRAINING_FINISHED and generation is not None:
             generation.is_finished = True
             self._journal.update(

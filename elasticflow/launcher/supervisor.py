@@ -19,6 +19,8 @@ from elasticflow.launcher.course import Course
 from elasticflow.launcher.intake import Intake
 from elasticflow.launcher.journal import Journal
 from elasticflow.launcher.metrics import Metrics
+from elasticflow.launcher.restarts import Restarts
+from elasticflow.launcher.suspicion import Suspicion
 
 if TYPE_CHECKING:
     import socket
@@ -139,10 +141,11 @@ class Supervisor:
         self._journal.write_state()
 
     def _course(self, head: Head) -> Course:
-        launch, restarts = self._launch, self._launch.plan.restarts
-        budget = Budget(restarts, launch.folder.ledger)
+        launch, plan = self._launch, self._launch.plan.restarts
+        budget = Budget(plan, launch.folder.ledger)
+        restarts = Restarts(self._journal, budget, Suspicion(launch.catalog, self._journal))
         first = "resume" if launch.is_resumed else "start"
-        return Course(self._journal, budget, head, launch.claim, first, restarts.grace_s)
+        return Course(self._journal, restarts, head, launch.claim, first, plan.grace_s)
 
     def _turn(self, head: Head, course: Course) -> None:
         for message in head.take():

@@ -7,12 +7,16 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from elasticflow.launcher import course
 from elasticflow.launcher.fork_client import ForkServer
+from elasticflow.run_folder import RunFolder
+from tests.launcher.course_trial import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +41,15 @@ def close(server: ForkServer) -> None:
     server.process.kill()
     server.process.wait()
     server._lines.channel.close()
+
+
+@pytest.fixture
+def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """Return a fresh course with a budget of two restarts."""
+    made = Trial(RunFolder(tmp_path / "runs" / "job" / "run"))
+    clock = SimpleNamespace(monotonic=lambda: made.clock, time=lambda: made.clock)
+    monkeypatch.setattr(course, "time", clock)
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -117,6 +117,16 @@ def test_another_user_error_or_progress_in_between_allows_a_restart(ledger: Path
     assert budget.charge("user_error", step=11, fingerprint="a").restart
 
 
+def test_whoever_knows_more_than_the_ledger_says_whether_there_is_hope(ledger: Path) -> None:
+    """An error that came before may stay away next time, and a new one may be without hope; it is charged either way."""
+    budget = Budget(plan_of(5), ledger, Clock())
+    again = [budget.charge("user_error", step=None, fingerprint="a", hope=True) for _ in range(3)]
+    assert [(d.restart, d.left) for d in again] == [(True, 4), (True, 3), (True, 2)]
+    last = budget.charge("user_error", step=10, fingerprint="b", hope=False)
+    assert (last.restart, last.spent, last.left) == (False, False, 1)
+    assert last.reason == "the same error came again without progress"
+
+
 def test_a_loss_that_is_not_finite_at_the_same_step_again_ends_the_run(ledger: Path) -> None:
     """Training is deterministic, so the second time at one step is the proof that it stays so."""
     budget = Budget(plan_of(5), ledger, Clock())

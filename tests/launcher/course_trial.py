@@ -1,0 +1,130 @@
+"""A course whose clock, nodes and generation numbers are the test's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.compiler.plan import RestartPlan
+from elasticflow.launcher.budget import Budget
+from elasticflow.launcher.course import Course
+from elasticflow.launcher.journal import Journal
+from elasticflow.launcher.restarts import Restarts
+from elasticflow.launcher.suspicion import Suspicion
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.storage import Storage
+
+if TYPE_CHECKING:
+    from elasticflow.run_folder import RunFolder
+
+GRACE_S = 30.0
+
+
+class FakeNodes:
+    """Remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.formed: list[tuple[int, tuple[str, ...], float | None]] = []
+        self.requests: list[tuple[str, int]] = []
+
+    def form(self, generation: int, nodes: tuple[str, ...], failed_at: float | None) -> None:
+        """Note a generation to form."""
+        self.formed.append((generation, nodes, failed_at))
+
+    def request(self, what: str, generation: int) -> None:
+        """Note a request."""
+        self.requests.append((what, generation))
+
+
+@dataclass
+class Trial:
+    """A course whose clock, nodes and generation numbers are the test's."""
+
+    folder: RunFolder
+    budget: int = 2
+    nodes: FakeNodes = field(default_factory=FakeNodes)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    claimed: list[str] = field(default_factory=list)
+    clock: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(self.folder, 1, self.records.append)
+        self.catalog = Catalog(Storage(str(self.folder.path)))
+        self.plan(self.budget)
+
+    def plan(self, budget: int) -> None:
+        """Begin anew with a budget of so many restarts."""
+        plan = RestartPlan(
+            budget=budget,
+            refill_s=None,
+            refill_steps=None,
+            refill_epochs=None,
+            hang_timeout_s=600,
+            grace_s=GRACE_S,
+        )
+        ledger = Budget(plan, self.folder.ledger, lambda: self.clock)
+        restarts = Restarts(self.journal, ledger, Suspicion(self.catalog, self.journal))
+        self.course = Course(self.journal, restarts, self.nodes, self.claim, "start", GRACE_S)
+
+    def claim(self, reason: str) -> int:
+        """Return the next generation number."""
+        self.claimed.append(reason)
+        return len(self.claimed)
+
+    def begin(self) -> None:
+        """Have the node join and the first generation formed."""
+        self.join()
+        self.course.time_passed()
+
+    def join(self) -> None:
+        """Say that the node is ready."""
+        self.course.node_joined("n0", "host", 2, [])
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.clock += seconds
+        self.course.time_passed()
+
+    def step(self, step: int, *, finished: bool = False) -> None:
+        """Have the generation finish a step."""
+        generation = self.course.generation
+        assert generation is not None
+        generation.step, generation.epoch, generation.is_finished = step, 0, finished
+        self.journal.update(step=step)
+
+    def leave(self) -> None:
+        """Have all workers leave with code 0."""
+        assert self.course.generation is not None
+        number = self.course.generation.number
+        self.course.group_ended(
+            {"generation": number, "node": "n0", "failed": False, "workers": [worker(0, 0), worker(1, 0)]}
+        )
+
+    def fail(self, *workers: dict[str, Any], generation: int | None = None) -> None:
+        """Have the workers fail: by default rank 1 killed, rank 0 ended by the agent."""
+        if generation is None:
+            assert self.course.generation is not None
+            generation = self.course.generation.number
+        found = list(workers) or [worker(0, -9, ended_by_us=True), worker(1, -9)]
+        self.course.group_ended({"generation": generation, "node": "n0", "failed": True, "workers": found})
+
+    def names(self) -> list[str]:
+        """Return the names of the events so far."""
+        return [record["event"] for record in self.records]
+
+    def verdict(self) -> tuple[str, int]:
+        """Return status and exit code."""
+        assert self.course.verdict is not None
+        return self.course.verdict.status, self.course.verdict.exit_code
+
+
+def worker(rank: int, code: int, *, ended_by_us: bool = False, stderr: str = "") -> dict[str, Any]:
+    """Return how one worker ended, as an agent tells it."""
+    return {
+        "rank": rank,
+        "pid": 100 + rank,
+        "exit_code": code,
+        "at": 5.0 + rank,
+        "ended_by_us": ended_by_us,
+        "stderr": stderr,
+    }
