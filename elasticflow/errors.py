@@ -60,6 +60,10 @@ class SnapshotNotFoundError(ElasticflowError):
     """No snapshot of that name, or no snapshots at all in that place."""
 
 
+class ExportError(ElasticflowError):
+    """The target exists or cannot be written, or the format cannot hold what was asked for."""
+
+
 class LogsNotFoundError(ElasticflowError):
     """The run has no log of that generation or rank."""
 

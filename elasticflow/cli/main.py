@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import signal
 import sys
@@ -13,13 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow import __version__
+from elasticflow.cli.lazy import LazyGroup
 from elasticflow.errors import FINISHED, INTERRUPTED, KILLED_BY_USER, ElasticflowError, JobRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
-
-    from click.shell_completion import CompletionItem
 
 # Name to the line shown in --help: known without importing the command's module.
 COMMANDS: dict[str, str] = {
@@ -31,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "runs": "List runs.",
     "status": "Show how a run is doing.",
     "logs": "Show a run's logs by rank and generation.",
+    "snapshots": "List, check, keep, prune and export a run's snapshots.",
     "schema": "Print the JSON Schema of the job file, for editors.",
     "explain": "Explain a code such as EF101, with a bad and a good example.",
     "completion": "Print the completion script of a shell.",
@@ -42,46 +41,11 @@ SHORT = ("validate", "schema", "explain")
 TRAINING = ("run", "resume")
 
 
-class LazyGroup(click.Group):
-    """A group that imports `elasticflow.cli.cmd_<name>` when the command is called, and no sooner."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order of a job's life."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command, importing its module now."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"elasticflow.cli.cmd_{cmd_name}").command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of the first argument; an unknown one gets a suggestion from the table."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.exceptions.NoSuchCommand as error:
-            raise click.exceptions.NoSuchCommand(args[0], possibilities=list(COMMANDS), ctx=ctx) from error
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the table, without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return matching command names from the table, without importing them."""
-        from click.shell_completion import CompletionItem
-
-        names = [
-            CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)
-        ]
-        return names or click.Command.shell_complete(self, ctx, incomplete)
-
-
 @click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=LazyGroup,
+    table=COMMANDS,
+    rooms="elasticflow.cli.cmd_",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="elasticflow", message="%(prog)s %(version)s")
 def group() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from elasticflow.cli.cmd_snapshots import COMMANDS as OF_SNAPSHOTS
 from elasticflow.cli.main import COMMANDS, group
 
 PROMISED = {
@@ -15,15 +16,46 @@ PROMISED = {
     "runs": {"[JOB]", "--format"},
     "status": {"[RUN]", "--format"},
     "logs": {"[RUN]", "--rank", "--generation", "--follow", "--level", "--format"},
+    "snapshots": set(),
     "schema": {"--output"},
     "explain": {"[CODE]"},
     "completion": {"{bash|zsh|fish}"},
 }
 
+_PRINTS = {"--option", "--format", "--json"}
+PROMISED_OF_SNAPSHOTS = {
+    "list": {"[RUN]", *_PRINTS},
+    "show": {"[RUN] [SNAPSHOT]", *_PRINTS},
+    "verify": {"[RUN] [SNAPSHOT]...", "--all", "--quarantine", *_PRINTS},
+    "pin": {"[RUN] SNAPSHOT...", "--note", "--option"},
+    "unpin": {"[RUN] SNAPSHOT...", "--option"},
+    "prune": {
+        "[RUN]",
+        "--keep-last",
+        "--keep-best",
+        "--keep-every",
+        "--keep-within",
+        "--dry-run",
+        "--yes",
+        *_PRINTS,
+    },
+    "export": {"[RUN] [SNAPSHOT]", "--format", "--output", "--part", "--force", "--json", "--option"},
+}
 
-def _offered(name: str) -> set[str]:
-    command = group.get_command(click.Context(group), name)
-    assert command is not None
+
+def _command(within: click.Group, name: str) -> click.Command:
+    found = within.get_command(click.Context(within), name)
+    assert found is not None
+    return found
+
+
+def _snapshots() -> click.Group:
+    found = _command(group, "snapshots")
+    assert isinstance(found, click.Group)
+    return found
+
+
+def _offered(command: click.Command) -> set[str]:
     found = set()
     for parameter in command.params:
         if isinstance(parameter, click.Argument):
@@ -35,15 +67,22 @@ def _offered(name: str) -> set[str]:
 
 def test_commands_and_options_are_those_promised() -> None:
     """Every command of the group, each with exactly these arguments and options."""
-    assert PROMISED == {name: _offered(name) for name in COMMANDS}
+    assert PROMISED == {name: _offered(_command(group, name)) for name in COMMANDS}
+
+
+def test_commands_of_snapshots_are_those_promised() -> None:
+    """Every command of `elasticflow snapshots`, each with exactly these arguments and options."""
+    assert PROMISED_OF_SNAPSHOTS == {name: _offered(_command(_snapshots(), name)) for name in OF_SNAPSHOTS}
 
 
 def test_every_option_of_every_command_is_explained() -> None:
     """`--help` says something about each option."""
+    commands = [_command(group, name) for name in COMMANDS]
+    commands += [_command(_snapshots(), name) for name in OF_SNAPSHOTS]
     silent = [
-        (name, parameter.name)
-        for name in COMMANDS
-        for parameter in getattr(group.get_command(click.Context(group), name), "params", [])
+        (command.name, parameter.name)
+        for command in commands
+        for parameter in command.params
         if isinstance(parameter, click.Option) and not parameter.help
     ]
     assert [] == silent

@@ -1,0 +1,33 @@
+"""`elasticflow snapshots`: what a run left behind, and what may be done with it (floor 5)."""
+
+from __future__ import annotations
+
+import click
+
+from elasticflow.cli.lazy import LazyGroup
+
+COMMANDS: dict[str, str] = {
+    "list": "List a run's snapshots, with why each stays.",
+    "show": "Show all of one snapshot, and where it comes from.",
+    "verify": "Check every byte of snapshots.",
+    "pin": "Keep snapshots until they are unpinned.",
+    "unpin": "Leave snapshots to the job's policy again.",
+    "prune": "Remove the snapshots that no rule keeps.",
+    "export": "Write the weights as safetensors, a torch state_dict or a DCP folder.",
+}
+
+
+@click.group("snapshots", cls=LazyGroup, table=COMMANDS, rooms="elasticflow.cli.cmd_snapshots_")
+def command() -> None:
+    """List, check, keep, prune and export a run's snapshots.
+
+    RUN is a run folder, a run id, a job's name or file (its newest run), or a path or URL of a run's snapshots;
+    default: the newest run. SNAPSHOT is a name, `latest`, `best` or `step:N`; default: `latest`.
+
+    \b
+    elasticflow snapshots list                              the newest run's
+    elasticflow snapshots show mnist best                   where its best one comes from
+    elasticflow snapshots verify s3://bucket/mnist/RUN_ID --all
+    elasticflow snapshots pin mnist step:5000 --note "used in the paper"
+    elasticflow snapshots export mnist best --format safetensors -o mnist.safetensors
+    """

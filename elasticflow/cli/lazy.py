@@ -1,0 +1,62 @@
+"""A group of commands that are imported only when they are used (floor 5)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from click.shell_completion import CompletionItem
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is called, and no sooner.
+
+    Args:
+        table: Name to the line shown in `--help`: known without importing anything.
+        rooms: What the command's name is put after to make its module's: `elasticflow.cli.cmd_`.
+    """
+
+    def __init__(self, *args: Any, table: Mapping[str, str], rooms: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._table, self._rooms = table, rooms
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order of the table."""
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, importing its module now."""
+        if cmd_name not in self._table:
+            return None
+        command: click.Command = importlib.import_module(f"{self._rooms}{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of the first argument; an unknown one gets a suggestion from the table."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=list(self._table), ctx=ctx) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._table.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return matching command names from the table, without importing them."""
+        from click.shell_completion import CompletionItem
+
+        names = [
+            CompletionItem(name, help=line)
+            for name, line in self._table.items()
+            if name.startswith(incomplete)
+        ]
+        return names or click.Command.shell_complete(self, ctx, incomplete)

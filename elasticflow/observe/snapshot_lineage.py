@@ -1,0 +1,85 @@
+"""The lineage of a run's snapshots, drawn as a tree; pure (floor 4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticflow.observe.formats import plural
+from elasticflow.run_folder import SNAPSHOT_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.observe.snapshot_generations import Generation
+    from elasticflow.observe.snapshot_rows import Row
+
+MARK = "<- this one"
+_MOST_GENERATIONS, _MOST_SNAPSHOTS = 20, 8
+
+
+def draw(found: Sequence[Generation], rows: Sequence[Row], shown: str) -> list[str]:
+    """Return the lines: each generation, below it its snapshots, and how it ended.
+
+    Of many generations those around the one of *shown* are drawn; of many snapshots the newest, and *shown*.
+
+    Args:
+        found: The generations, the oldest first.
+        rows: All snapshots that are there.
+        shown: Name of the snapshot that is marked.
+    """
+    place = next((i for i, each in enumerate(found) if any(r.name == shown for r in each.snapshots)), 0)
+    first = max(0, min(place - _MOST_GENERATIONS // 2, len(found) - _MOST_GENERATIONS))
+    last = min(len(found), first + _MOST_GENERATIONS)
+    names = {row.name for row in rows}
+    text = [f"... {plural(first, 'earlier generation')}"] if first else []
+    for number in range(first, last):
+        text.append(_head(found[number], found[number - 1] if number else None, names))
+        text += _branches(_leaves(found[number], shown))
+    return text + ([f"... {plural(len(found) - last, 'later generation')}"] if last < len(found) else [])
+
+
+def _branches(leaves: list[str]) -> list[str]:
+    return [f"{'└─' if leaf is leaves[-1] else '├─'} {leaf}" for leaf in leaves]
+
+
+def _head(each: Generation, before: Generation | None, names: set[str]) -> str:
+    facts = [_workers(each, before), each.reason or "", _start(each, names)]
+    if each.launch is not None and (before is None or before.launch != each.launch):
+        facts.append(f"launch {each.launch}")
+    return f"generation {each.number}  {', '.join(fact for fact in facts if fact)}"
+
+
+def _workers(each: Generation, before: Generation | None) -> str:
+    if each.world_size is None:
+        return ""
+    text = plural(each.world_size, "worker")
+    if before is None or before.world_size in {None, each.world_size}:
+        return text
+    return f"{text} (before: {before.world_size})"
+
+
+def _start(each: Generation, names: set[str]) -> str:
+    if each.parent is None:
+        return "from the beginning" if each.number == 1 else ""
+    match = SNAPSHOT_NAME.fullmatch(each.parent)
+    gone = "" if each.parent in names else ", since removed"
+    return f"from step {int(match['step']) if match else '?'} ({each.parent}{gone})"
+
+
+def _leaves(each: Generation, shown: str) -> list[str]:
+    rows = [row for row in each.snapshots if row.name == shown or row in each.snapshots[-_MOST_SNAPSHOTS:]]
+    here = sum(row.state == "committed" for row in each.snapshots)
+    notes = []
+    if gone := (each.taken or here) - here:
+        notes.append(f"{plural(gone, 'snapshot')} more, since removed")
+    if left_out := len(each.snapshots) - len(rows):
+        notes.append(f"{plural(left_out, 'snapshot')} more")
+    return [*notes, *(_leaf(row, shown) for row in rows), *([each.ended] if each.ended else [])]
+
+
+def _leaf(row: Row, shown: str) -> str:
+    facts = [row.manifest.trigger if row.manifest else "", "" if row.state == "committed" else row.state]
+    if row.kept:
+        facts.append(f"kept: {', '.join(row.kept)}")
+    mark = f"  {MARK}" if row.name == shown else ""
+    return f"step {row.step}  {row.name}  {', '.join(fact for fact in facts if fact)}".rstrip() + mark
