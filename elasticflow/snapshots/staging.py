@@ -79,7 +79,8 @@ class StagingClient(Link):
     def reserve(self, nbytes: int) -> None:
         """Ask for two buffers of *nbytes*, or one where memory is short, and return at once.
 
-        They are made ready while the worker goes on. Not between `buffer` and `stage`: larger buffers take the place of the old ones.
+        They are made ready while the worker goes on. Not between `buffer` and `stage`: larger buffers take the
+        place of the old ones.
         """
         if nbytes > self._reserved:
             self._reserved = nbytes

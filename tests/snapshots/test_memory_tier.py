@@ -1,0 +1,388 @@
+"""The memory tier as workers of one node, their successors and the store see it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.errors import StagingLimitError
+from elasticflow.snapshots import reader
+from elasticflow.snapshots.holding import Holding
+from elasticflow.snapshots.staging import StagingClient, TensorEntry
+from tests.snapshots.conftest import Bench
+
+if TYPE_CHECKING:
+    from elasticflow.snapshots.process import WriterProcess
+    from elasticflow.snapshots.slots import Slot
+
+ROOT = Path(__file__).parents[2]
+SIZE = 1000
+
+
+@dataclass
+class Rank:
+    """One rank with its slots."""
+
+    client: StagingClient
+    holding: Holding
+    rank: int
+    generation: int
+    size: int = SIZE
+
+    def record(self, step: int) -> dict[str, Any] | None:
+        """What rank 0 gives with its share."""
+        about = {"trigger": "memory", "samples": step * 10, "epoch": 0, "metric": None}
+        return {"state": {"step": step, "rest": {"lr": 0.5}}, "manifest": about} if self.rank == 0 else None
+
+    def hold(self, step: int) -> Slot:
+        """Fill a slot with bytes that tell step and rank."""
+        slot = self.fill(step)
+        assert self.holding.seal(slot, Bench.name_of(step, self.generation), step, self.record(step))
+        return slot
+
+    def fill(self, step: int) -> Slot:
+        """The same, up to the moment before it counts."""
+        slot = self.holding.open(20)
+        assert slot is not None
+        slot.memory[: self.size] = Bench.content(step, self.rank, self.size)
+        return slot
+
+
+def joined(
+    bench: Bench, writer: WriterProcess, world: int = 2, generation: int = 1, size: int = SIZE
+) -> list[Rank]:
+    """Connect all ranks of a generation."""
+    ranks = []
+    for rank in range(world):
+        client = bench.connect(writer, rank, world, generation=generation)
+        ranks.append(Rank(client, Holding(client, generation), rank, generation, size))
+    return ranks
+
+
+def settled(ranks: list[Rank]) -> list[Rank]:
+    """Have each rank take its slots and tell how its shares are laid out."""
+    for rank in ranks:
+        entries = [TensorEntry(f"a{rank.rank}", "U8", (rank.size,), 0, rank.size)]
+        rank.holding.reserve(rank.size)
+        rank.holding.outline(entries, rank.size, rank.record(0))
+    return ranks
+
+
+def die(ranks: list[Rank]) -> None:
+    """End the connections, as dead processes do."""
+    for rank in ranks:
+        rank.client.close()
+
+
+def recalled(ranks: list[Rank]) -> list[tuple[int, list[bytes]] | None]:
+    """What each rank is told is held: step and all shares."""
+    found = []
+    for rank in ranks:
+        held = rank.holding.recall()
+        found.append(
+            None
+            if held is None
+            else (held.step, [bytes(memory[: entries[0].nbytes]) for entries, memory in held.shares])
+        )
+    return found
+
+
+def content(step: int, world: int = 2, size: int = SIZE) -> tuple[int, list[bytes]]:
+    """What `recalled` gives for a whole set of *step*."""
+    return step, [Bench.content(step, rank, size) for rank in range(world)]
+
+
+def test_successors_go_on_from_the_newest_step_that_every_rank_has(bench: Bench) -> None:
+    """Rank 0 was one step ahead when all died: the step before is what their successors are given."""
+    writer = bench.writer()
+    first = settled(joined(bench, writer))
+    for step in range(1, 8):
+        for rank in first:
+            rank.hold(step)
+    first[0].hold(8)
+    die(first)
+    second = joined(bench, writer, generation=2)
+    assert [content(7), content(7)] == recalled(second)
+    held = second[0].holding.recall()
+    assert held is not None
+    assert (Bench.name_of(7), 7, None) == (held.name, held.step, held.committed)
+    assert {"step": 7, "rest": {"lr": 0.5}} == held.record["state"]
+    assert 70 == held.record["manifest"]["samples"]
+    assert [] == bench.catalog.committed()
+
+
+def test_death_in_the_midst_of_a_copy_spoils_nothing(bench: Bench) -> None:
+    """A rank that dies while it fills a slot leaves the step before whole, and its lock with the kernel."""
+    writer = bench.writer()
+    first = settled(joined(bench, writer))
+    for step in (1, 2, 3):
+        for rank in first:
+            rank.hold(step)
+    first[0].hold(4)
+    first[1].fill(4)
+    die(first)
+    assert [content(3), content(3)] == recalled(joined(bench, writer, generation=2))
+
+
+def test_held_set_survives_a_successor_that_held_nothing(bench: Bench) -> None:
+    """Generation 2 takes over the slots and dies before its first step is whole: generation 3 is given the same."""
+    writer = bench.writer()
+    first = settled(joined(bench, writer))
+    for rank in first:
+        rank.hold(5)
+    die(first)
+    second = settled(joined(bench, writer, generation=2))
+    second[0].hold(6)
+    second[1].fill(6)
+    die(second)
+    third = joined(bench, writer, generation=3)
+    assert [content(5), content(5)] == recalled(third)
+    for rank in settled(third):
+        rank.hold(6)
+    die(third)
+    assert [content(6), content(6)] == recalled(joined(bench, writer, generation=4))
+
+
+def test_slots_are_taken_over(bench: Bench) -> None:
+    """Three buffers for each rank are all there ever are, over restarts and many steps."""
+    writer = bench.writer()
+    for generation in (1, 2, 3):
+        ranks = settled(joined(bench, writer, generation=generation, size=100_000))
+        for step in range(generation * 10, generation * 10 + 8):
+            for rank in ranks:
+                rank.hold(step)
+        die(ranks)
+    assert 6 == len(staging_files(writer.process.pid))
+
+
+def test_zombie_keeps_successors_from_its_memory(bench: Bench) -> None:
+    """A rank that outlived its generation could still write: nothing is given out until it is gone."""
+    writer = bench.writer()
+    first = settled(joined(bench, writer))
+    for rank in first:
+        rank.hold(3)
+    die(first[1:])
+    second = joined(bench, writer, generation=2)
+    assert [None, None] == recalled(second)
+    for rank in settled(second):
+        rank.hold(2)
+    first[0].hold(9)
+    first[0].client.wish(9, "steps")
+    time.sleep(0.2)
+    assert [] == bench.catalog.committed()
+    die(first)
+    die(second)
+    assert [content(2), content(2)] == recalled(joined(bench, writer, generation=3))
+
+
+def test_group_over_two_nodes_is_not_whole_here(bench: Bench) -> None:
+    """A newcomer on another node makes what this one holds old: nothing is given out then or later."""
+    writer = bench.writer()
+    first = settled(joined(bench, writer, world=1))
+    first[0].hold(3)
+    die(first)
+    (wide,) = [bench.connect(writer, 0, 2, local_world_size=1, generation=2)]
+    assert Holding(wide, 2).recall() is None
+    wide.close()
+    assert [None] == recalled(joined(bench, writer, world=1, generation=3))
+
+
+def test_wish_is_written_with_what_was_held(bench: Bench) -> None:
+    """A wish at step 4 commits step 4, verified, with the trigger of the wish; every rank hears of it."""
+    writer = bench.writer()
+    ranks = settled(joined(bench, writer))
+    for step in (3, 4):
+        for rank in ranks:
+            rank.hold(step)
+    for rank in ranks:
+        rank.client.wish(4, "steps")
+    for rank in ranks:
+        assert [("snapshot.committed", 4)] == bench.outcomes(rank.client.flush(20))
+    (found,) = bench.catalog.committed()
+    assert ("steps", 40, 1, None) == (found.trigger, found.samples, found.generation, found.parent)
+    assert [] == reader.verify(bench.catalog, found)
+    assert {"step": 4, "rest": {"lr": 0.5}} == reader.read_state(bench.catalog, found)
+
+
+def test_wishes_are_coalesced_while_the_store_is_busy(bench: Bench) -> None:
+    """Wishes at every step of a slow store: training never waits, some steps are committed, the last one always."""
+    writer = bench.writer(keep_last=100)
+    ranks = settled(joined(bench, writer, size=20_000_000))
+    for step in range(1, 31):
+        for rank in ranks:
+            rank.hold(step)
+        for rank in ranks:
+            rank.client.wish(step, "steps")
+    for rank in ranks:
+        rank.client.flush(60)
+    steps = [found.step for found in bench.catalog.committed()]
+    assert 30 == steps[0]
+    assert 1 in steps
+    assert len(steps) < 30
+    for found in bench.catalog.committed():
+        assert [] == reader.verify(bench.catalog, found)
+        place = found.tensors["a1"]
+        shard = bench.catalog.storage.read(f"snapshots/{found.name}/{place.file}")
+        assert shard[place.offset :] == Bench.content(found.step, 1, 20_000_000)
+
+
+def test_what_is_being_written_is_not_filled(bench: Bench) -> None:
+    """While the writer is stopped with a set in its hands, ranks go on in the other slots."""
+    writer = bench.writer()
+    ranks = settled(joined(bench, writer, world=1, size=50_000_000))
+    ranks[0].hold(1)
+    ranks[0].client.wish(1, "steps")
+    while not (begun := ranks[0].client.reports()):
+        time.sleep(0.001)
+    assert "snapshot.begun" == begun[0]["event"]
+    writer.process.send_signal(signal.SIGSTOP)
+    used = {ranks[0].hold(step).descriptor for step in range(2, 9)}
+    writer.process.send_signal(signal.SIGCONT)
+    assert len(used) in (2, 3)  # 3: it had been written in that moment
+    ranks[0].client.flush(20)
+    (found,) = bench.catalog.committed()
+    assert [] == reader.verify(bench.catalog, found)
+    place = found.tensors["a0"]
+    shard = bench.catalog.storage.read(f"snapshots/{found.name}/{place.file}")
+    assert shard[place.offset :] == Bench.content(1, 0, 50_000_000)
+
+
+def test_wish_of_the_dead_is_kept_and_named_to_successors(bench: Bench) -> None:
+    """Workers die right after a wish: it is committed before successors are answered, who hear of it."""
+    writer = bench.writer(limits={"fence_grace_s": 20.0})
+    bench.catalog.claim_generation({})
+    first = settled(joined(bench, writer))
+    for rank in first:
+        rank.hold(5)
+    for rank in first:
+        rank.client.wish(5, "steps")
+    for rank in first:
+        rank.hold(6)
+    die(first)
+    bench.catalog.claim_generation({})
+    second = joined(bench, writer, generation=2)
+    (found,) = bench.catalog.committed()
+    assert found.step in (5, 6)
+    held = second[0].holding.recall()
+    assert held is not None
+    place = {"name": found.name, "step": found.step, "epoch": 0, "samples": found.step * 10}
+    assert (6, place) == (held.step, held.committed)
+
+
+def test_what_is_held_is_committed_at_the_end_of_a_launch(bench: Bench) -> None:
+    """The launch ends after a crash, and nobody wished for a snapshot: the newest held set is not lost."""
+    writer = bench.writer()
+    ranks = settled(joined(bench, writer))
+    for rank in ranks:
+        rank.hold(5)
+    die(ranks)
+    writer.finish(20)
+    (found,) = bench.catalog.committed()
+    assert (5, "crash") == (found.step, found.trigger)
+    assert [] == reader.verify(bench.catalog, found)
+
+
+def test_same_step_is_never_written_twice(bench: Bench) -> None:
+    """The last step was committed already when the end asks for it: one snapshot, no failure."""
+    writer = bench.writer()
+    ranks = settled(joined(bench, writer, world=1))
+    ranks[0].hold(5)
+    for trigger in ("steps", "end"):
+        ranks[0].client.wish(5, trigger)
+    assert [("snapshot.committed", 5)] == bench.outcomes(ranks[0].client.flush(20))
+    ranks[0].client.close()
+    writer.finish(20)
+    assert [5] == [found.step for found in bench.catalog.committed()]
+
+
+def test_record_that_changed_much_is_told_anew(bench: Bench) -> None:
+    """What is too much for a label goes into a new outline, and comes back whole."""
+    writer = bench.writer()
+    (rank,) = settled(joined(bench, writer, world=1))
+    rank.hold(1)
+    record = rank.record(2)
+    assert record is not None
+    record["state"]["rest"] = {"words": ["long"] * 10_000}
+    slot = rank.fill(2)
+    name = Bench.name_of(2)
+    assert not rank.holding.seal(slot, name, 2, record)
+    rank.holding.outline([TensorEntry("a0", "U8", (SIZE,), 0, SIZE)], SIZE, record)
+    assert rank.holding.seal(slot, name, 2, record)
+    rank.client.close()
+    (successor,) = joined(bench, writer, world=1, generation=2)
+    held = successor.holding.recall()
+    assert held is not None
+    assert (2, record["state"]) == (held.step, held.record["state"])
+
+
+def test_limit_that_is_too_small_for_the_tier_is_told(bench: Bench) -> None:
+    """Three slots for each of two workers are more than the limit: an error with figures and a remedy."""
+    (first, _) = joined(bench, bench.writer(staging_limit=50_000), size=10_000)
+    first.holding.reserve(10_000)
+    with pytest.raises(
+        StagingLimitError,
+        match=r"staging_limit is too small: 172032 bytes are needed .* 3 times, 50000 are allowed",
+    ):
+        first.holding.open(20)
+
+
+def test_nothing_is_left_when_everything_is_killed(tmp_path: Path, real_processes: None) -> None:
+    """SIGKILL of parent, writer and worker: no process, and nothing where shared memory has names."""
+    code = (
+        "import sys, time\n"
+        "from elasticflow.snapshots.process import start_writer\n"
+        "from elasticflow.snapshots.staging import StagingClient, TensorEntry\n"
+        "from elasticflow.snapshots.holding import Holding\n"
+        f"w = start_writer({{'uri': {str(tmp_path)!r}, 'run_id': 'r'}})\n"
+        "c = StagingClient.connect(w.address, rank=0, world_size=1, local_world_size=1, generation=1)\n"
+        "h = Holding(c, 1)\n"
+        "h.reserve(50_000_000)\n"
+        "s = h.open()\n"
+        "print(w.process.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert parent.stdout is not None
+    writer = int(parent.stdout.readline())
+    memory = staging_files(writer)
+    assert len(memory) == 3
+    os.kill(writer, signal.SIGKILL)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and users_of(memory):
+        time.sleep(0.02)
+    assert [] == users_of(memory)
+    assert [] == list(Path("/dev/shm").glob("*elasticflow*"))
+    assert [] == list(tmp_path.iterdir())
+
+
+def staging_files(pid: int) -> set[int]:
+    """Return the inodes of the memory files that a process holds."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed in this moment
+            if "elasticflow-staging" in str(entry.readlink()):
+                found.add(entry.stat().st_ino)
+    return found
+
+
+def users_of(memory: set[int]) -> list[int]:
+    """Return the processes that have any of these memory files open or mapped."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            maps = (folder / "maps").read_text()
+            mapped = {int(line.split()[4]) for line in maps.splitlines() if "elasticflow-staging" in line}
+            if memory & (mapped | staging_files(int(folder.name))):
+                found.append(int(folder.name))
+    return found
