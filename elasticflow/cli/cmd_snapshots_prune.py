@@ -65,7 +65,8 @@ def command(
     if form == "json":
         print_json(_facts(pruning, removed, dry_run=dry_run))
     elif is_wanted:
-        click.echo(f"removed {_counted(pruning)}, {size(pruning.size)} freed")
+        freed = sum(pruning.sizes[name] for name in removed)
+        click.echo(f"removed {plural(len(removed), 'folder')}, {size(freed)} freed")
     return FINISHED
 
 

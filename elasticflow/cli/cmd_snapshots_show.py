@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from elasticflow.cli.snapshot_words import (
 )
 from elasticflow.cli.terminal import paint, print_json
 from elasticflow.observe.snapshot_generations import generations
-from elasticflow.observe.snapshot_lineage import MARK, draw
+from elasticflow.observe.snapshot_lineage import draw
 from elasticflow.observe.snapshot_page import page, tensors_by_prefix
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ def command(words: tuple[str, ...], options: tuple[str, ...], form: str) -> None
     for text in page(row, place.rules, time.time()):
         click.echo(_dimmed(text))
     click.echo("\nlineage")
-    for text in draw(lineage, rows, row.name):
-        click.echo(f"  {paint(text, bold=True) if text.endswith(MARK) else text}")
+    plain = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") != "utf8"
+    for text, is_shown in draw(lineage, rows, row.name, plain=plain):
+        click.echo(f"  {paint(text, bold=True) if is_shown else text}")
 
 
 def _dimmed(text: str) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.observe.formats import number
+from elasticflow.observe.formats import number, rfc3339
 
 if TYPE_CHECKING:
     from elasticflow.observe.status import RunStatus, Status
@@ -24,7 +23,7 @@ def facts_of(status: RunStatus) -> dict[str, Any]:
     facts = {"job": status.folder.job, "run_id": status.folder.run_id, **asdict(status)}
     facts["folder"] = str(status.folder.path)
     for name in ("started", "updated"):
-        facts[name] = None if facts[name] is None else _utc(facts[name])
+        facts[name] = None if facts[name] is None else rfc3339(facts[name])
     return facts
 
 
@@ -39,7 +38,3 @@ def evaluation_of(status: RunStatus) -> str:
     """Return `accuracy 0.9806`: the metrics that are not the loss, else the loss; empty if there are none."""
     named = {k: v for k, v in status.evaluation.items() if k != "loss"} or status.evaluation
     return ", ".join(f"{name} {number(value)}" for name, value in named.items())
-
-
-def _utc(unix: float) -> str:
-    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -80,6 +80,11 @@ def moment(value: object) -> float | None:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
+def rfc3339(unix: float) -> str:
+    """Return `2026-11-20T10:45:00.000Z`, as JSON has times."""
+    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def local_time(unix: float | None) -> str:
     """Return `2026-11-20 10:45:00` in this machine's time zone; `-` for None."""
     if unix is None:

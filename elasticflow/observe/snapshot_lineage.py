@@ -13,33 +13,42 @@ if TYPE_CHECKING:
     from elasticflow.observe.snapshot_generations import Generation
     from elasticflow.observe.snapshot_rows import Row
 
-MARK = "<- this one"
+_LINES = ("├── ", "├─▶ ", "└── ", "└─▶ ")  # between others and last; with an arrow at the one that is shown
+_PLAIN_LINES = ("|-- ", "|-> ", "`-- ", "`-> ")
 _MOST_GENERATIONS, _MOST_SNAPSHOTS = 20, 8
 
 
-def draw(found: Sequence[Generation], rows: Sequence[Row], shown: str) -> list[str]:
-    """Return the lines: each generation, below it its snapshots, and how it ended.
+def draw(
+    found: Sequence[Generation], rows: Sequence[Row], shown: str, *, plain: bool = False
+) -> list[tuple[str, bool]]:
+    """Return the lines, each with whether it is that of *shown*: generations, their snapshots, how each ended.
 
     Of many generations those around the one of *shown* are drawn; of many snapshots the newest, and *shown*.
 
     Args:
         found: The generations, the oldest first.
         rows: All snapshots that are there.
-        shown: Name of the snapshot that is marked.
+        shown: Name of the snapshot an arrow points at.
+        plain: Draw with ASCII.
     """
     place = next((i for i, each in enumerate(found) if any(r.name == shown for r in each.snapshots)), 0)
     first = max(0, min(place - _MOST_GENERATIONS // 2, len(found) - _MOST_GENERATIONS))
     last = min(len(found), first + _MOST_GENERATIONS)
     names = {row.name for row in rows}
-    text = [f"... {plural(first, 'earlier generation')}"] if first else []
+    text = [(f"... {plural(first, 'earlier generation')}", False)] if first else []
     for number in range(first, last):
-        text.append(_head(found[number], found[number - 1] if number else None, names))
-        text += _branches(_leaves(found[number], shown))
-    return text + ([f"... {plural(len(found) - last, 'later generation')}"] if last < len(found) else [])
+        text.append((_head(found[number], found[number - 1] if number else None, names), False))
+        text += _branches(_leaves(found[number], shown), _PLAIN_LINES if plain else _LINES)
+    return text + (
+        [(f"... {plural(len(found) - last, 'later generation')}", False)] if last < len(found) else []
+    )
 
 
-def _branches(leaves: list[str]) -> list[str]:
-    return [f"{'└─' if leaf is leaves[-1] else '├─'} {leaf}" for leaf in leaves]
+def _branches(leaves: list[tuple[str, bool]], lines: tuple[str, ...]) -> list[tuple[str, bool]]:
+    drawn = []
+    for number, (leaf, is_shown) in enumerate(leaves):
+        drawn.append((lines[2 * (number == len(leaves) - 1) + is_shown] + leaf, is_shown))
+    return drawn
 
 
 def _head(each: Generation, before: Generation | None, names: set[str]) -> str:
@@ -66,7 +75,7 @@ def _start(each: Generation, names: set[str]) -> str:
     return f"from step {int(match['step']) if match else '?'} ({each.parent}{gone})"
 
 
-def _leaves(each: Generation, shown: str) -> list[str]:
+def _leaves(each: Generation, shown: str) -> list[tuple[str, bool]]:
     rows = [row for row in each.snapshots if row.name == shown or row in each.snapshots[-_MOST_SNAPSHOTS:]]
     here = sum(row.state == "committed" for row in each.snapshots)
     notes = []
@@ -74,12 +83,12 @@ def _leaves(each: Generation, shown: str) -> list[str]:
         notes.append(f"{plural(gone, 'snapshot')} more, since removed")
     if left_out := len(each.snapshots) - len(rows):
         notes.append(f"{plural(left_out, 'snapshot')} more")
-    return [*notes, *(_leaf(row, shown) for row in rows), *([each.ended] if each.ended else [])]
+    leaves = [(_leaf(row), row.name == shown) for row in rows]
+    return [*((note, False) for note in notes), *leaves, *([(each.ended, False)] if each.ended else [])]
 
 
-def _leaf(row: Row, shown: str) -> str:
+def _leaf(row: Row) -> str:
     facts = [row.manifest.trigger if row.manifest else "", "" if row.state == "committed" else row.state]
     if row.kept:
         facts.append(f"kept: {', '.join(row.kept)}")
-    mark = f"  {MARK}" if row.name == shown else ""
-    return f"step {row.step}  {row.name}  {', '.join(fact for fact in facts if fact)}".rstrip() + mark
+    return f"step {row.step}  {row.name}  {', '.join(fact for fact in facts if fact)}".rstrip()

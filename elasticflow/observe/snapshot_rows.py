@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.errors import SnapshotNotFoundError
+from elasticflow.observe.formats import rfc3339
 from elasticflow.observe.status import is_locked
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.snapshots.manifest import DamagedSnapshotError
@@ -80,7 +81,7 @@ class Row:
             "samples": found and found.samples,
             "bytes": found and found.size,
             "borrowed_bytes": found and sum(entry.size for entry in found.borrowed.values()),
-            "created": found and found.created,
+            "created": found and rfc3339(found.created),
             "world_size": found and found.world_size,
             "trigger": found and found.trigger,
             "parent": found and found.parent,

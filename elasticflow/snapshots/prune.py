@@ -50,9 +50,14 @@ class Pruning:
     leftovers: tuple[Leftover, ...]
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each folder that goes."""
+        return {each.name: each.size for each in self.going} | {e.folder: e.size for e in self.leftovers}
+
+    @property
     def size(self) -> int:
         """Bytes that are freed."""
-        return sum(each.size for each in self.going) + sum(each.size for each in self.leftovers)
+        return sum(self.sizes.values())
 
 
 def plan(catalog: Catalog, rules: policy.Keep, *, dead: int, watch: Watch) -> Pruning:
