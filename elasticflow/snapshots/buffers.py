@@ -6,11 +6,10 @@ import errno
 import fcntl
 import mmap
 import os
-import sys
-import tempfile
 import threading
 from dataclasses import dataclass
-from pathlib import Path
+
+from elasticflow.snapshots.memory import available, memory_file
 
 _HUGE_PAGE = 2 << 20
 
@@ -141,9 +140,9 @@ def map_memory(descriptor: int, size: int) -> mmap.mmap:
 
 def _make(number: int, size: int) -> Buffer:
     whole = _whole(size)
-    if whole > (left := _available()):  # else the kernel would end some process to make room
+    if whole > (left := available()):  # else the kernel would end some process to make room
         raise OSError(errno.ENOMEM, f"{left >> 20} MiB of memory are left, {whole >> 20} MiB are needed")
-    descriptor = _memory_file()
+    descriptor = memory_file("staging")
     try:
         os.ftruncate(descriptor, whole)
         if hasattr(os, "posix_fallocate"):
@@ -160,21 +159,3 @@ def _whole(size: int) -> int:
     """Return what a buffer of *size* bytes takes: whole huge pages, or whole pages if it is small."""
     page = _HUGE_PAGE if size >= _HUGE_PAGE else mmap.PAGESIZE
     return max(1, -(-size // page)) * page
-
-
-def _available() -> int:
-    """Bytes the machine can give without swapping; no limit where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return sys.maxsize
-    return next(
-        (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), sys.maxsize
-    )
-
-
-def _memory_file() -> int:
-    if sys.platform == "linux":
-        return os.memfd_create("elasticflow-staging", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

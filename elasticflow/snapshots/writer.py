@@ -1,8 +1,8 @@
 """The writer process of a node: `python -m elasticflow.snapshots.writer` (floor 1, never imports torch).
 
-It owns the staging memory, hashes and writes shares, and commits snapshots. TERM and INT are ignored, since they go to
-whole process groups while the last snapshot is still being written; it leaves at once when its standard input ends,
-and after what it has been handed when a line comes there.
+It owns the staging memory, hashes and writes shares, commits snapshots, and loads them for ranks that go on. TERM and INT
+are ignored, since they go to whole process groups while the last snapshot is still being written; it leaves at once when
+its standard input ends, and after what it has been handed when a line comes there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from elasticflow.snapshots.buffers import Buffer, LimitError, Pool
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.snapshots.commit import Committer, Config
 from elasticflow.snapshots.keeping import Keeper
+from elasticflow.snapshots.serving import Loader
 from elasticflow.snapshots.threads import or_die, thread
 from elasticflow.snapshots.writing import ShareWriting
 from elasticflow.storage import Storage
@@ -65,6 +66,7 @@ class Writer:
         storage = Storage(config.uri, config.options)
         catalog = Catalog(storage, config.prefix)
         self._writing = ShareWriting(config, catalog)
+        self._loader = Loader(catalog)
         self._pool = Pool(config.staging_limit)
         self._board = Board()
         self._keeper = Keeper(self._pool, self._board, self._submit)
@@ -115,11 +117,12 @@ class Writer:
                     self._reserve(worker, message["reserve"])
                 elif "stage" in message:
                     self._stage(worker, message["stage"])
-                else:
+                elif not self._loader.handle(worker, message):
                     self._keeper.handle(worker, message)
                 worker.busy = False
         finally:
             self._keeper.leave(worker)
+            self._loader.leave(worker)
             self._workers.discard(worker)
             for buffer in worker.buffers.values():
                 self._pool.disown(buffer)
