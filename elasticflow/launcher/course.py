@@ -61,11 +61,14 @@ class Course:
         journal: Journal,
         restarts: Restarts,
         nodes: Nodes,
-        claim: Callable[[str], int],
+        claim: Callable[[str, int], int | None],
         first: str,
         grace_s: float,
     ) -> None:
-        """Begin with a generation for the reason *first*; *claim* takes a reason and returns the next number."""
+        """Begin with a generation for the reason *first*; *claim* takes a reason and the last number that it gave.
+
+        It returns the next number, or None if another launch of the run has one after the last.
+        """
         self._journal = journal
         self._restarts = restarts
         self._nodes = nodes
@@ -153,6 +156,12 @@ class Course:
             self._restart_or_fail(generation, "agent_lost", error)
         return self.verdict is None
 
+    def fenced(self, generation: int) -> None:
+        """A snapshot of *generation* was refused, since a later one exists."""
+        is_ours = self.generation is not None and self.generation.number == generation
+        if is_ours and self.verdict is None:  # else this launch itself has gone on to a later one
+            self._taken_over()
+
     def interrupt(self, reason: str, code: int = errors.INTERRUPTED) -> None:
         """End the launch now; the same command goes on. A run that has finished or failed stays so."""
         if self.verdict is None or (code == errors.KILLED_BY_USER and self.verdict.status == "interrupted"):
@@ -165,9 +174,12 @@ class Course:
     def _form(self, coming: _Next, node: str, nproc: int) -> None:
         """Claim the next generation number at the snapshot URI and have the workers started."""
         try:
-            number = self._claim(coming.reason)
+            number = self._claim(coming.reason, self._journal.generation)
         except OSError as error:  # the store does not answer: it may at the next try
             self._restart_or_fail(None, "storage", f"no generation can be claimed: {error}")
+            return
+        if number is None:
+            self._taken_over()
             return
         self.generation = Generation(number)
         self._journal.generation = number
@@ -216,6 +228,11 @@ class Course:
         else:
             code = errors.BUDGET_SPENT if decision.spent else errors.ANSWER_IS_NO
             self._fail(kind, error, code, failure, decision.reason)
+
+    def _taken_over(self) -> None:
+        """End the launch: going on would take the run away from the other one again."""
+        error = f"another launch of this run goes on from its snapshots: generation {self._journal.generation + 1}"
+        self._fail("taken_over", error, errors.ANSWER_IS_NO)
 
     def _figures(self) -> dict[str, Any]:
         return {"step": self._journal.state["step"], "seconds": round(time.monotonic() - self._started, 3)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,9 +22,9 @@ from elasticflow.launcher.journal import Journal
 from elasticflow.launcher.metrics import Metrics
 from elasticflow.launcher.restarts import Restarts
 from elasticflow.launcher.suspicion import Suspicion
+from elasticflow.snapshots.commit import FENCED
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from pathlib import Path
 
@@ -85,10 +86,16 @@ class Launch:
         variables = {**plan.environment, environment.RUN_ID: self.folder.run_id}
         return AgentProcess(config, variables, self.folder.agent_log)
 
-    def claim(self, reason: str) -> int:
-        """Return the next generation's number, claimed at the snapshot URI: no other launch can have it."""
+    def claim(self, reason: str, last: int = 0) -> int | None:
+        """Return the next generation's number, claimed at the snapshot URI: no other launch can have it.
+
+        None if one has claimed a generation after *last*, the one this launch claimed last (0: none yet).
+        """
         claim = {"run_id": self.folder.run_id, "launch": self.number, "reason": reason, "nodes": [NODE]}
-        return self.catalog.claim_generation(claim)
+        claim |= {"host": socket.gethostname(), "pid": os.getpid()}
+        if last == 0:
+            return self.catalog.claim_generation(claim)
+        return last + 1 if self.catalog.claim_after(last, claim) else None
 
 
 class Supervisor:
@@ -170,7 +177,10 @@ class Supervisor:
             case "lines":
                 self._intake.lines(message["lines"], course.generation)
             case "writer":
+                fenced = [r["generation"] for r in message["reports"] if r.get("reason") == FENCED]
                 self._intake.reports(message["reports"])
+                for generation in fenced:
+                    course.fenced(generation)
             case "hang":
                 number = 0 if course.generation is None else course.generation.number
                 stacks = self._launch.folder.rank_log(number, message["rank"], "stderr")

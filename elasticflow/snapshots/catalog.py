@@ -151,6 +151,17 @@ class Catalog:
             number += 1
         return number
 
+    def claim_after(self, number: int, info: Mapping[str, Any]) -> bool:
+        """Make the generation after *number* exist; False if another launch has: the run is that one's now.
+
+        Asked again after an answer that was lost, what *info* says but for the reason tells that it is ours.
+        """
+        data = json.dumps({**info, "created": time.time()}).encode()
+        if self.storage.create(self._generation(number + 1), data):
+            return True
+        there = self._read(run_folder.generation_file(number + 1))
+        return all(there.get(key) == value for key, value in info.items() if key != "reason")
+
     def newest_generation(self) -> int:
         """Return the highest generation that exists; 0 if there is none."""
         matches = map(_GENERATION.fullmatch, self.storage.list(f"{self.prefix}generations"))

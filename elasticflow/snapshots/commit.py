@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.digests import Integrity
     from elasticflow.snapshots.shards import WrittenFile
 
-_FENCED = "fenced"
+FENCED = "fenced"
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Committer:
             return
         successor = self._board.await_successor(share_set, self._config.limits.fence_grace_s)
         if successor is None or self._catalog.is_fenced(successor):
-            raise PublishError(_FENCED)
+            raise PublishError(FENCED)
 
     def _give_up(self, share_set: ShareSet, error: Exception) -> None:
         """Clear away what is certain never to be committed, and tell everybody."""

@@ -66,7 +66,7 @@ class Trial:
         restarts = Restarts(self.journal, ledger, Suspicion(self.catalog, self.journal))
         self.course = Course(self.journal, restarts, self.nodes, self.claim, "start", GRACE_S)
 
-    def claim(self, reason: str) -> int:
+    def claim(self, reason: str, last: int) -> int | None:
         """Return the next generation number."""
         self.claimed.append(reason)
         return len(self.claimed)

@@ -282,7 +282,7 @@ def test_store_that_does_not_answer_is_tried_again(trial: Trial, monkeypatch: py
     """A generation that cannot be claimed costs a restart of class storage, with a delay; the next try forms it."""
     answers = iter((OSError("no route to host"), 3))
 
-    def claim(reason: str) -> int:
+    def claim(reason: str, last: int) -> int:
         answer = next(answers)
         if isinstance(answer, OSError):
             raise answer
@@ -305,7 +305,7 @@ def test_store_that_does_not_answer_is_tried_again(trial: Trial, monkeypatch: py
 def test_store_that_never_answers_spends_the_budget(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verdict of a launch whose store stays away names the store's answer."""
 
-    def claim(reason: str) -> int:
+    def claim(reason: str, last: int) -> int:
         raise OSError("no route to host")
 
     monkeypatch.setattr(trial.course, "_claim", claim)
@@ -316,3 +316,34 @@ def test_store_that_never_answers_spends_the_budget(trial: Trial, monkeypatch: p
     assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
     assert trial.course.verdict is not None
     assert "no generation can be claimed: no route to host" == trial.course.verdict.fields["error"]
+
+
+def test_another_launch_has_claimed_the_next_generation(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failure here, the run is found to be another host's: this launch ends instead of taking it back."""
+    asked: list[int] = []
+    trial.begin()
+    trial.step(7)
+    monkeypatch.setattr(trial.course, "_claim", lambda _, last: asked.append(last))
+    trial.fail()
+    trial.wait(60)
+
+    assert [1] == asked
+    verdict = trial.course.verdict
+    assert verdict is not None
+    assert ("failed", 1, "taken_over") == (verdict.status, verdict.exit_code, verdict.fields["class"])
+    assert "another launch of this run goes on from its snapshots" in verdict.fields["error"]
+
+
+def test_a_snapshot_refused_for_a_later_generation_ends_the_launch(trial: Trial) -> None:
+    """Nothing of the running generation can be saved any more: it is over; what an older one lost means nothing."""
+    trial.begin()
+    trial.fail()
+    trial.wait(60)
+    trial.course.fenced(1)
+    assert trial.course.verdict is None
+    trial.course.fenced(2)
+    verdict = trial.course.verdict
+    assert verdict is not None
+    assert "taken_over" == verdict.fields["class"]

@@ -134,3 +134,13 @@ def test_job_record_is_written_once(catalog: Catalog) -> None:
     assert catalog.write_job_record({"digest": "a"})
     assert not catalog.write_job_record({"digest": "b"})
     assert catalog.read_job_record() == {"digest": "a"}
+
+
+def test_the_generation_after_ours_is_ours_or_nobody_elses(catalog: Catalog) -> None:
+    """One launch goes on after its own last generation; for another, that number is taken; asked twice, it stays ours."""
+    ours, theirs = {"host": "a", "pid": 1, "reason": "start"}, {"host": "b", "pid": 1, "reason": "start"}
+    assert catalog.claim_generation(ours) == 1
+    assert catalog.claim_after(1, ours)
+    assert catalog.claim_after(1, {**ours, "reason": "storage"})
+    assert not catalog.claim_after(1, theirs)
+    assert catalog.newest_generation() == 2
