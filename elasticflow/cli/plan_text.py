@@ -117,7 +117,9 @@ def _snapshots(view: PlanView) -> str:
     kept += [f"one per {keep.every}"] if keep.every is not None else []
     kept += [f"those of the last {keep.within}"] if keep.within is not None else []
     held = f"; held in memory every {plan.memory}" if plan.memory else ""
-    return f"{_any_of(plan.every)}, at the end and when asked to leave; in {place}; {', '.join(kept)} stay{held}"
+    return (
+        f"{_any_of(plan.every)}, at the end and when asked to leave; in {place}; {', '.join(kept)} stay{held}"
+    )
 
 
 def _drift(view: PlanView) -> Iterator[str]:

@@ -114,6 +114,8 @@ def _policy(job: Job) -> Code:
         "keep_every": table.keep.every,
         "keep_within": table.keep.within,
         "integrity": None if table.integrity == "crc32" else table.integrity,
+        "memory": table.memory,
+        "staging_limit": table.staging_limit,
         "options": table.options or None,
     }
     return call(

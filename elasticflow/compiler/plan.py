@@ -12,7 +12,7 @@ from elasticflow.compiler import torchrun
 from elasticflow.compiler.entry_values import intervals
 from elasticflow.compiler.resolved import job_digest
 from elasticflow.secrecy import without_secrets
-from elasticflow.spec.units import parse_duration, parse_interval
+from elasticflow.spec.units import parse_duration, parse_interval, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,6 +60,8 @@ class SnapshotPlan(Fact):
 
     Attributes:
         uri: As written; a relative path starts at the project root.
+        memory: When they are also held in the node's memory.
+        staging_limit: Most bytes of staging memory on each node.
         best_mode: Whether the best snapshot's metric is the greatest or the least; None: there is no best.
     """
 
@@ -72,6 +74,8 @@ class SnapshotPlan(Fact):
     options: dict[str, Any]
     keep_within: str | None = None
     integrity: Literal["crc32", "sha256"] = "crc32"
+    memory: str | None = None
+    staging_limit: int | None = None
 
 
 class LaunchPlan(Fact):
@@ -155,6 +159,8 @@ def plan_job(job: Job, *, project_root: Path, job_files: Sequence[Path]) -> Laun
             options=job.snapshots.options,
             keep_within=job.snapshots.keep.within,
             integrity=job.snapshots.integrity,
+            memory=job.snapshots.memory,
+            staging_limit=_bytes(job.snapshots.staging_limit),
         ),
         log_level=job.logging.level,
         worlds=tuple(_worlds(job)),
@@ -234,3 +240,7 @@ def num_steps(job: Job, samples: int) -> int:
     if job.dataset.tail == "spill":
         return -(-epochs * samples // batch)
     return epochs * (samples // batch if job.dataset.tail == "drop" else -(-samples // batch))
+
+
+def _bytes(size: str | None) -> int | None:
+    return None if size is None else parse_size(size)

@@ -125,6 +125,7 @@ def writer_config(plan: LaunchPlan, uri: str, prefix: str, run_id: str) -> dict[
         "keep_every": snapshots.keep_every,
         "keep_within": snapshots.keep_within,
         "integrity": snapshots.integrity,
+        "staging_limit": snapshots.staging_limit,
         "best_mode": snapshots.best_mode,
     }
 

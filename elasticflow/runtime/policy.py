@@ -25,6 +25,8 @@ class Policy:
         keep_every: One at each of these stays as well.
         keep_within: Those at most this much older than the newest stay as well.
         integrity: Digest of every file: "crc32" or "sha256".
+        memory: The state is also held in the node's memory at each of these.
+        staging_limit: Most memory that the node takes for snapshots, like "4 GiB".
         options: For the file system.
     """
 
@@ -35,6 +37,8 @@ class Policy:
     keep_every: str | None = None
     keep_within: str | None = None
     integrity: Integrity = "crc32"
+    memory: str | None = None
+    staging_limit: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def catalog(self, folder: RunFolder, run_id: str) -> Catalog:

@@ -106,7 +106,7 @@ def start_writer(config: dict[str, Any], python: str = sys.executable) -> Writer
 
     Args:
         config: uri, options, prefix, run_id, keep_last, keep_best, keep_every, keep_within, best_mode, integrity,
-            limits (`writer.Config`).
+            staging_limit, limits (`writer.Config`).
         python: The interpreter.
 
     Raises:

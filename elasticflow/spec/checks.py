@@ -30,6 +30,7 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *_not_built(source, tables),
         *_schedule(source, tables),
         *_several_machines(source, tables),
+        *_one_node_only(source, tables),
         *_not_shared(source, tables),
         *values(source),
         *secrets(source),
@@ -84,14 +85,12 @@ def _best(source: Source, tables: Tables) -> Iterator[Diagnostic]:
 
 
 def _not_built(source: Source, tables: Tables) -> Iterator[Diagnostic]:
-    train, snapshots, logging = (tables.get(name) for name in ("train", "snapshots", "logging"))
+    train, logging = (tables.get(name) for name in ("train", "logging"))
     asked: list[tuple[KeyPath, str]] = []
     if train is not None and train.consistency == "exact":
         asked.append((("train", "consistency"), 'use "batch", the default'))
     if train is not None and train.virtual_shards is not None:
         asked.append((("train", "virtual_shards"), 'it belongs to consistency = "exact": leave it out'))
-    if snapshots is not None and snapshots.memory is not None:
-        asked.append((("snapshots", "memory"), "leave it out; snapshots.every can be as short as you like"))
     if logging is not None and logging.sinks:
         asked.append(
             (("logging", "sinks"), "leave it out; all metrics are in the run folder's metrics.jsonl")
@@ -126,6 +125,18 @@ def _several_machines(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         remedy = 'set snapshots.uri to an object store ("s3://bucket/name") or to a shared file system'
         path = ("snapshots", "uri") if snapshots.uri is not None else ("nodes", "endpoint")
         yield source.problem(codes.LOCAL_SNAPSHOTS, message, path, severity="warning", remedy=remedy)
+
+
+def _one_node_only(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
+    if nodes is not None and nodes.max > 1 and snapshots is not None and snapshots.memory is not None:
+        message = f"snapshots.memory covers one node, and nodes.max is {nodes.max}"
+        remedy = (
+            "while workers are on several nodes, a crash goes back to the newest snapshot on the store:\n"
+            "choose snapshots.every for that"
+        )
+        path = ("snapshots", "memory")
+        yield source.problem(codes.ONE_NODE_ONLY, message, path, severity="warning", remedy=remedy)
 
 
 def _not_shared(source: Source, tables: Tables) -> Iterator[Diagnostic]:

@@ -213,4 +213,11 @@ EXPLANATIONS: dict[str, Explanation] = {
         '[snapshots]\nuri = "memory://mnist"',
         '[snapshots]\nuri = "snapshots"',
     ),
+    codes.ONE_NODE_ONLY: Explanation(
+        "snapshots in memory cover one node (warning)",
+        "Each worker holds its part in its own node's memory. While workers are spread over several nodes nothing is held, "
+        "and a crash goes back to the newest snapshot on the store; while all are on one node, it goes back to what is held.",
+        '[nodes]\nmax = 4\nendpoint = "head:29400"\n\n[snapshots]\nuri = "s3://bucket/mnist"\nmemory = "1 step"',
+        '[nodes]\nmax = 1\n\n[snapshots]\nmemory = "1 step"',
+    ),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from elasticflow.spec import codes
-from elasticflow.spec.units import parse_duration, parse_interval
+from elasticflow.spec.units import parse_duration, parse_interval, parse_size
 
 MOST_NODES = 65_536
 MOST_SAMPLES = 10**15
@@ -56,6 +56,11 @@ def _duration(text: str) -> str:
     return text
 
 
+def _size(text: str) -> str:
+    parse_size(text)
+    return text
+
+
 def _endpoint(text: str) -> str:
     if not 1 <= int(text.rpartition(":")[2]) <= 65_535:
         raise ValueError("must have a port from 1 to 65535")
@@ -90,6 +95,15 @@ ProgressText = Annotated[
         examples=["1 h", "1000 steps"], json_schema_extra={"pattern": rf"^{_NUMBER}({_COUNT}|{_TIME})\s*$"}
     ),
     Kind('a number and a unit, like "1 h" or "1000 steps"'),
+]
+SizeText = Annotated[
+    str,
+    AfterValidator(_size),
+    Field(
+        examples=["4 GiB", "500 MB"],
+        json_schema_extra={"pattern": rf"^{_NUMBER}(B|kB|[MGT]B|[KMGT]iB)\s*$"},
+    ),
+    Kind('a size, like "4 GiB"'),
 ]
 Endpoint = Annotated[
     str,

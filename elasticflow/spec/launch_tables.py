@@ -15,6 +15,7 @@ from elasticflow.spec.fields import (
     IntervalText,
     Kind,
     ProgressText,
+    SizeText,
     Table,
     bad_key,
 )
@@ -97,7 +98,13 @@ class SnapshotsTable(Table):
     every: IntervalText | list[IntervalText] = Field(
         default=["10 min", "1 epoch"], description="Any of these; always at the end and on drain."
     )
-    memory: IntervalText | None = Field(default=None, description="A tier in the node's memory.")
+    memory: IntervalText | None = Field(
+        default=None,
+        description='Also held in the node\'s memory, at each of these: "1 step". Outlives workers, never a launch.',
+    )
+    staging_limit: SizeText | None = Field(
+        default=None, description='Most memory each node takes for snapshots: "4 GiB"; default: as it has.'
+    )
     keep: KeepTable = Field(default=KeepTable(), description="Which snapshots stay.")
     integrity: Literal["crc32", "sha256"] = Field(
         default="crc32", description="Digest of every file, taken while it is written and checked on load."

@@ -1,4 +1,4 @@
-"""Intervals and durations written with units: `500 steps`, `10 min`, `1 epoch` (floor 1, pure)."""
+"""Intervals, durations and sizes written with units: `500 steps`, `10 min`, `4 GiB` (floor 1, pure)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ _SECONDS = {
     "d": 86400.0, "day": 86400.0,
 }  # fmt: skip
 _COUNTS: dict[str, Unit] = {"step": "step", "epoch": "epoch", "sample": "sample"}
+_BYTES = {
+    "B": 1,
+    "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(?P<unit>[A-Za-z]+)\s*")
 _FORM = re.compile(r"\s*(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(?P<unit>[a-z]+)\s*")
 
 
@@ -71,3 +77,20 @@ def parse_duration(text: str) -> float:
     if interval.unit != "s":
         raise ValueError('must be a time, like "30 s" or "10 min"')
     return interval.amount
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that *text* states ("4 GiB", "500 MB").
+
+    Raises:
+        ValueError: no number, no unit of bytes, or less than a byte.
+    """
+    found = _SIZE.fullmatch(text)
+    if not found:
+        raise ValueError('must be a number and a unit, like "4 GiB" or "500 MB"')
+    if found["unit"] not in _BYTES:
+        raise ValueError("must have one of the units B, kB, MB, GB, TB, KiB, MiB, GiB or TiB")
+    size = int(float(found["number"]) * _BYTES[found["unit"]])
+    if size < 1:
+        raise ValueError("must be more than 0")
+    return size

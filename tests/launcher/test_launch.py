@@ -223,6 +223,7 @@ def test_writer_is_told_where_and_what_to_keep(tmp_path: Path) -> None:
     job = make_job(
         snapshots__keep={"last": 4, "every": "10 epochs", "within": "2 h"},
         snapshots__integrity="sha256",
+        snapshots__staging_limit="1.5 GiB",
         snapshots__options={"anon": True},
     )
     plan = plan_job(job, project_root=tmp_path, job_files=(tmp_path / "job.toml",))
@@ -236,6 +237,7 @@ def test_writer_is_told_where_and_what_to_keep(tmp_path: Path) -> None:
         "keep_every": "10 epochs",
         "keep_within": "2 h",
         "integrity": "sha256",
+        "staging_limit": 3 << 29,
         "best_mode": None,
     }
 

@@ -14,7 +14,7 @@ from elasticflow.spec.explanations import EXPLANATIONS
 from elasticflow.spec.job import Job
 from elasticflow.spec.load import load_job
 from elasticflow.spec.schema import job_schema
-from elasticflow.spec.units import parse_duration, parse_interval
+from elasticflow.spec.units import parse_duration, parse_interval, parse_size
 
 KEYS = {
     "job": "name seed path",
@@ -27,7 +27,7 @@ KEYS = {
     "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",
     "nodes": "min max nproc_per_node endpoint interface",
     "restarts": "budget refill hang_timeout",
-    "snapshots": "uri every memory keep integrity grace options",
+    "snapshots": "uri every memory staging_limit keep integrity grace options",
     "logging": "level every sinks",
     "torchrun": "rdzv_backend rdzv_conf start_method monitor_interval tee redirects local_ranks_filter numa_binding log_dir",
 }
@@ -81,6 +81,22 @@ def test_what_is_no_interval_is_refused(text: str) -> None:
         parse_interval(text)
     with pytest.raises(ValueError, match="must"):
         parse_duration("5 steps")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4 GiB", 4 << 30), ("1.5 MiB", 3 << 19), ("500 MB", 500_000_000), ("7B", 7), (" 2 kB ", 2000)],
+)
+def test_sizes(text: str, size: int) -> None:
+    """A size is a number with a unit of bytes, decimal or binary."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["4", "4 gb", "GiB", "0 GiB", "-1 MB", "0.1 B", "4 GiB 2 MiB"])
+def test_sizes_that_are_none(text: str) -> None:
+    """Anything else is refused in words that say what is meant."""
+    with pytest.raises(ValueError, match="must"):
+        parse_size(text)
 
 
 def test_explained_examples_are_what_they_say(tmp_path: Path) -> None:
