@@ -226,8 +226,9 @@ class Storage:
         return self._store
 
     def _text(self, error: BaseException) -> str:
-        """Return kind and words of *error* without secrets."""
-        return self._mask(f"{type(error).__name__}: {error}")
+        """Return kind and first line of *error* without secrets; further lines are a server's own page."""
+        lines = str(error).strip().splitlines() or [""]
+        return self._mask(f"{type(error).__name__}: {lines[0]}")
 
     def _mask(self, text: str) -> str:
         return secrecy.mask(text, self._given, self._options)

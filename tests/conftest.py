@@ -1,19 +1,24 @@
-"""For all tests: guards of unit tests, a real S3 server on loopback, and the time of each tier."""
+"""For all tests: guards of unit tests, real servers of stores on loopback, and the time of each tier."""
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from hypothesis import settings
 
+from tests import servers
 from tests.guards import Guard, temporary_folders
+from tests.places import make_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from moto.server import ThreadedMotoServer
+
+    from tests.places import Place
 
 
 # A time limit per example fails on a busy machine; under CI hypothesis' own profile also fixes the examples.
@@ -21,6 +26,8 @@ settings.register_profile(
     "no deadline", settings.get_profile(settings.get_current_profile_name()), deadline=None
 )
 settings.load_profile("no deadline")
+
+T = TypeVar("T")
 
 GUARD = Guard()
 TIERS = ("e2e", "integration", "campaign", "gpu")  # every other test is a unit test
@@ -84,6 +91,43 @@ def s3_bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     bucket = f"bucket-{uuid.uuid4().hex[:8]}"
     s3fs.S3FileSystem(skip_instance_cache=True).mkdir(bucket)
     return bucket
+
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve Azure blobs on loopback for the whole session and return the connection string."""
+    with _or_skip(servers.azurite(tmp_path_factory.mktemp("azurite"))) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[str]:
+    """Serve Google's storage interface on loopback for the whole session and return its URL."""
+    with _or_skip(servers.gcs()) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def ssh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.SshServer]:
+    """Serve sftp on loopback for the whole session."""
+    with _or_skip(servers.sshd(tmp_path_factory.mktemp("sshd"))) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _or_skip(server: contextlib.AbstractContextManager[T]) -> Iterator[T]:
+    with contextlib.ExitStack() as stack:
+        try:
+            running = stack.enter_context(server)
+        except servers.MissingServerError as error:
+            pytest.skip(str(error))
+        yield running
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> Place:
+    """Return a new, empty place on a store of the kind that the test's parameter names."""
+    return make_place(request.param, request)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

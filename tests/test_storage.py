@@ -10,79 +10,12 @@ import pytest
 from elasticflow import durable
 from elasticflow.errors import StorageError
 from elasticflow.storage import Storage
+from elasticflow.stores import protocols
+from elasticflow.stores.retry import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(params=["local", "file-url", "memory"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    """Return an empty storage of each kind that needs no server."""
-    uris = {
-        "local": str(tmp_path / "store"),
-        "file-url": f"file://{tmp_path}/store",
-        "memory": f"memory://{tmp_path.name}-{os.getpid()}/store",
-    }
-    return Storage(uris[request.param])
-
-
-def test_what_is_written_is_read_back(storage: Storage) -> None:
-    """Bytes given in parts come back whole, by name, size and listing."""
-    size = storage.write("a/b.bin", [b"one", memoryview(b"two"), b"", bytearray(b"three")])
-    assert size == 11
-    assert storage.read("a/b.bin") == b"onetwothree"
-    with storage.open_read("a/b.bin") as file:
-        assert file.read(4) == b"onet"
-    assert storage.size("a/b.bin") == 11
-    assert storage.list("a") == ["b.bin"]
-    assert storage.exists("a/b.bin")
-
-
-def test_absent_things_are_empty_not_errors(storage: Storage) -> None:
-    """Listing or removing what is not there is no error; reading it is FileNotFoundError."""
-    assert storage.list() == []
-    assert storage.list("no/where") == []
-    assert not storage.exists("no")
-    storage.remove("no")
-    storage.remove_tree("no")
-    with pytest.raises(FileNotFoundError):
-        storage.read("no")
-
-
-def test_failed_write_leaves_nothing(storage: Storage) -> None:
-    """An error in the middle of a write leaves neither the file nor a part of it."""
-
-    def parts() -> Iterator[bytes]:
-        yield b"x" * 1000
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"):
-        storage.write("a/b", parts())
-    assert not storage.exists("a/b")
-    assert storage.list("a") == []
-
-
-def test_failed_write_keeps_the_old_file_on_local_disks(tmp_path: Path) -> None:
-    """Replacing a file either succeeds or leaves the old one."""
-    storage = Storage(str(tmp_path))
-    storage.write("a", [b"old"])
-
-    def parts() -> Iterator[bytes]:
-        yield b"new"
-        raise OSError("broken")
-
-    with pytest.raises(OSError, match="broken"):
-        storage.write("a", parts())
-    assert storage.read("a") == b"old"
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_create_is_exclusive(storage: Storage) -> None:
-    """The second creator is told so and changes nothing."""
-    assert storage.create("g/0001.json", b"first")
-    assert not storage.create("g/0001.json", b"second")
-    assert storage.read("g/0001.json") == b"first"
 
 
 def test_one_of_many_creators_wins(tmp_path: Path) -> None:
@@ -117,29 +50,6 @@ def test_create_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not storage.create("one", b"second")
     assert storage.read("one") == b"first"
     assert storage.list() == ["one"]
-
-
-def test_replace_text(storage: Storage) -> None:
-    """A small file can be replaced."""
-    storage.replace_text("s/state.json", b"1")
-    storage.replace_text("s/state.json", b"22")
-    assert storage.read("s/state.json") == b"22"
-
-
-def test_remove_tree(storage: Storage) -> None:
-    """A folder goes with all in it, its neighbour stays."""
-    storage.write("a/b/c", [b"1"])
-    storage.write("a/d", [b"2"])
-    storage.remove_tree("a/b")
-    assert storage.list("a") == ["d"]
-    storage.remove("a/d")
-    assert not storage.exists("a/d")
-
-
-def test_check_writable_leaves_nothing(storage: Storage) -> None:
-    """A good URI passes, and the probe is gone."""
-    storage.check_writable()
-    assert storage.list() == []
 
 
 def test_unwritable_folder_is_named(tmp_path: Path) -> None:
@@ -241,7 +151,7 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
 
 def test_outage_is_not_absence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that does not answer whether a file is there raises, also where fsspec itself would say no."""
-    storage = Storage("memory://silent")
+    storage = Storage("memory://silent", patience=Patience(total_s=0))
     assert not storage.exists("x")
     storage.write("x", [b"1"])
     assert storage.exists("x")
@@ -252,3 +162,82 @@ def test_outage_is_not_absence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage._opened(), "exists", fail)
     with pytest.raises(ConnectionError, match="connection reset"):
         storage.exists("x")
+
+
+class Flaky:
+    """Parts of one file, given anew each time; the first *failures* times they end in a reset."""
+
+    def __init__(self, failures: int) -> None:
+        self.left = failures
+        self.given = 0
+
+    def __call__(self) -> Iterator[bytes]:
+        """Give them."""
+        self.given += 1
+        yield b"abc"
+        if self.left:
+            self.left -= 1
+            raise ConnectionResetError("connection reset by peer")
+
+
+def test_what_passes_is_tried_again_and_told_once() -> None:
+    """A write that is reset twice succeeds with whole content; who asked hears one line, without secrets."""
+    told: list[str] = []
+    options, patience = {"secret": "hunter22"}, Patience(first_s=0.001)
+    storage = Storage("memory://flaky-write", options, patience=patience, on_trouble=told.append)
+    storage._store = protocols.open_store("memory://flaky-write", {}, "shown")
+    parts = Flaky(2)
+    assert storage.write("x", parts) == 3
+    assert parts.given == 3
+    assert storage.read("x") == b"abc"
+    assert len(told) == 1
+    assert told[0].startswith("write x: ConnectionResetError: connection reset by peer; tried again in 0.0 s")
+
+
+def test_iterators_are_not_tried_again() -> None:
+    """Parts that can be gone through once only are never written a second time, half."""
+    storage = Storage("memory://flaky-iterator", patience=Patience(first_s=0.001))
+    parts = Flaky(1)
+    with pytest.raises(ConnectionResetError):
+        storage.write("x", parts())
+    assert not storage.exists("x")
+
+
+def test_lost_answer_of_a_create(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A create whose answer was lost is ours if the bytes are; another's bytes are another's."""
+    storage = Storage("memory://lost-answer", patience=Patience(first_s=0.001))
+    store = storage._opened()
+    create, calls = store.create, []
+
+    def lose_the_first_answer(path: str, data: bytes) -> None:
+        calls.append(path)
+        create(path, data)
+        if len(calls) == 1:
+            raise ConnectionResetError("connection reset by peer")
+
+    monkeypatch.setattr(store, "create", lose_the_first_answer)
+    assert storage.create("g/1", b"mine")
+    assert calls == ["g/1", "g/1"]
+    assert not storage.create("g/1", b"another's")
+
+
+def test_local_failures_are_told_at_once(tmp_path: Path) -> None:
+    """On a local disk nothing is tried again: what fails there does not pass."""
+    parts = Flaky(1)
+    with pytest.raises(ConnectionResetError):
+        Storage(str(tmp_path), patience=Patience(first_s=0.001)).write("x", parts)
+    assert parts.given == 1
+
+
+def test_secrets_in_the_cause_of_an_error_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traceback shows no secret either: an error that came from one which tells it is replaced."""
+    storage = Storage("memory://cause", {"account_key": "hunter22"})
+
+    def fail(*_: object) -> None:
+        raise FileNotFoundError("nothing there") from ValueError("signed with hunter22")
+
+    monkeypatch.setattr(storage._opened(), "read", fail)
+    with pytest.raises(FileNotFoundError, match="nothing there") as caught:
+        storage.read("x")
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None

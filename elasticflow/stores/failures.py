@@ -26,7 +26,7 @@ _PASSING_ERRNO = frozenset(
 # Timeouts, resets and cut answers of botocore, aiohttp, requests, azure-core, fsspec and asyncssh.
 _PASSING_NAMES = frozenset(
     {
-        "HTTPClientError", "ResponseParserError", "IncompleteReadError", "IncompleteRead",
+        "ConnectionError", "HTTPClientError", "ResponseParserError", "IncompleteReadError", "IncompleteRead",
         "ClientConnectionError", "ClientPayloadError", "ServerTimeoutError",
         "Timeout", "ChunkedEncodingError", "ProxyError",
         "ServiceRequestError", "ServiceResponseError", "FSTimeoutError",

@@ -26,16 +26,17 @@ class ObjectStore:
     that leaves nothing at the key.
     """
 
-    def __init__(self, fs: Any, root: str, *, has_folders: bool = False) -> None:
+    def __init__(self, fs: Any, root: str, *, has_folders: bool = False, has_parts: bool = True) -> None:
         self._fs = fs
         self._root = root.rstrip("/")
         self._has_folders = has_folders
+        self._has_parts = has_parts
 
     def write(self, path: str, parts: Iterable[Part]) -> int:
         """See Store."""
         place, front, rest = self._at(path, to_write=True), bytearray(), pieces(parts)
         for piece in rest:
-            if len(front) + len(piece) > BLOCK:
+            if self._has_parts and len(front) + len(piece) > BLOCK:
                 return self._write_in_parts(place, itertools.chain((front, piece), rest))
             front += piece
         self._fs.pipe_file(place, bytes(front))

@@ -19,6 +19,7 @@ _PACKAGES = {  # protocol -> extra of this package
 }  # fmt: skip
 _WITH_FOLDERS = frozenset({"ftp", "smb", "hdfs", "webhdfs", "arrow_hdfs"})
 _SFTP = frozenset({"sftp", "ssh"})
+_S3, _GCS, _AZURE = frozenset({"s3", "s3a"}), frozenset({"gs", "gcs"}), frozenset({"az", "abfs", "abfss"})
 _WEB = frozenset({"http", "https"})
 _CONNECT_S, _SILENCE_S = 10, 60
 # Names that other ssh libraries have for asyncssh's options.
@@ -59,12 +60,20 @@ def open_store(uri: str, options: Mapping[str, Any], shown: str) -> Store:
     from elasticflow.stores.web import Web
 
     extra = {"skip_instance_cache": True, "use_listings_cache": False}  # a cached listing hides others' files
-    fs, root = fsspec.core.url_to_fs(uri, **_merged(_merged(_limits(protocol), options), extra))
-    if protocol in {"s3", "s3a"}:
+    settings = _merged(_merged(_limits(protocol), options), extra)
+    if protocol in _GCS:
+        from gcsfs.core import (
+            GCSFileSystem,
+        )  # the registered one first asks by gRPC which kind of bucket it is
+
+        return ObjectStore(GCSFileSystem(**settings), GCSFileSystem._strip_protocol(uri))  # noqa: SLF001  # fsspec's way
+    fs, root = fsspec.core.url_to_fs(uri, **settings)
+    if protocol in _S3:
         fs.retries = 1  # botocore tries again, which is bounded; both together are not
     if protocol in _WEB:
         return Web(fs, root, shown)
-    return ObjectStore(fs, root, has_folders=protocol in _WITH_FOLDERS)
+    # fsspec's memory shows a file from its opening on, whatever it is told.
+    return ObjectStore(fs, root, has_folders=protocol in _WITH_FOLDERS, has_parts=protocol != "memory")
 
 
 def _open_sftp(uri: str, options: Mapping[str, Any]) -> Store:
@@ -81,13 +90,13 @@ def _open_sftp(uri: str, options: Mapping[str, Any]) -> Store:
 
 def _limits(protocol: str) -> dict[str, Any]:
     """Options so that a store that does not answer is given up; none limits how long a transfer may go on."""
-    if protocol in {"s3", "s3a"}:
+    if protocol in _S3:
         retries = {"mode": "standard", "max_attempts": 4}
         limits = {"connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S, "retries": retries}
         return {"config_kwargs": limits}
-    if protocol in {"az", "abfs", "abfss"}:
+    if protocol in _AZURE:
         return {"connection_timeout": _CONNECT_S, "read_timeout": _SILENCE_S}
-    if protocol in {"gs", "gcs", *_WEB}:
+    if protocol in _GCS | _WEB:
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
