@@ -26,7 +26,9 @@ WORLD_SIZE = 3
 
 def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
     """Return what two equal tensors have in common: dtype, shape and every bit."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    flat = (
+        tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
+    )
     return tensor.dtype, tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
 
 

@@ -329,7 +329,7 @@ def test_schedule_with_a_function_inside_is_refused_by_name() -> None:
 
     class Own(lr_scheduler.LRScheduler):
         def __init__(self, optimizer: Optimizer) -> None:
-            self.curve = lambda step: 1.0 / (1 + step)
+            self.curve: Callable[[int], float] = lambda step: 1.0 / (1 + step)
             super().__init__(optimizer)
 
         def get_lr(self) -> list[float | Tensor]:
@@ -354,7 +354,7 @@ def test_scaler_goes_on_where_it_was(tmp_path: Path) -> None:
     def step(model: nn.Module, optimizer: Optimizer, scaler: torch.amp.GradScaler, number: int) -> None:
         optimizer.zero_grad()
         loss = model(inputs(number)).square().mean() * (torch.inf if number == 5 else 1.0)
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
 
