@@ -21,6 +21,7 @@ import psutil  # the path comes first
 
 from elasticflow.runtime import order, snapshot, worker
 from tests.benchmarks import snapshot_ways as ways
+from tests.benchmarks.snapshot_state import build
 
 NEVER = ("1000000000 steps",)
 LOADING = (ways.Ours.name, ways.TorchSave.name, ways.Checkpoint.name)
@@ -33,7 +34,7 @@ class Group:
     def __init__(self, folder: Path, parameters: int) -> None:
         self.policy = snapshot.Policy(uri=None, every=NEVER, keep_last=1)
         self.me = worker.join("snapshot", "0" * 16, folder, self.policy, seed=1, threads=1)
-        self.trained = ways.build(parameters)
+        self.trained = build(parameters)
         self.folder = folder
         self.step = 0
 
@@ -62,6 +63,7 @@ class Group:
 
     def load(self, way: ways.Way, *, cold: bool) -> float:
         """Return the seconds that the slowest rank takes to load."""
+        way.forget()
         if cold and self.me.rank == 0:
             drop_from_cache(way.folder())
         self.rest()
@@ -122,7 +124,8 @@ def in_turn(
 def memory(group: Group, which: str) -> dict[str, Any]:
     """Return the bytes that each way takes at most while saving, and while loading."""
     found = {}
-    one_buffer = {"staging_limit": 1.1} if which == "single" else {}
+    state = group.trained.nbytes
+    one_buffer = {"staging_limit": f"{state * 11 // 10} B"} if which == "single" else {}
     for way in group.theirs() if which == "theirs" else [group.ours(**one_buffer)]:
 
         def save(way: ways.Way = way) -> None:
@@ -136,6 +139,7 @@ def memory(group: Group, which: str) -> dict[str, Any]:
             way.settle()
 
         def load(way: ways.Way = way) -> None:
+            way.forget()
             way.load()
             group.me.barrier()
 
@@ -191,7 +195,7 @@ def main() -> None:
     else:
         result = memory(group, options.what)
     if group.me.rank == 0:
-        result["state"] = sum(t.nbytes for t in group.trained.tensors())
+        result["state"] = group.trained.nbytes
         (options.folder / "result.json").write_text(json.dumps(result))
     schedule = order.Schedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
     worker.leave(group.me, schedule.start, schedule)

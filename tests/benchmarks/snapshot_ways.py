@@ -9,12 +9,10 @@ import os
 import shutil
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
@@ -27,42 +25,9 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.member import Worker
     from elasticflow.snapshots.manifest import Manifest
+    from tests.benchmarks.snapshot_state import Trained
 
 _POLL_S = 0.002
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What is saved: a model and its AdamW, one step old."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all of it, the tensors live."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return its tensors, scalars left out."""
-        moments = [t for per in self.optimizer.state.values() for t in per.values() if torch.is_tensor(t)]
-        return [t for t in (*self.model.state_dict().values(), *moments) if t.dim()]
-
-
-def build(parameters: int) -> Trained:
-    """Return a transformer's shapes with about *parameters* of them: wide matrices, and many small vectors."""
-    blocks = 12
-    width = max(8, round((parameters / (blocks * 12 + 8)) ** 0.5) // 8 * 8)
-    layers: list[nn.Module] = [nn.Embedding(8 * width, width)]
-    for _ in range(blocks):
-        layers += [nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)]
-        layers += [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)]
-    model = nn.Sequential(*layers)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-    return Trained(model, optimizer)
 
 
 class Way:
@@ -75,6 +40,9 @@ class Way:
 
     def wait(self) -> None:
         """Return when what was saved is on the disk."""
+
+    def forget(self) -> None:
+        """Bring the optimizer into the state of a new process before `load`: without moments, where `load` makes them."""
 
     def load(self) -> None:
         """Load what was saved last into the live model and optimizer."""
@@ -112,7 +80,7 @@ class Ours(Way):
     def __init__(self, me: Worker, trained: Trained, policy: snapshot.Policy) -> None:
         schedule = order.Schedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
         state = State(model=trained.model, optimizer=trained.optimizer)
-        self._me, self._step = me, 0
+        self._me, self._trained, self._step = me, trained, 0
         self._catalog = policy.catalog(me.run_folder, me.run_id)
         self._snapshots = snapshot.Snapshots(me, state, schedule, None, policy)
         self._snapshots.restore()
@@ -125,6 +93,9 @@ class Ours(Way):
         if self._me.rank == 0:
             while (newest := self._catalog.newest()) is None or newest.step != self._step:
                 time.sleep(_POLL_S)
+
+    def forget(self) -> None:
+        self._trained.optimizer.state.clear()
 
     def load(self) -> None:
         self._snapshots.restore()
@@ -163,6 +134,9 @@ class TorchSave(Way):
                 os.fsync(file.fileno())
         dist.barrier()
 
+    def forget(self) -> None:
+        self._trained.optimizer.state.clear()
+
     def load(self) -> None:
         content = torch.load(self._folder / "state.pt", map_location="cpu", weights_only=True)
         self._trained.model.load_state_dict(content["model"])
@@ -187,7 +161,7 @@ class Checkpoint(Way):
         self._write(self._trained.state_dict(), self._folder / str(step))
 
     def load(self) -> None:
-        content = self._trained.state_dict()  # loaded in place: as little as a user can do
+        content = self._trained.state_dict()  # in place, where the tensors are: as little as can be done
         load(content, checkpoint_id=self.folder())
 
     def settle(self) -> None:
