@@ -1,0 +1,97 @@
+"""Snapshots of real training state, through a real writer process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from elasticflow.run_folder import snapshot_name
+from elasticflow.runtime.share import Sharing
+from elasticflow.runtime.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.snapshots.staging import StagingClient
+
+
+class Net(nn.Module):
+    """A model with what is hard to store: ties, another memory format, bfloat16, scalars, nothing, a frozen layer."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, width)
+        self.conv = nn.Conv2d(3, width, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.norm = nn.BatchNorm1d(width)
+        self.scale = nn.Parameter(torch.randn(width, dtype=torch.bfloat16))
+        self.head = nn.Linear(width, 20, bias=False)
+        self.head.weight = self.embed.weight
+        self.still = nn.Linear(width, width).requires_grad_(requires_grad=False)
+        self.register_buffer("nothing", torch.zeros(0, 4))
+
+    def forward(self, numbers: torch.Tensor, picture: torch.Tensor) -> torch.Tensor:
+        """Use every parameter."""
+        found = self.norm(self.still(self.embed(numbers)) + self.conv(picture).mean((2, 3)))
+        out: torch.Tensor = self.head(found * self.scale)
+        return out
+
+
+class Training:
+    """A model in training, every stateful object with it."""
+
+    def __init__(self, seed: int = 0, model: nn.Module | None = None) -> None:
+        torch.manual_seed(seed)
+        self.model = model or Net()
+        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-2)
+        self.scheduler = StepLR(self.optimizer, step_size=2)
+        self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+        self.state = State(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, ema=self.ema)
+        self.steps = 0
+
+    def step(self, count: int = 1) -> None:
+        """Take steps on data that depends on the step alone."""
+        for _ in range(count):
+            draws = torch.Generator().manual_seed(self.steps)
+            numbers = torch.randint(0, 20, (6,), generator=draws)
+            picture = torch.randn(6, 3, 4, 4, generator=draws)
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(numbers, picture).float(), numbers).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.scheduler.step()
+            self.ema.update_parameters(self.model)
+            self.steps += 1
+
+    def take(self, clients: Sequence[StagingClient], generation: int = 1, **about: Any) -> str:
+        """Take a snapshot through the ranks' clients, all of one generation; return its name once it is committed."""
+        captured, world = self.state.capture(), len(clients)
+        name = snapshot_name(self.steps, generation, f"{self.steps:08x}")
+        content = {"position": {"step": self.steps, "epoch": 0, "samples": 6 * self.steps}}
+        record = {
+            "state": {**content, "state": captured.tree},
+            "manifest": {
+                "trigger": "steps",
+                "samples": 6 * self.steps,
+                "aliases": captured.aliases,
+                "memory_formats": captured.memory_formats,
+                "versions": {"torch": str(torch.__version__)},
+                **about,
+            },
+        }
+        for rank, client in enumerate(clients):
+            share = Sharing(rank, world).share_of(captured)
+            entries = share.copy_into(client.buffer(share.nbytes, timeout_s=20))
+            client.stage(
+                name=name,
+                step=self.steps,
+                tensors=entries,
+                nbytes=share.nbytes,
+                record=record if rank == 0 else None,
+            )
+        for client in clients:
+            outcomes = [report["event"] for report in client.flush(30) if report["name"] == name]
+            assert outcomes == ["snapshot.committed"]
+        return name
