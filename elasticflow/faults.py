@@ -95,7 +95,8 @@ class _Fault:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # To this very thread: a signal to the process lets it run on until another thread has taken it.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             case "stall":
                 time.sleep(self.seconds)
             case _:
