@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 90
@@ -142,12 +144,39 @@ class Project:
             "run", job_file, f"--run-id={run_id}", *options, run_id=run_id, job=job, **environment
         )
 
+    def elsewhere(self, root: Path) -> Project:
+        """Return the project in another folder, as another machine has it; its launches are looked after here."""
+        for part in ("pyproject.toml", "examples", "jobs"):
+            copy = shutil.copytree if (self.root / part).is_dir() else shutil.copy
+            root.mkdir(exist_ok=True)
+            copy(self.root / part, root / part)
+        return Project(root, self.started)
+
     def write(self, name: str, text: str) -> Path:
         """Write a file of the project."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
+
+
+@contextmanager
+def project_at(root: Path) -> Iterator[Project]:
+    """Yield a project in *root* with the example job; afterwards nothing of its launches is alive."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "pyproject.toml").write_text('[project]\nname = "trial"\nversion = "0"\n')
+    for part in ("examples", "jobs"):
+        shutil.copytree(ROOT / part, root / part)
+    made = Project(root)
+    try:
+        yield made
+    finally:
+        for running in made.started:
+            if running.process.poll() is None:
+                os.kill(running.process.pid, signal.SIGKILL)
+                running.process.wait()
+        left = [p for running in made.started for p in wait_gone(running.run.run_id)]
+    assert left == [], f"left behind: {left}"
 
 
 def wait_gone(run_id: str, limit_s: float = 3.0) -> list[psutil.Process]:

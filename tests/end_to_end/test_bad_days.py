@@ -1,0 +1,175 @@
+"""Bad days of whole runs: a full disk, a writer and then everything killed inside a save, two hosts at one run.
+
+All are the same job, and all end with the same bits.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from elasticflow import events, faults
+from elasticflow.snapshots import reader
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.storage import Storage
+from tests.end_to_end.harness import Project, Running, named, project_at, steps_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+EVERY, STEPS = 15, 135
+SETS = ("train.epochs=6", f"snapshots.every={EVERY} steps", "snapshots.keep.last=2")
+
+
+@dataclass(frozen=True)
+class FullDisk:
+    """A run whose disk was full for a while.
+
+    Attributes:
+        running: The launch, which has ended.
+        catalog: Its snapshots.
+        failed: The event of the first snapshot that found no room.
+        kept: Steps of the snapshots that were there then.
+    """
+
+    running: Running
+    catalog: Catalog
+    failed: dict[str, Any]
+    kept: list[int]
+
+
+@pytest.fixture(scope="module")
+def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullDisk]:
+    """Fill the file system of the snapshots as soon as one is there, and make room when the next has failed."""
+    root = tmp_path_factory.mktemp("full-disk")
+    place = root / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"may not mount: {mounted.stderr.strip()}")
+    with ExitStack() as after:
+        after.callback(subprocess.run, ["umount", "--lazy", str(place)], check=True)
+        project = after.enter_context(project_at(root / "project"))
+        running = project.run("jobs/mnist.toml", "full", *SETS, f"snapshots.uri={place}")
+        catalog = Catalog(Storage(str(place)), "full/")
+        running.wait_for("a snapshot", lambda: named(running.events(), events.SNAPSHOT_COMMITTED))
+        filler = fill(place)
+        failed = running.wait_for("a failure", lambda: named(running.events(), events.SNAPSHOT_FAILED))[0]
+        kept = whole(catalog)
+        filler.unlink()
+        assert running.end() == 0, running.told()
+        yield FullDisk(running, catalog, failed, kept)
+
+
+def fill(place: Path) -> Path:
+    """Fill the disk to its last byte and return the file that does."""
+    filler = place / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return filler
+
+
+def whole(catalog: Catalog) -> list[int]:
+    """Return the steps of the committed snapshots, newest first, having verified every byte."""
+    assert {} == catalog.damaged()
+    found = catalog.committed()
+    for manifest in found:
+        assert [] == reader.verify(catalog, manifest)
+    return [manifest.step for manifest in found]
+
+
+def bits(catalog: Catalog) -> dict[str, bytes]:
+    """Return the bytes of every tensor of the last snapshot, by name."""
+    newest = catalog.newest()
+    assert newest is not None
+    assert STEPS == newest.step
+    files = {name: catalog.storage.read(f"{catalog.folder(newest.name)}/{name}") for name in newest.files}
+    return {key: files[at.file][at.offset : at.offset + at.nbytes] for key, at in newest.tensors.items()}
+
+
+def everybody(running: Running) -> list[psutil.Process]:
+    """Return the command and all that it started."""
+    return [psutil.Process(running.process.pid), *running.tree()]
+
+
+def test_full_disk(full_disk: FullDisk) -> None:
+    """Training goes on, the failure is told, what was there stays; as soon as there is room, snapshots are taken."""
+    happened = full_disk.running.events()
+    assert "warning" == full_disk.failed["level"]
+    for told in (full_disk.failed["reason"], full_disk.running.output.read_text()):
+        assert "No space left on device" in told
+    committed = [event["step"] for event in named(happened, events.SNAPSHOT_COMMITTED)]
+    assert set(full_disk.kept) <= set(committed)
+    assert full_disk.failed["step"] not in committed
+    assert [STEPS, STEPS - EVERY] == whole(full_disk.catalog)[:2]
+    assert list(range(1, STEPS + 1)) == steps_of(full_disk.running.run)
+    assert [] == named(happened, events.WORKER_FAILED)
+    assert 1 == len(named(happened, events.GENERATION_STARTED))
+    left = full_disk.catalog.storage.list(full_disk.catalog.folder())
+    assert sorted(manifest.name for manifest in full_disk.catalog.committed()) == left
+
+
+def test_everything_and_then_the_writer_killed_inside_a_save(
+    project: Project, full_disk: FullDisk, tmp_path: Path
+) -> None:
+    """Halted with its manifest written, killed with all others; resumed, where the writer dies with half a shard."""
+    met, halted = tmp_path / "met", f"commit.before_rename=stop@3 once={tmp_path / 'met'}"
+    first = project.run("jobs/mnist.toml", "killed", *SETS, **{faults.VARIABLE: halted})
+    first.wait_for("the writer at its point", lambda: met.exists() and met.read_text())
+    for process in everybody(first):
+        process.kill()
+    first.process.wait()
+    catalog = Catalog(Storage(str(first.run.path)))
+    assert [2 * EVERY, EVERY] == whole(catalog)
+    assert 3 == len(catalog.storage.list("snapshots"))
+
+    killed = f"shares.mid_write=kill@8 once={tmp_path / 'met-again'}"
+    second = project.start("resume", "killed", run_id="killed", **{faults.VARIABLE: killed})
+    assert 0 == second.end(), second.told()
+    assert (tmp_path / "met-again").exists()
+    happened = second.events()
+    assert 1 == len(named(happened, events.AGENT_RESTARTED))
+    assert [] == named(happened, events.BUDGET_CHARGED)
+    assert [] == named(happened, events.SNAPSHOT_REJECTED)
+    assert list(range(1, STEPS + 1)) == steps_of(second.run)
+    assert [STEPS, STEPS - EVERY] == whole(catalog)[:2]  # and the best, and where it came from
+    assert sorted(manifest.name for manifest in catalog.committed()) == catalog.storage.list("snapshots")
+    assert bits(full_disk.catalog) == bits(catalog)
+
+
+def test_host_that_was_suspended_does_not_take_its_run_back(
+    project: Project, full_disk: FullDisk, tmp_path: Path
+) -> None:
+    """Another host goes on meanwhile; woken up, the first ends by itself and harms nothing."""
+    store = f"snapshots.uri={tmp_path / 'store'}"
+    first = project.run("jobs/mnist.toml", "taken", *SETS, store)
+    first.wait_for_step(2 * EVERY + 2)
+    suspended = everybody(first)
+    for process in suspended:
+        process.suspend()
+
+    second = project.elsewhere(tmp_path / "host-b").run("jobs/mnist.toml", "taken", *SETS, store)
+    assert 0 == second.end(), second.told()
+    catalog = Catalog(Storage(str(tmp_path / "store")), "taken/")
+    assert [STEPS, STEPS - EVERY] == whole(catalog)[:2]  # and the best, and where it came from
+    for process in suspended:
+        process.send_signal(signal.SIGCONT)
+
+    assert 1 == first.end(), first.told()
+    assert "taken_over" == first.state()["verdict"]["class"]
+    assert 1 == len(named(first.events(), events.GENERATION_STARTED))
+    newest = catalog.newest()
+    assert newest is not None
+    assert (2, STEPS) == (newest.generation, newest.step)
+    assert bits(full_disk.catalog) == bits(catalog)
