@@ -58,9 +58,6 @@ class Publisher:
             OSError: the store failed; the snapshot is not committed.
         """
         place = self.place(record.name)
-        for location, entry in record.borrowed.items():
-            if not self._catalog.lends(location, entry):
-                raise PublishError(f"{location}, which it refers to, is no longer there or was set aside")
         self._check_files(place, record)
         faults.reach("commit.before_manifest")
         if not self._put_manifest(f"{place}/{manifest.FILE_NAME}", record.to_bytes()):
@@ -120,6 +117,9 @@ class Publisher:
             size = self._storage.size(f"{place}/{name}")
             if size != entry.size:
                 raise PublishError(f"{name} has {size} bytes on the store, {entry.size} were written")
+        for location, entry in record.borrowed.items():
+            if not self._catalog.lends(location, entry):
+                raise PublishError(f"{location}, which it refers to, is no longer there or was set aside")
 
     def announce(self, name: str, rank: int, content: dict[str, Any]) -> None:
         """Tell the node of rank 0 that this rank's share is written, or why it is not."""

@@ -137,7 +137,13 @@ def write_json(
 
 def _write(storage: Storage, folder: str, packed: Packed, integrity: Integrity) -> WrittenFile:
     sums = Checksums(integrity)
-    size = storage.write(f"{folder}/{packed.name}", _on_cue(sums.through(packed.parts)))
+
+    def parts() -> Iterator[memoryview]:
+        nonlocal sums
+        sums = Checksums(integrity)  # a store in trouble may be given all of it again
+        return _on_cue(sums.through(packed.parts))
+
+    size = storage.write(f"{folder}/{packed.name}", parts)
     if size != sums.size:
         raise OSError(f"{packed.name}: {size} of {sums.size} bytes were written")
     return WrittenFile(packed.name, sums.entry(), packed.tensors)
