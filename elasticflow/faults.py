@@ -2,13 +2,13 @@
 
 `reach("point")` does nothing unless the process' main armed it from `ELASTICFLOW_FAULTS`, a list of clauses:
 
-    commit.before_manifest=kill@2, shares.mid_write=stall:3@1 rank=0, storage.write=raise:ENOSPC@3-5 once=/tmp/token
+    commit.before_manifest=kill@2, shares.mid_write=stall:3@1 rank=0, storage.write=raise:ENOSPC@3-5 cue=/tmp/cue
 
 A clause names a point and an act. `kill` is SIGKILL of the process itself, `stop` SIGSTOP, `stall:S` sleeps S seconds,
 `raise:ERRNO` raises that OSError. `@N` or `@N-M` says at which arrivals in this process it acts (every one without
-it), `rank=R` in which worker, `generation=G` in which generation's workers; with `once=PATH` it acts only if PATH does
-not exist, and then makes it, holding the process id: a process started in place of a killed one is left alone, and the
-test knows whom it met. For tests; the variable is no part of the command's interface.
+it), `rank=R` in which worker, `generation=G` in which generation's workers. With `cue=PATH` it acts only if that file is
+there, and takes it away by renaming it to PATH.<process id>: whoever comes later is left alone, and the test knows whom
+it met. For tests; the variable is no part of the command's interface.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ POINTS = {
 _CLAUSE = re.compile(
     r"(?P<point>[a-z_]+\.[a-z_]+)=(?P<act>kill|stop|stall:(?P<seconds>\d+(\.\d+)?)|raise:(?P<name>E[A-Z0-9]+))"
     r"(@(?P<first>\d+)(-(?P<last>\d+))?)?(\s+rank=(?P<rank>\d+))?(\s+generation=(?P<generation>\d+))?"
-    r"(\s+once=(?P<once>\S+))?"
+    r"(\s+cue=(?P<cue>\S+))?"
 )
 
 
@@ -81,14 +81,14 @@ class _Fault:
     error: str
     first: int | None
     last: int | None
-    once: str | None
+    cue: str | None
     arrivals: int = 0
 
     def is_now(self) -> bool:
         self.arrivals += 1
         if self.first is not None and not self.first <= self.arrivals <= (self.last or self.first):
             return False
-        return self.once is None or _make(self.once)
+        return self.cue is None or _take(self.cue)
 
     def strike(self, point: str) -> None:
         match self.act:
@@ -125,7 +125,7 @@ def arm(environment: Mapping[str, str]) -> None:
             continue
         first, last = (None if found[key] is None else int(found[key]) for key in ("first", "last"))
         act, seconds = found["act"].partition(":")[0], float(found["seconds"] or 0)
-        fault = _Fault(act, seconds, found["name"] or "", first, last, found["once"])
+        fault = _Fault(act, seconds, found["name"] or "", first, last, found["cue"])
         _armed.setdefault(found["point"], []).append(fault)
 
 
@@ -143,11 +143,9 @@ def _strike(point: str) -> None:
             fault.strike(point)
 
 
-def _make(path: str) -> bool:
+def _take(path: str) -> bool:
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    except FileExistsError:
+        os.rename(path, f"{path}.{os.getpid()}")  # noqa: PTH104  # one act, so that one process has it
+    except FileNotFoundError:
         return False
-    os.write(descriptor, str(os.getpid()).encode())
-    os.close(descriptor)
     return True
