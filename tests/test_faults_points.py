@@ -99,18 +99,20 @@ def test_acts_in_the_process_meant(clause: str, acts: bool) -> None:
         faults.reach(POINT)
 
 
-def test_once_is_once_for_all_processes(tmp_path: Path) -> None:
-    """The token holds who it was; whoever is armed later with the same one is spared."""
-    token = tmp_path / "token"
-    environment = {faults.VARIABLE: f"{POINT}=raise:EIO once={token}, storage.write=raise:EIO"}
+def test_a_cue_is_for_one_process(tmp_path: Path) -> None:
+    """Nothing before the cue; who takes it leaves its process id, and whoever comes later is spared."""
+    cue = tmp_path / "cue"
+    environment = {faults.VARIABLE: f"{POINT}=raise:EIO cue={cue}, storage.write=raise:EIO"}
     faults.arm(environment)
+    faults.reach(POINT)
+    cue.touch()
     with pytest.raises(OSError, match="on cue"):
         faults.reach(POINT)
     faults.arm(environment)
     faults.reach(POINT)
     with pytest.raises(OSError, match=r"storage\.write"):
         faults.reach("storage.write")
-    assert str(os.getpid()) == token.read_text()
+    assert [f"cue.{os.getpid()}"] == [path.name for path in tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("clause", ["no.such=kill", f"{POINT}=explode", f"{POINT}=stall", "nonsense"])

@@ -124,9 +124,11 @@ def test_everything_and_then_the_writer_killed_inside_a_save(
     project: Project, full_disk: FullDisk, tmp_path: Path
 ) -> None:
     """Halted with its manifest written, killed with all others; resumed, where the writer dies with half a shard."""
-    met, halted = tmp_path / "met", f"commit.before_rename=stop@3 once={tmp_path / 'met'}"
+    cue = tmp_path / "cue"
+    cue.touch()
+    halted = f"commit.before_rename=stop@3 cue={cue}"
     first = project.run("jobs/mnist.toml", "killed", *SETS, **{faults.VARIABLE: halted})
-    first.wait_for("the writer at its point", lambda: met.exists() and met.read_text())
+    first.wait_for("the writer at its point", lambda: not cue.exists())
     for process in everybody(first):
         process.kill()
     first.process.wait()
@@ -134,10 +136,11 @@ def test_everything_and_then_the_writer_killed_inside_a_save(
     assert [2 * EVERY, EVERY] == whole(catalog)
     assert 3 == len(catalog.storage.list("snapshots"))
 
-    killed = f"shares.mid_write=kill@8 once={tmp_path / 'met-again'}"
+    cue.touch()
+    killed = f"shares.mid_write=kill@8 cue={cue}"
     second = project.start("resume", "killed", run_id="killed", **{faults.VARIABLE: killed})
     assert 0 == second.end(), second.told()
-    assert (tmp_path / "met-again").exists()
+    assert not cue.exists()
     happened = second.events()
     assert 1 == len(named(happened, events.AGENT_RESTARTED))
     assert [] == named(happened, events.BUDGET_CHARGED)

@@ -45,13 +45,14 @@ def generations_of(bench: Bench) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def halted(
-    bench: Bench, point: str, token: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, point: str, cue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], str]]:
     """Yield when the writer of generation 1 has committed step 2 and stands still at *point* of a snapshot of step 9.
 
     What is yielded lets it go on, and returns what its worker is told of that snapshot.
     """
-    monkeypatch.setenv(faults.VARIABLE, f"{point}=stop@2 once={token}")
+    monkeypatch.setenv(faults.VARIABLE, f"{point}=stop@2 cue={cue}")
+    cue.touch()
     writer = bench.writer(keep_last=2)
     monkeypatch.delenv(faults.VARIABLE)
     bench.catalog.claim_generation({})
@@ -59,7 +60,7 @@ def halted(
     bench.share(zombie, 2)
     zombie.flush(20)
     bench.share(zombie, 9)
-    while not token.exists() or not token.read_text():
+    while cue.exists():
         time.sleep(0.005)
 
     def go_on() -> str:
@@ -78,7 +79,7 @@ def test_zombie_halted_before_the_fence_commits_nothing(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """Another host's launch went on meanwhile: the older generation's snapshot is given up and leaves nothing."""
-    with halted(bench, point, tmp_path / "token", monkeypatch) as go_on:
+    with halted(bench, point, tmp_path / "cue", monkeypatch) as go_on:
         bench.catalog.claim_generation({})
         successor = bench.connect(bench.writer(keep_last=2), generation=2)
         bench.share(successor, 3, generation=2)
@@ -93,7 +94,7 @@ def test_zombie_halted_behind_the_fence_changes_no_history(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """No store can look and commit in one act: what comes out of that window is never the newest, and soon goes."""
-    with halted(bench, point, tmp_path / "token", monkeypatch) as go_on:
+    with halted(bench, point, tmp_path / "cue", monkeypatch) as go_on:
         bench.catalog.claim_generation({})
         successor = bench.connect(bench.writer(keep_last=2), generation=2)
         for step in (3, 4):
