@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
 
+from elasticflow.errors import SnapshotError
 from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.catalog import Catalog
-from elasticflow.snapshots.manifest import DamagedSnapshotError, Manifest
+from elasticflow.snapshots.manifest import DamagedSnapshotError, FileEntry, Manifest
 from elasticflow.snapshots.publish import Publisher, PublishError
 from elasticflow.storage import Storage
 
@@ -85,6 +87,54 @@ def test_manifest_of_another_snapshot_is_damage(catalog: Catalog) -> None:
     assert [s.name for s in catalog.committed()] == [first]
 
 
+def test_pins(catalog: Catalog) -> None:
+    """A pin is there until it is taken away, with its note; only what is committed can be pinned."""
+    name = commit(catalog, 1)
+    missing = snapshot_name(2, 1, "00000002")
+    assert {} == catalog.pinned()
+    catalog.pin(name, "for the paper")
+    catalog.pin(name, "figure 3")
+    assert {name: "figure 3"} == catalog.pinned()
+    assert catalog.is_pinned(name)
+    with pytest.raises(SnapshotError, match=f"there is no snapshot {missing}"):
+        catalog.pin(missing)
+    assert [name] == list(catalog.pinned())
+    for _ in range(2):
+        catalog.unpin(name)
+    assert not catalog.is_pinned(name)
+    assert {} == catalog.pinned()
+
+
+def test_lends(catalog: Catalog) -> None:
+    """A file can be referred to while its snapshot is committed and not set aside, and it has all its bytes."""
+    name, entry = commit(catalog, 1), FileEntry(2, (0,))
+    location = f"{name}/state.json"
+    assert catalog.lends(location, entry)
+    assert not catalog.lends(location, FileEntry(3, (0,)))
+    assert not catalog.lends(f"{name}/other", entry)
+    assert not catalog.lends(f"{snapshot_name(2, 1, '00000002')}/state.json", entry)
+    catalog.quarantine(name, "for the test")
+    assert not catalog.lends(location, entry)
+
+
+def test_the_newest_is_found_without_reading_older_manifests(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One manifest is read, however many snapshots there are."""
+    names = [commit(catalog, step) for step in (1, 2, 3)]
+    read: list[str] = []
+    really = catalog.manifest
+
+    def noted(name: str) -> Manifest:
+        read.append(name)
+        return really(name)
+
+    monkeypatch.setattr(catalog, "manifest", noted)
+    found = catalog.newest()
+    assert found is not None
+    assert [names[-1]] == [found.name] == read
+
+
 def test_remove_snapshot(catalog: Catalog) -> None:
     """Removed is gone, and removing again is no error."""
     name = commit(catalog, 1)
@@ -96,10 +146,6 @@ def test_remove_snapshot(catalog: Catalog) -> None:
 
 def test_publish_refuses_a_taken_name_and_missing_bytes(catalog: Catalog) -> None:
     """Nothing is committed over a snapshot, nor with a file that is not there as written."""
-    import dataclasses
-
-    from elasticflow.snapshots.manifest import FileEntry
-
     name = commit(catalog, 1)
     record = catalog.manifest(name)
     publisher = Publisher(catalog)
@@ -112,6 +158,9 @@ def test_publish_refuses_a_taken_name_and_missing_bytes(catalog: Catalog) -> Non
     catalog.storage.write(f"{publisher.place(short.name)}/state.json", [b"{}"])
     with pytest.raises(PublishError, match=r"state.json has 2 bytes on the store, 5 were written"):
         publisher.publish(short)
+    borrowing = dataclasses.replace(short, files={}, borrowed={f"{name}/w.safetensors": FileEntry(5, (0,))})
+    with pytest.raises(PublishError, match=r"w.safetensors, which it refers to, is no longer there"):
+        publisher.publish(borrowing)
     assert catalog.committed() == [record]
 
 

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from elasticflow.snapshots import manifest
 from elasticflow.snapshots.manifest import DamagedSnapshotError, FileEntry, Manifest, TensorPlace
 
+LENT = "000000000003-0001-00000003/frozen-00000-of-00001.safetensors"
+ENTRY = FileEntry(77, (5,), "cd" * 32)
+
 
 def made(**changes: Any) -> Manifest:
     """A manifest like any other."""
@@ -30,16 +33,43 @@ def made(**changes: Any) -> Manifest:
     return Manifest(**{**facts, **changes})
 
 
-@given(st.none() | st.floats(allow_nan=False), st.text(), st.integers(0, 10**15))
-def test_round_trip(metric: float | None, text: str, samples: int) -> None:
-    """What is written is read back equal, infinities included."""
-    before = made(metric=metric, fingerprints={"train": text}, samples=samples)
+@given(
+    st.none() | st.floats(allow_nan=False), st.text(), st.integers(0, 10**15), st.none() | st.just("ab" * 32)
+)
+def test_round_trip(metric: float | None, text: str, samples: int, sha256: str | None) -> None:
+    """What is written is read back equal, infinities and what is borrowed included."""
+    files = {"a": FileEntry(10, (1, 2), sha256)}
+    before = made(
+        metric=metric, fingerprints={"train": text}, samples=samples, files=files, borrowed={LENT: ENTRY}
+    )
     assert manifest.parse(before.to_bytes()) == before
 
 
-def test_size_is_that_of_all_files() -> None:
-    """The manifest itself is not counted."""
-    assert made().size == 13
+def test_size_is_that_of_its_own_files() -> None:
+    """Neither the manifest itself nor what is borrowed is counted."""
+    assert made(borrowed={LENT: ENTRY}).size == 13
+
+
+def test_locations() -> None:
+    """Own files lie in its own folder, borrowed ones where they say; all of them are needed to load it."""
+    found = made(borrowed={LENT: ENTRY})
+    expected = {f"{found.name}/a", f"{found.name}/state.json", LENT}
+    assert expected == found.locations().keys()
+    assert {f"{found.name}/a", LENT} == {found.location("a"), found.location(LENT)}
+    assert {LENT.partition("/")[0]} == found.lenders
+    assert ENTRY == found.locations()[LENT]
+    assert frozenset() == made().lenders
+
+
+def test_manifests_of_before_are_read() -> None:
+    """One written when nothing could be borrowed and files had no SHA-256 is as good as any."""
+    content = json.loads(made().to_bytes())
+    for key in ("borrowed", "digest"):
+        del content[key]
+    for entry in content["files"].values():
+        del entry["sha256"]
+    old = json.dumps({**content, "digest": manifest._digest(content)}).encode()
+    assert made() == manifest.parse(old)
 
 
 def test_changed_values_are_refused() -> None:

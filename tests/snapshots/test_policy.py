@@ -164,3 +164,98 @@ def test_order_is_that_of_the_generations_not_of_the_clock() -> None:
     """A clock that jumps back between snapshots changes nothing about which are the newest."""
     found = [Place(step, generation=1 + step // 4, created=1000.0 - step) for step in range(1, 8)]
     assert {s.name for s in found[-3:]} == policy.keep(found, policy.Keep(last=3))
+
+
+DAY = 86400.0
+rules = st.builds(
+    policy.Keep,
+    last=st.integers(1, 4),
+    best=st.none() | st.integers(1, 3),
+    every=st.none() | st.sampled_from(["7 steps", "2 epochs", "500 samples", "1 h"]),
+    within=st.none() | st.sampled_from(["10 min", "3 h"]),
+    best_mode=st.sampled_from(["max", "min", None]),
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Place]:
+    """What a run may have committed, oldest first: generations begin where one before was left, and borrow from any."""
+    found: list[Place] = []
+    step, generation, clock, parent = 0, 1, 0.0, None
+    for _ in range(draw(st.integers(1, 20))):
+        if found and draw(st.integers(0, 4)) == 0:
+            begin = draw(st.sampled_from(found))
+            generation, step, parent = generation + 1, begin.step, begin.name
+        step += draw(st.integers(1, 9))
+        clock += draw(st.sampled_from([-DAY, 1.0, 60.0, 1000.0, 1e4]))
+        lenders = draw(st.frozensets(st.sampled_from([s.name for s in found]), max_size=2)) if found else ()
+        metric = draw(metrics)
+        place = Place(step, step // 20, step * 10, generation, metric, clock, parent, frozenset(lenders))
+        found.append(place)
+    return found
+
+
+@given(histories(), rules, st.data())
+def test_what_never_goes(found: list[Place], asked: policy.Keep, data: st.DataObject) -> None:
+    """Whatever the policy and the history: the newest, its parent, the pinned, the used and the borrowed-from stay."""
+    names = st.sets(st.sampled_from([s.name for s in found]), max_size=3)
+    pinned, in_use = data.draw(names), data.draw(names)
+    reasons = policy.reasons(found, asked, pinned=pinned | {"gone"}, in_use=in_use)
+    newest = found[-1]  # of the last generation
+    expected = {newest.name, *({newest.parent} if newest.parent else ()), *pinned, *in_use}
+    assert expected <= reasons.keys() <= {s.name for s in found}
+    for snapshot in found:
+        if snapshot.name in reasons:
+            assert snapshot.lenders <= reasons.keys()
+    assert all(reasons.values())
+    assert reasons.keys() == policy.keep(found, asked, pinned=pinned, in_use=in_use)
+
+
+@given(histories(), rules)
+def test_what_stays_for_good_stays_whatever_follows(found: list[Place], asked: policy.Keep) -> None:
+    """One that stays for its milestone is kept after every later commit and removal as well."""
+    left: list[Place] = []
+    milestones: set[str] = set()
+    for place in found:
+        left.append(place)
+        reasons = policy.reasons(left, asked)
+        left = [s for s in left if s.name in reasons]
+        if place.parent is None:  # without going back, which makes an earlier first of a multiple
+            milestones |= {name for name, why in reasons.items() if "every" in why}
+            assert milestones <= reasons.keys()
+
+
+def test_reasons() -> None:
+    """Each snapshot is told with all that keeps it; one that only lends is told as borrowed from."""
+    first, second, third, fourth, fifth = found = [
+        Place(1, metric=0.9),
+        Place(2, metric=0.1),
+        Place(10, metric=0.5),
+        Place(11, created=3000.0),
+        Place(12, created=5000.0, lenders=frozenset({"000000000002-0001"}), parent="000000000010-0001"),
+    ]
+    asked = policy.Keep(last=1, best=1, every="10 steps", within="1 h", best_mode="max")
+    expected = {
+        fifth.name: {"newest", "last", "within"},
+        fourth.name: {"within", "pinned"},
+        third.name: {"parent", "every"},
+        second.name: {"borrowed"},
+        first.name: {"best"},
+    }
+    assert expected == policy.reasons(found, asked, pinned={fourth.name: "for the paper"})
+    assert {"best", "every", "pinned"} == policy.PERMANENT
+    assert {} == policy.reasons([], asked)
+
+
+def test_within_is_measured_from_the_newest() -> None:
+    """A job that rested for a week loses nothing by it; what falls out of the time goes."""
+    found = [Place(step, created=step * 600.0) for step in range(1, 13)]
+    kept = policy.keep(found, policy.Keep(last=1, within="30 min"))
+    assert {s.name for s in found[-4:]} == kept
+
+
+def test_a_milestone_may_be_a_time() -> None:
+    """One an hour: the first one committed in each."""
+    found = [Place(step, created=step * 1200.0 + 600.0) for step in range(1, 10)]
+    kept = policy.keep(found, policy.Keep(last=1, every="1 h"))
+    assert {"3", "6", "9"} == {str(s.step) for s in found if s.name in kept}
