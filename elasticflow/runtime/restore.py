@@ -3,61 +3,114 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import events, faults
 from elasticflow.errors import SnapshotError, StorageError
-from elasticflow.runtime import tree
+from elasticflow.runtime import agreement, tree
 from elasticflow.runtime.order import Position
 from elasticflow.runtime.share import view_of
-from elasticflow.snapshots import reader
-from elasticflow.snapshots.manifest import STATE_FILE, DamagedSnapshotError
+from elasticflow.snapshots.manifest import DamagedSnapshotError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from elasticflow.runtime.member import Worker
+    from elasticflow.runtime.state import State
     from elasticflow.snapshots.catalog import Catalog
     from elasticflow.snapshots.manifest import Manifest
+    from elasticflow.snapshots.mapped import Loaded
 
 _OUTAGE = "outage: "
+_REPLICATED = ("model/", "ema/", "optimizer/")  # objects of the job's own may differ by design
 
 
 @dataclass(frozen=True)
 class Found:
-    """A snapshot read and verified on every rank: its manifest, the content of state.json, its tensors."""
+    """A snapshot read and verified: its manifest, the content of state.json, its tensors where they were read to."""
 
     manifest: Manifest
     state: dict[str, Any]
     tensors: dict[str, Tensor]
 
+    @classmethod
+    def of(cls, loaded: Loaded) -> Found:
+        """Return *loaded* with its tensors; nothing is copied."""
+        files, places = loaded.files, loaded.manifest.tensors
+        tensors = {
+            key: view_of(
+                files[loaded.manifest.location(at.file)], tree.BY_NAME[at.dtype], at.shape, at.offset
+            )
+            for key, at in places.items()
+        }
+        return cls(loaded.manifest, loaded.state, tensors)
 
-def newest_good(me: Worker, catalog: Catalog) -> Found | None:
+
+class Loads(Protocol):
+    """Where snapshots come from: the node's writer (`mapped.NodeLoader`)."""
+
+    def load(self, name: str) -> Loaded:
+        """Return snapshot *name*, verified.
+
+        Raises:
+            DamagedSnapshotError: it is not what was written.
+            SnapshotError: it cannot be read, which says nothing about it.
+        """
+
+    def release(self) -> None:
+        """Give up what was loaded."""
+
+
+def newest_good(me: Worker, catalog: Catalog, loads: Loads) -> Found | None:
     """Return the newest snapshot that all ranks read and verified, or None if there is none. Collective: every rank.
 
-    One that any rank finds damaged is set aside with the reason, and all go on to the next older one.
+    One that any rank finds damaged is set aside with the reason, and all go on to the next older one. The tensors lie in
+    memory of the node's writer: forget them as soon as they are copied, then call `loads.release`.
 
     Raises:
-        SnapshotError: the storage cannot be read on this rank or another.
+        SnapshotError: the storage cannot be read on this rank or another, or a node has no memory for the snapshot.
     """
-    for name in _candidates(me, catalog):
+    for name in candidates(me, catalog):
         found, problem = None, ""
         faults.reach("restore.before_read")
         try:
-            found, problem = read(catalog, name)
+            found = Found.of(loads.load(name))
+        except DamagedSnapshotError as error:
+            problem = error.message
         except (OSError, SnapshotError, StorageError) as error:
             problem = _OUTAGE + _text(error)
         problems = [text for text in _told_by_all(me, problem) if text]
         if not problems:
             return found
+        found = None
+        loads.release()
         if me.rank == 0:
             _set_aside(me, catalog, name, problems[0])
         me.barrier()
     return None
 
 
-def _candidates(me: Worker, catalog: Catalog) -> list[str]:
-    """Return the committed snapshots, newest first, as rank 0 sees them: a listing can differ between nodes."""
+def apply(me: Worker, state: State, found: Found, loads: Loads) -> None:
+    """Make the live objects what was found, give its memory back and see that all ranks did. Collective: every rank.
+
+    Raises:
+        StateError: the snapshot is of another model or optimizer, or the ranks differ now.
+    """
+    state.apply(found.state["state"], found.tensors, found.manifest.memory_formats)
+    found.tensors.clear()
+    loads.release()
+    tensors = state.capture().tensors
+    agreement.require_same(me, {key: tensors[key] for key in tensors if key.startswith(_REPLICATED)})
+
+
+def candidates(me: Worker, catalog: Catalog) -> list[str]:
+    """Return the committed snapshots, newest first, as rank 0 sees them: a listing can differ between nodes.
+
+    Collective: every rank.
+
+    Raises:
+        SnapshotError: rank 0 cannot list them.
+    """
     text = ""
     if me.rank == 0:
         try:
@@ -85,31 +138,6 @@ def _told_by_all(me: Worker, text: str) -> list[str]:
 def position_of(content: dict[str, Any]) -> Position:
     """Return the position that state.json states."""
     return Position(**content)
-
-
-def read(catalog: Catalog, name: str) -> tuple[Found | None, str]:
-    """Return the snapshot, every byte of it verified, or what is damaged.
-
-    Raises:
-        OSError: the storage cannot be read, which says nothing about the snapshot.
-        SnapshotError: the same.
-    """
-    try:
-        manifest = catalog.manifest(name)
-        state = reader.read_state(catalog, manifest)
-        folder = catalog.folder()
-        shards = {
-            file: reader.read_shard(catalog.storage, f"{folder}/{manifest.location(file)}", entry)
-            for file, entry in (manifest.files | manifest.borrowed).items()
-            if file != STATE_FILE
-        }
-    except (DamagedSnapshotError, FileNotFoundError, ValueError) as error:
-        return None, _text(error)
-    tensors = {
-        key: view_of(shards[place.file], tree.BY_NAME[place.dtype], place.shape, place.offset)
-        for key, place in manifest.tensors.items()
-    }
-    return Found(manifest, state, tensors), ""
 
 
 def _text(error: Exception) -> str:

@@ -16,6 +16,7 @@ from elasticflow.runtime import buffers, restore
 from elasticflow.runtime.policy import Policy
 from elasticflow.runtime.share import Sharing, nbytes_of
 from elasticflow.runtime.state import check_fit
+from elasticflow.snapshots.mapped import NodeLoader
 from elasticflow.snapshots.policy import Due
 from elasticflow.snapshots.staging import StagingClient, start_writer
 
@@ -73,13 +74,14 @@ class Snapshots:
         me = self._me
         me.phase("restoring")
         position = self._schedule.start
-        found = restore.newest_good(me, self._catalog)
+        loads = NodeLoader(self._client, me.heartbeat.beat)
+        found = restore.newest_good(me, self._catalog, loads)
         if found is not None:
             self._refuse_other_data(found.manifest.fingerprints)
             if me.rank == 0:  # before anything of it is used: what happens now may be its doing
                 me.event(events.SNAPSHOT_CHOSEN, name=found.manifest.name)
             content = found.state
-            self._state.apply(content["state"], found.tensors, found.manifest.memory_formats)
+            restore.apply(me, self._state, found, loads)
             if content["job_digest"] != me.job_digest and me.rank == 0:
                 me.log.warning(
                     "job.changed", snapshot=found.manifest.name, was=content["job_digest"], now=me.job_digest

@@ -146,12 +146,8 @@ class State:
         """
         faults.reach("restore.before_apply")
         self._check_parts(content)
-        # Loading a module copies into its own tensors; everything else keeps those it is given.
         view, own = (tree.Decoder(tensors, memory_formats, copies=copies) for copies in (False, True))
-        decoded = {
-            name: (view if isinstance(part.thing, nn.Module) else own).decode(content[name])
-            for name, part in self._parts.items()
-        }
+        decoded = {name: _decoded(part.thing, content[name], view, own) for name, part in self._parts.items()}
         for name, part in self._parts.items():
             if isinstance(part.thing, nn.Module):
                 fit.check_module(part.thing, decoded[name], name)
@@ -191,6 +187,16 @@ class State:
     def _parameter_names(self) -> fit.Names:
         names = {id(p): f"model/{name}" for name, p in self.model.named_parameters()}
         return [[names.get(id(p)) for p in group["params"]] for group in self._optimizer.param_groups]
+
+
+def _decoded(thing: Any, content: Any, view: tree.Decoder, own: tree.Decoder) -> Any:
+    if not isinstance(thing, nn.Module):
+        return own.decode(content)
+    # Loading a module copies into its own tensors; it keeps what `get_extra_state` gave, as others keep all.
+    return {
+        key: (own if key.rpartition(".")[2] == "_extra_state" else view).decode(value)
+        for key, value in content.items()
+    }
 
 
 def _load(thing: Any, state: Any) -> None:

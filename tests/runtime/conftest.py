@@ -20,6 +20,7 @@ from elasticflow.run_folder import RunFolder
 from elasticflow.runtime import restore
 from elasticflow.runtime.streams import Generators
 from elasticflow.runtime.vote import Vote
+from elasticflow.snapshots import loading
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
 
@@ -82,9 +83,7 @@ class Group:
         catalog = Catalog(Storage(str(self.folder.path)))
         manifest = catalog.newest()
         assert manifest is not None
-        found, problem = restore.read(catalog, manifest.name)
-        assert found is not None, problem
-        return found
+        return restore.Found.of(loading.load(catalog, manifest.name))
 
     def _start(
         self, rank: int, world_size: int, port: int, arguments: tuple[str, ...]

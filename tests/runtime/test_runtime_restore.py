@@ -9,7 +9,7 @@ import pytest
 from elasticflow.errors import SnapshotError
 from elasticflow.runtime import restore
 from elasticflow.runtime.failure import classify
-from elasticflow.snapshots import shards
+from elasticflow.snapshots import loading, shards
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.snapshots.manifest import Manifest
 from elasticflow.snapshots.publish import Publisher
@@ -18,6 +18,8 @@ from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elasticflow.snapshots.mapped import Loaded
 
 SHARD = "shard-00000-of-00001.safetensors"
 
@@ -37,6 +39,20 @@ def publish(catalog: Catalog, step: int) -> str:
     return name
 
 
+class Own:
+    """Loads in this process, as the node's writer does for its ranks."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def load(self, name: str) -> Loaded:
+        """See restore.Loads."""
+        return loading.load(self.catalog, name)
+
+    def release(self) -> None:
+        """See restore.Loads."""
+
+
 @pytest.fixture(params=["local", "remote"])
 def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Catalog:
     """A run with two snapshots."""
@@ -53,7 +69,7 @@ def test_damage_is_set_aside_and_the_next_older_is_taken(me: Any, catalog: Catal
     path = f"{catalog.folder(newest)}/{SHARD}"
     content = catalog.storage.read(path)
     catalog.storage.replace_text(path, content[:-1] + b"!")
-    found = restore.newest_good(me, catalog)
+    found = restore.newest_good(me, catalog, Own(catalog))
     assert found is not None
     assert found.state == {"step": 1}
     assert list(catalog.quarantined()) == [newest]
@@ -64,7 +80,7 @@ def test_absent_file_is_damage(me: Any, catalog: Catalog) -> None:
     """A shard that is not there sets the snapshot aside."""
     newest = catalog.committed()[0].name
     catalog.storage.remove(f"{catalog.folder(newest)}/{SHARD}")
-    found = restore.newest_good(me, catalog)
+    found = restore.newest_good(me, catalog, Own(catalog))
     assert found is not None
     assert catalog.quarantined() == {newest: f"{SHARD}: is absent"}
 
@@ -90,11 +106,11 @@ def test_outage_sets_nothing_aside(
     with monkeypatch.context() as outage:
         outage.setattr(catalog.storage, act, fail)
         with pytest.raises(SnapshotError, match=r"^rank 0 cannot read snapshots: .*") as caught:
-            restore.newest_good(me, catalog)
+            restore.newest_good(me, catalog, Own(catalog))
     assert classify(caught.value) == "storage"
     assert catalog.quarantined() == {}
     assert me.events == []
-    found = restore.newest_good(me, catalog)
+    found = restore.newest_good(me, catalog, Own(catalog))
     assert found is not None
     assert found.state == {"step": 2}
 
@@ -104,7 +120,7 @@ def test_outage_of_another_rank_ends_this_one(me: Any, catalog: Catalog) -> None
     texts = iter(([], ["", "outage: TimeoutError: no answer"]))
     other = SimpleNamespace(**{**vars(me), "gather_text": lambda text: next(texts) or [text]})
     with pytest.raises(SnapshotError, match=r"^rank 1 cannot read snapshots: TimeoutError: no answer$"):
-        restore.newest_good(other, catalog)  # type: ignore[arg-type]
+        restore.newest_good(other, catalog, Own(catalog))  # type: ignore[arg-type]
     assert catalog.quarantined() == {}
 
 
@@ -122,7 +138,7 @@ def test_disk_that_cannot_read_a_file_is_damage(
         return real(path)
 
     monkeypatch.setattr(catalog.storage, "open_read", fail)
-    found = restore.newest_good(me, catalog)
+    found = restore.newest_good(me, catalog, Own(catalog))
     assert found is not None
     assert found.state == {"step": 1}
     assert list(catalog.quarantined()) == [bad]
