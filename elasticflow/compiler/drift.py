@@ -54,6 +54,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "nodes": ("harmless", "the global batch is the same at every world size"),
     "restarts": ("harmless", "counts from now on"),
     "snapshots": ("harmless", "counts from now on"),
+    "snapshots.include": ("corrupting", _OTHER_STATE),
     "snapshots.uri": ("trajectory", "the run starts again unless its snapshots were moved there"),
     "logging": ("harmless", "counts from now on"),
     "torchrun": ("harmless", "counts from now on"),

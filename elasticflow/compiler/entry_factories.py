@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.literals import Call, Code, import_line, keywords
+from elasticflow.compiler.literals import Call, Code, flat, import_line, keywords
 
 if TYPE_CHECKING:
     from elasticflow.spec.job import Job
@@ -74,3 +74,13 @@ def metrics(job: Job) -> list[dict[str, Line]]:
             }
         )
     return rows
+
+
+def included(job: Job) -> dict[str, tuple[str, str]]:
+    """Return, for each object of the job's own that snapshots include, its import and its name in train.py."""
+    found = {}
+    for name, entry in job.snapshots.include.items():
+        module, _, attribute = entry.partition(":")
+        first, *rest = attribute.split(".")
+        found[name] = flat(import_line(module, first, f"own_{name}")), ".".join([f"own_{name}", *rest])
+    return found

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.entry_factories import Line, factories, metric_functions, metrics
+from elasticflow.compiler.entry_factories import (
+    Line,
+    factories,
+    included,
+    metric_functions,
+    metrics,
+)
 from elasticflow.compiler.literals import Call, Code, Name, call, flat, literal, quoted
 from elasticflow.run_folder import path_from_root
 
@@ -28,10 +34,11 @@ def values_of(job: Job, *, root: str, optimizer_takes_model: bool) -> Values:
     Raises:
         JobRefusedError: an argument that has no Python literal.
     """
+    rows: list[dict[str, Line]] = [{"include.import": line} for line, _ in included(job).values()]
     return Values(
         code=_constants(job, root) | factories(job, takes_model=optimizer_takes_model) | _main(job),
         flags=_flags(job),
-        lists={"metrics": metrics(job)},
+        lists={"metrics": metrics(job), "include": rows},
     )
 
 
@@ -213,4 +220,9 @@ def _state(job: Job) -> Code:
         "ema": "average" if job.train.ema is not None else None,
         "evaluation": "evaluation" if job.evaluation else None,
     }
-    return call("State", **{part: Name(name) for part, name in parts.items() if name is not None})
+    include = {name: Name(code) for name, (_, code) in included(job).items()}
+    return call(
+        "State",
+        **{part: Name(name) for part, name in parts.items() if name is not None},
+        **({"include": include} if include else {}),
+    )

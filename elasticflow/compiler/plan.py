@@ -182,6 +182,7 @@ def entries(job: Job) -> dict[str, str]:
     if job.evaluation:
         found["evaluation.entry"] = job.evaluation.entry
         found |= {f"evaluation.metrics.{name}": entry for name, entry in job.evaluation.metrics.items()}
+    found |= {f"snapshots.include.{name}": entry for name, entry in job.snapshots.include.items()}
     return {key: entry for key, entry in found.items() if entry is not None}
 
 

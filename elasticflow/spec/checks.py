@@ -29,6 +29,7 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *_best(source, tables),
         *_not_built(source, tables),
         *_schedule(source, tables),
+        *_optimizer(source, tables),
         *_several_machines(source, tables),
         *_one_node_only(source, tables),
         *_not_shared(source, tables),
@@ -107,6 +108,14 @@ def _schedule(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         message = "ReduceLROnPlateau needs a metric at each step, and a schedule is stepped without one"
         remedy = "use a schedule of steps alone, such as torch.optim.lr_scheduler:CosineAnnealingLR"
         yield source.problem(codes.NEEDS_METRIC, message, ("lr_scheduler", "entry"), remedy=remedy)
+
+
+def _optimizer(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    optimizer = tables.get("optimizer")
+    if optimizer is not None and re.fullmatch(r"torch\.optim(\.lbfgs)?:LBFGS", optimizer.entry):
+        message = "LBFGS evaluates the loss several times within a step, and a step has one gradient here"
+        remedy = "use an optimizer of one gradient per step, such as torch.optim:AdamW"
+        yield source.problem(codes.NEEDS_CLOSURE, message, ("optimizer", "entry"), remedy=remedy)
 
 
 def _several_machines(source: Source, tables: Tables) -> Iterator[Diagnostic]:

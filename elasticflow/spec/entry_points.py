@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.spec import codes
 from elasticflow.spec.expectations import show
 from elasticflow.spec.fields import ENTRY
+from elasticflow.spec.included import why_not_stateful
 from elasticflow.spec.lengths import why_not_map_style
 from elasticflow.spec.modules import (
     CannotTellError,
@@ -88,6 +89,8 @@ class _Check:
     def run(self) -> list[Diagnostic]:
         """Return its problems; a note where reading does not tell."""
         try:
+            if self.use.is_object:
+                return self._object()
             found = self.resolver.entry(self.module, self.attribute)
             if isinstance(found, Definition):
                 if self.use.args is None and isinstance(found.node, ast.ClassDef):
@@ -113,6 +116,15 @@ class _Check:
             return [self._not_installed(str(error))]
         except CannotTellError as error:
             return [self._note(str(error))]
+
+    def _object(self) -> list[Diagnostic]:
+        found = why_not_stateful(self.resolver, self.module, self.attribute)
+        if found is None:
+            return []
+        reason, place = found
+        remedy = "name an object of the module that has the methods state_dict() and load_state_dict(state)"
+        at = "" if place is None else f"\ndefined at {place}"
+        return [self._problem(codes.NO_STATE, f"{self.use.text} {reason}", f"{remedy}{at}")]
 
     def _a_class(self, found: Definition) -> Diagnostic:
         given = ", ".join(self.use.given) or "nothing"

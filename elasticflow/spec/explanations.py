@@ -153,6 +153,13 @@ EXPLANATIONS: dict[str, Explanation] = {
         '[model]\nentry = "examples.mnist:Net"\nloss = "torch.nn:CrossEntropyLoss"',
         '[model]\nentry = "examples.mnist:Net"\nloss = "torch.nn.functional:cross_entropy"',
     ),
+    codes.NO_STATE: Explanation(
+        "an included object without state",
+        "snapshots.include names objects of your modules, used as they are. Each gives its state by state_dict() and takes "
+        "it back by load_state_dict(state); a class, a function or a number has none.",
+        '[snapshots]\ninclude = { settings = "examples.mnist:Net" }',
+        '[snapshots]\ninclude = { curriculum = "my.module:curriculum" }',
+    ),
     codes.EMPTY_RANGE: Explanation(
         "the node range is empty",
         "The job trains on nodes.min to nodes.max nodes.",
@@ -188,6 +195,12 @@ EXPLANATIONS: dict[str, Explanation] = {
         "With the tail dropped, an epoch shorter than the batch has no full batch.",
         '[dataset]\nentry = "examples.mnist:digits"\nsamples = 50\nglobal_batch_size = 64\ntail = "drop"',
         '[dataset]\nentry = "examples.mnist:digits"\nsamples = 50\nglobal_batch_size = 64\ntail = "spill"',
+    ),
+    codes.NEEDS_CLOSURE: Explanation(
+        "the optimizer computes its own gradients",
+        "LBFGS evaluates the loss several times within a step. Here a step has one gradient, of a batch that all workers share.",
+        '[optimizer]\nentry = "torch.optim:LBFGS"',
+        '[optimizer]\nentry = "torch.optim:AdamW"',
     ),
     codes.NO_ENDPOINT: Explanation(
         "several nodes and no endpoint (warning)",

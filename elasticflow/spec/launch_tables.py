@@ -12,6 +12,7 @@ from elasticflow.spec.fields import (
     Args,
     DurationText,
     Endpoint,
+    Entry,
     IntervalText,
     Kind,
     ProgressText,
@@ -32,6 +33,9 @@ Streams = Annotated[
     str,
     Field(pattern=r"^([0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*)$", examples=["3", "0:3,1:2"]),
     Kind('0 to 3 for all workers, or per local rank like "0:3,1:2"'),
+]
+IncludedName = Annotated[
+    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Kind("a name of letters, digits and _")
 ]
 
 
@@ -106,6 +110,10 @@ class SnapshotsTable(Table):
         default=None, description='Most memory each node takes for snapshots: "4 GiB"; default: as it has.'
     )
     keep: KeepTable = Field(default=KeepTable(), description="Which snapshots stay.")
+    include: dict[IncludedName, Entry] = Field(
+        default={},
+        description="Objects of your modules, by a name for each, whose state_dict() belongs to a snapshot.",
+    )
     integrity: Literal["crc32", "sha256"] = Field(
         default="crc32", description="Digest of every file, taken while it is written and checked on load."
     )

@@ -41,6 +41,15 @@ class UnreadableModuleError(Exception):
         super().__init__(f"{shown_file(module)}, line {error.lineno}: {error.msg}")
 
 
+class MadeByCallError(CannotTellError):
+    """The name stands for what a call returns: `curriculum = Curriculum()`."""
+
+    def __init__(self, module: Module, call: ast.Call) -> None:
+        super().__init__("it is made by a call")
+        self.module = module
+        self.call = call
+
+
 def shown_file(module: Module) -> str:
     """Return a module's file as seen from the current folder, or its full name when it lies outside."""
     assert module.file is not None  # only source has lines
@@ -188,6 +197,8 @@ class Resolver:
                 return Plain("a dict")
             case ast.Set() | ast.SetComp():
                 return Plain("a set")
+            case ast.Call():
+                raise MadeByCallError(module, value)
             case _:
                 raise CannotTellError("it is made by a call")
 

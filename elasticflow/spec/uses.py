@@ -18,12 +18,14 @@ class Use(NamedTuple):
         path: Its key.
         given: Names of what is passed by place.
         args: Where its named arguments stand; None when it takes none.
+        is_object: It is not called: the object itself is meant, for its state.
     """
 
     text: str
     path: KeyPath
     given: tuple[str, ...] = ()
     args: KeyPath | None = None
+    is_object: bool = False
 
 
 def uses_in(raw: dict[str, Any]) -> Iterator[Use]:
@@ -47,6 +49,9 @@ def uses_in(raw: dict[str, Any]) -> Iterator[Use]:
     for name, text in inside(inside(raw, "evaluation"), "metrics").items():
         if isinstance(text, str):
             yield Use(text, ("evaluation", "metrics", name), batch)
+    for name, text in inside(inside(raw, "snapshots"), "include").items():
+        if isinstance(text, str):
+            yield Use(text, ("snapshots", "include", name), is_object=True)
 
 
 def inside(raw: dict[str, Any], name: str) -> dict[str, Any]:

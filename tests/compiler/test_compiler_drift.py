@@ -33,6 +33,16 @@ from tests.compiler.jobs import make_job
         ({}, {"restarts__budget": 9}, ("restarts.budget", 3, 9, "harmless")),
         ({}, {"snapshots__every": "5 min"}, ("snapshots.every", ["10 min", "1 epoch"], "5 min", "harmless")),
         ({}, {"snapshots__uri": "s3://b/x"}, ("snapshots.uri", None, "s3://b/x", "trajectory")),
+        (
+            {},
+            {"snapshots__include": {"queue": "pieces:queue"}},
+            ("snapshots.include.queue", None, "pieces:queue", "corrupting"),
+        ),
+        (
+            {"snapshots__include": {"queue": "pieces:queue"}},
+            {},
+            ("snapshots.include.queue", "pieces:queue", None, "corrupting"),
+        ),
         ({}, {"logging__level": "debug"}, ("logging.level", "info", "debug", "harmless")),
         ({}, {"torchrun__monitor_interval": 1.0}, ("torchrun.monitor_interval", 0.1, 1.0, "harmless")),
     ],

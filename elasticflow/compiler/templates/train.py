@@ -185,7 +185,11 @@ def main() -> None:
         me, model, training_step, test_set, schedule, every=EVALUATE_EVERY, metrics=metrics, best=BEST
     )
     # end
-    state = State(model=model, optimizer=optimizer)  # = state
+    # each: include
+    from tests.compiler.golden.pieces import curriculum as own_curriculum  # = include.import
+
+    # end
+    state = State(model=model, optimizer=optimizer, include={"curriculum": own_curriculum})  # = state
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)

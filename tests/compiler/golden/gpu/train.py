@@ -1,6 +1,6 @@
 """Train the job `gpu`.
 
-Made by elasticflow from tests/compiler/golden/gpu/job.toml (job digest e9292e0b07b43ed1).
+Made by elasticflow from tests/compiler/golden/gpu/job.toml (job digest 1a57bce75ae90520).
 Make it again:          elasticflow compile tests/compiler/golden/gpu/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "gpu"
-JOB_DIGEST = "e9292e0b07b43ed1"
+JOB_DIGEST = "1a57bce75ae90520"
 SEED = 20261120
 STEPS = 2000  # optimizer steps
 GLOBAL_BATCH_SIZE = 4096  # samples per step, the same at any world size
@@ -106,7 +106,15 @@ def main() -> None:
     group = replicas.DataParallel(
         me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP, scaler=scaler
     )
-    state = State(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+    from tests.compiler.golden.pieces import curriculum as own_curriculum
+
+    state = State(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scaler=scaler,
+        include={"curriculum": own_curriculum},
+    )
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)

@@ -67,3 +67,22 @@ def accuracy(outputs, targets):
 
 def step(model, batch):
     """Take what a step gets."""
+
+
+class Curriculum:
+    """Gives its state and cannot take it back."""
+
+    def state_dict(self):
+        """Return nothing."""
+        return {}
+
+
+class Whole(Curriculum):
+    """Takes it back, too."""
+
+    def load_state_dict(self, state):
+        """Do nothing."""
+
+
+forgetful = Curriculum()
+curriculum = Whole()
