@@ -20,6 +20,7 @@ TRAINING_STARTED = "training.started"
 TRAINING_FIRST_STEP = "training.first_step"
 TRAINING_FINISHED = "training.finished"
 SNAPSHOT_STAGED = "snapshot.staged"
+STAGING_SINGLE = "staging.single"
 SNAPSHOT_COMMITTED = "snapshot.committed"
 SNAPSHOT_CHOSEN = "snapshot.chosen"
 SNAPSHOT_REJECTED = "snapshot.rejected"
@@ -70,11 +71,12 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     NODE_LOST: ("a node's agent is gone", ("node", "reason")),
     TRAINING_STARTED: (
         "all ranks are about to train",
-        ("restored_from", "epoch", "samples", "steps", "device", "parameters"),
+        ("restored_from", "from_memory", "epoch", "samples", "steps", "device", "parameters"),
     ),
     TRAINING_FIRST_STEP: ("the first step of a generation is finished", ("seconds_since_failure",)),
     TRAINING_FINISHED: ("the last step is finished", ("epoch", "samples", "best")),
     SNAPSHOT_STAGED: ("training goes on; the writer has the bytes", ("name", "bytes", "stall_s", "trigger")),
+    STAGING_SINGLE: ("memory is short: a snapshot waits until the one before is written", ("reason",)),
     SNAPSHOT_COMMITTED: ("the snapshot exists", ("name", "bytes", "seconds", "trigger")),
     SNAPSHOT_CHOSEN: (
         "every rank has read and verified the snapshot that the generation goes on from",
@@ -112,6 +114,7 @@ FROM_WORKERS = frozenset(
         TRAINING_FIRST_STEP,
         TRAINING_FINISHED,
         SNAPSHOT_STAGED,
+        STAGING_SINGLE,
         SNAPSHOT_COMMITTED,
         SNAPSHOT_CHOSEN,
         SNAPSHOT_REJECTED,

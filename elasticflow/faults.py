@@ -35,6 +35,8 @@ POINTS = {
     "snapshot.after_copy": "all is copied, the writer does not know it",
     "snapshot.after_stage": "the share was handed to the writer",
     # A worker goes on from one.
+    "tier.before_seal": "a slot of the memory tier is filled, it does not count yet",
+    "restore.before_recall": "the writer is not asked what it holds in memory",
     "restore.before_read": "the candidates are known, none was read",
     "restore.mid_load": "the writer, or who verifies, is about to read a block",
     "restore.before_apply": "a snapshot is read and verified on every rank",

@@ -41,6 +41,7 @@ class Worker:
         autocast_dtype: Of mixed precision, or None.
         skipped_step: The last step's loss was not finite and the step was left out.
         restored_from: Name of the snapshot this generation goes on from.
+        is_from_memory: It was held in memory, and need not be on the store.
         started_at: Position at which this generation began to train.
         best: Best value of the metric that `evaluation.best` names, so far.
     """
@@ -76,6 +77,7 @@ class Worker:
         self.skipped_step = False
         self.best: float | None = None
         self.restored_from: str | None = None
+        self.is_from_memory = False
         self.started_at: Position | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level)
@@ -122,6 +124,7 @@ class Worker:
             self.event(
                 events.TRAINING_STARTED,
                 restored_from=self.restored_from,
+                from_memory=self.is_from_memory,
                 epoch=position.epoch,
                 samples=position.samples,
                 steps=position.step + schedule.remaining(position),

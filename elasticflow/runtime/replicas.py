@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from elasticflow.runtime.data import Batch
     from elasticflow.runtime.member import Worker
 
-# The ballot: weighted loss, samples counted by the user's step, changed buffers, generators drawn from, and three
+# The ballot: weighted loss, samples counted by the user's step, changed buffers, generators drawn from, and four
 # wishes of `vote`.
-_LOSS, _SIZE = 0, 7
+_LOSS, _SIZE = 0, 8
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -78,7 +78,7 @@ class DataParallel:
         # DDP orders its buckets anew after the first backward: without these two, a run that goes on from a
         # snapshot would sum in another order than one that was never interrupted (seen at 3 workers).
         for _ in range(2):
-            torch.autograd.backward(ddp(None, 0, 1, lambda: (0.0,) * 5))
+            torch.autograd.backward(ddp(None, 0, 1, lambda: (0.0,) * 6))
         for parameter in self._step.parameters():
             parameter.grad = None
 

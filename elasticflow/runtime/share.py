@@ -81,26 +81,33 @@ class Sharing:
         tensors = captured.tensors
         if tensors is not self._of:
             sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
-            mine = balanced(sizes, self._world_size, captured.frozen)[self._rank]
+            mine = balanced(sizes, self._world_size, captured.frozen, captured.local)[self._rank]
             # The widest first: every tensor is aligned to its own width without gaps between them.
             keys = sorted(mine, key=lambda key: (-tensors[key].element_size(), key))
             self._of, self._share = tensors, Share({key: tensors[key] for key in keys}, captured.frozen)
         return self._share
 
 
-def balanced(sizes: Mapping[str, int], parts: int, frozen: Collection[str] = ()) -> list[list[str]]:
+def balanced(
+    sizes: Mapping[str, int], parts: int, frozen: Collection[str] = (), local: Collection[str] = ()
+) -> list[list[str]]:
     """Return which keys each of *parts* ranks stores: whole tensors, bytes balanced, the same on every rank.
 
-    The *frozen* ones are shared out by themselves: most snapshots write only the others.
+    The *frozen* ones are shared out by themselves: most snapshots write only the others. The *local* ones are rank
+    0's, which count: so no rank waits for another to make them equal.
     """
-    moving = _spread({key: size for key, size in sizes.items() if key not in frozen}, parts)
-    still = _spread({key: size for key, size in sizes.items() if key in frozen}, parts)
+    own = [key for key in sizes if key in local]
+    rest = {key: size for key, size in sizes.items() if key not in local}
+    ahead = sum(sizes[key] for key in own)
+    moving = _spread({key: size for key, size in rest.items() if key not in frozen}, parts, ahead)
+    still = _spread({key: size for key, size in rest.items() if key in frozen}, parts)
+    moving[0] += own
     # The largest of a kind goes to the first: in turn from both ends, no rank gets two of them.
     return [ours + theirs for ours, theirs in zip(moving, reversed(still), strict=True)]
 
 
-def _spread(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
-    loads = [0] * parts
+def _spread(sizes: Mapping[str, int], parts: int, ahead: int = 0) -> list[list[str]]:
+    loads = [ahead, *[0] * (parts - 1)]
     found: list[list[str]] = [[] for _ in range(parts)]
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
         lightest = loads.index(min(loads))

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import select
 import time
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from elasticflow import events
-from elasticflow.errors import DatasetError, SnapshotError, StateError
-from elasticflow.run_folder import snapshot_name
-from elasticflow.runtime import buffers, restore
+from elasticflow.errors import DatasetError, SnapshotError
+from elasticflow.runtime import node_writer, restore
 from elasticflow.runtime.policy import Policy
+from elasticflow.runtime.record import Recorder
 from elasticflow.runtime.share import Sharing, nbytes_of
-from elasticflow.runtime.state import check_fit
+from elasticflow.runtime.tier import Tier
+from elasticflow.runtime.weights import load_weights
 from elasticflow.snapshots.mapped import NodeLoader
 from elasticflow.snapshots.policy import Due
-from elasticflow.snapshots.staging import StagingClient, start_writer
+from elasticflow.snapshots.staging import BEGUN
 
 if TYPE_CHECKING:
     from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position, Schedule
+    from elasticflow.runtime.restore import Found
     from elasticflow.runtime.state import Captured, State
-    from elasticflow.snapshots.staging import WriterProcess
+    from elasticflow.snapshots.policy import Place
 
 __all__ = ["Policy", "Snapshots", "load_weights"]
 
@@ -44,28 +43,31 @@ class Snapshots:
     """
 
     def __init__(self, me: Worker, state: State, schedule: Schedule, dataset: Any, policy: Policy) -> None:
-        self._me, self._state, self._schedule, self._policy = me, state, schedule, policy
+        self._me, self._state, self._schedule = me, state, schedule
         self._catalog = policy.catalog(me.run_folder, me.run_id)
-        self._due = Due(policy.every)
-        self._writer: WriterProcess | None = None
-        self._client = self._connect()
-        self._last = schedule.start
-        self._last_time = time.monotonic()
-        self._staged: str | None = None
-        self._parent: str | None = None
+        self._client = node_writer.connect(me, policy, self._catalog.prefix, state)
         self._outcomes = select.poll()
         self._outcomes.register(self._client.fileno(), select.POLLIN)
+        self._recorder = Recorder(me, state, schedule)
         self._sharing = Sharing(me.rank, me.world_size)
+        self._tier = None
+        if policy.memory is not None and me.local_world_size == me.world_size:  # it covers one node
+            self._tier = Tier(me, self._client, state, self._sharing, self._recorder, policy.memory)
+        self._due, self._is_due = Due(policy.every), False
+        self._last: Place = schedule.start
+        self._last_time = time.monotonic()
+        self._staged: str | None = None
         self._is_prepared = False
-        self._awaited = 0  # snapshots staged without an outcome
+        self._facts: dict[str, Any] = {}  # of the snapshot wished for last
         if me.rank == 0 and self._due.seconds is not None:
             me.vote.snapshot_wanted = self._is_due_by_time
         me.at_leave.append(self._finish)
 
     def restore(self) -> Position:
-        """Go on from the newest snapshot that every rank can read, else from the beginning. Collective: every rank.
+        """Go on from the newest state that every rank can read, else from the beginning. Collective: every rank.
 
-        A damaged one is set aside and the next older one is taken.
+        That is what the generation before held in memory, or else a snapshot; a damaged one is set aside and the next
+        older one is taken.
 
         Raises:
             DatasetError: the snapshot was taken on other data.
@@ -73,105 +75,96 @@ class Snapshots:
         """
         me = self._me
         me.phase("restoring")
-        position = self._schedule.start
         loads = NodeLoader(self._client, me.heartbeat.beat)
-        found = restore.newest_good(me, self._catalog, loads)
-        if found is not None:
-            self._refuse_other_data(found.manifest.fingerprints)
-            if me.rank == 0:  # before anything of it is used: what happens now may be its doing
-                me.event(events.SNAPSHOT_CHOSEN, name=found.manifest.name)
-            content = found.state
-            restore.apply(me, self._state, found, loads)
-            if content["job_digest"] != me.job_digest and me.rank == 0:
-                me.log.warning(
-                    "job.changed", snapshot=found.manifest.name, was=content["job_digest"], now=me.job_digest
-                )
-            me.generators.are_used |= content["draws_random"]
-            position = restore.position_of(content["position"])
-            me.restored_from = self._parent = self._staged = found.manifest.name
+        held = None if self._tier is None else self._tier.recall(self._catalog)
+        found = restore.newest_good(me, self._catalog, loads) if held is None else held.found
+        position = self._schedule.start if found is None else self._take_over(found, loads)
         self._last, self._last_time = position, time.monotonic()
+        if held is not None:
+            me.is_from_memory = True
+            self._recorder.parent = held.parent
+            self._last = held.last or (self._schedule.start if held.parent is None else position)
+        if self._tier is not None:
+            self._tier.begin(position)
         return position
 
     def due(self, position: Position) -> bool:
-        """True if a snapshot is due after this step; the same on every rank."""
-        if self._awaited and self._outcomes.poll(0):  # asking the client takes 30 times as long
+        """True if `stage` is to be called after this step; the same on every rank."""
+        if self._client.is_awaiting and self._outcomes.poll(0):  # asking the client takes 30 times as long
             self._log_outcomes(self._client.reports())
         if not self._is_prepared:
             self._prepare()
         if self._me.skipped_step:
             return False
-        return self._me.vote.snapshot or self._due.is_due(self._last, position)
+        self._is_due = self._me.vote.snapshot or self._due.is_due(self._last, position)
+        return self._is_due or (self._tier is not None and self._tier.due(position))
 
     def stage(self, position: Position, *, final: bool = False) -> None:
-        """Copy this rank's share into the writer's memory and return. Collective: every rank.
+        """Copy this rank's share into the writer's memory and return. Every rank; nobody waits for another.
 
-        Waits only while two earlier snapshots are still being written. The same step is never staged twice.
+        Waits only while two earlier snapshots are still being written; with the memory tier never. The same step is
+        never staged twice.
         """
         me = self._me
         if position.step == self._last.step:
             return
         began = time.monotonic()
-        me.phase("snapshot")
-        me.progress.flush()  # once it is committed, nobody makes these lines again
-        buffers.make_equal(me, self._state.model)
-        if self._state.ema is not None:
-            buffers.make_equal(me, self._state.ema)
-        captured = self._state.capture()
-        share = self._sharing.share_of(captured)
-        name = self._name(position.step)
+        me.progress.flush()  # whoever goes on from this step does not make these lines again
         trigger = self._trigger(position, final=final)
-        # More ranks than tensors: a rank without bytes never gets a buffer.
-        entries = share.copy_into(self._client.buffer(share.nbytes) if share.nbytes else memoryview(b""))
-        record = self._record(position, captured, trigger) if me.rank == 0 else None
-        self._client.stage(name=name, step=position.step, tensors=entries, nbytes=share.nbytes, record=record)
-        self._last, self._last_time, self._staged = position, time.monotonic(), name
-        self._awaited += 1
-        if me.rank == 0:
-            size = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
-            stall = round(time.monotonic() - began, 6)
-            me.event(events.SNAPSHOT_STAGED, name=name, bytes=size, stall_s=stall, trigger=trigger)
-        me.phase("training")
-        me.progress.go_on()
+        if self._tier is None:
+            me.phase("snapshot")
+            self._hand_over(position, trigger)
+            me.phase("training")
+            me.progress.go_on()
+        elif not self._tier.holds(position):
+            self._tier.hold(position)
+        if self._tier is not None:
+            if not (final or self._is_due):
+                return
+            self._client.wish(position.step, trigger)
+        self._last, self._last_time = position, time.monotonic()
+        self._staged = self._recorder.name(position.step)
+        self._facts["stall_s"] = round(self._last_time - began, 6)
+        if self._tier is None:
+            self._tell_staged(name=self._staged, step=position.step, trigger=trigger)
 
     def _prepare(self) -> None:
         # After the first step the optimizer has its state: what cannot be stored is refused now, and the writer
         # makes its memory ready (first touch takes longer than the copy) while training goes on.
-        self._client.reserve(self._sharing.share_of(self._state.capture()).nbytes)
+        captured = self._state.capture()
+        share = self._sharing.share_of(captured)
+        if self._tier is None:
+            self._client.reserve(share.nbytes)
+        else:
+            self._tier.reserve(share)
+        self._note_size(captured)
         self._is_prepared = True
 
-    def _connect(self) -> StagingClient:
-        me, address = self._me, self._me.identity.writer
-        if address is None:
-            if me.local_rank == 0:
-                self._writer = start_writer(self._writer_config())
-                address = self._writer.address
-                if me.store is not None:
-                    me.store.set(f"writer/{me.node}", address)
-            else:
-                assert me.store is not None
-                address = me.store.get(f"writer/{me.node}").decode()
-        return StagingClient.connect(
-            address,
-            rank=me.rank,
-            world_size=me.world_size,
-            local_world_size=me.local_world_size,
-            generation=me.generation,
-        )
+    def _hand_over(self, position: Position, trigger: str) -> None:
+        captured = self._state.capture()
+        share, name = self._sharing.share_of(captured), self._recorder.name(position.step)
+        # More ranks than tensors: a rank without bytes never gets a buffer.
+        entries = share.copy_into(self._client.buffer(share.nbytes) if share.nbytes else memoryview(b""))
+        record = self._recorder.record(position, captured, trigger)
+        self._client.stage(name=name, step=position.step, tensors=entries, nbytes=share.nbytes, record=record)
+        self._note_size(captured)
 
-    def _writer_config(self) -> dict[str, Any]:
-        policy, evaluation = self._policy, self._state.evaluation
-        return {
-            "uri": policy.uri or str(self._me.run_folder.path),
-            "options": policy.options,
-            "prefix": self._catalog.prefix,
-            "run_id": self._me.run_id,
-            "keep_last": policy.keep_last,
-            "keep_best": policy.keep_best,
-            "keep_every": policy.keep_every,
-            "keep_within": policy.keep_within,
-            "integrity": policy.integrity,
-            "best_mode": None if evaluation is None else evaluation.best_mode,
-        }
+    def _note_size(self, captured: Captured) -> None:
+        self._facts["bytes"] = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
+
+    def _take_over(self, found: Found, loads: NodeLoader) -> Position:
+        me, manifest, content = self._me, found.manifest, found.state
+        self._refuse_other_data(manifest.fingerprints)
+        if me.rank == 0:  # before anything of it is used: what happens now may be its doing
+            me.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
+        restore.apply(me, self._state, found, loads)
+        if content["job_digest"] != me.job_digest and me.rank == 0:
+            me.log.warning(
+                "job.changed", snapshot=manifest.name, was=content["job_digest"], now=me.job_digest
+            )
+        me.generators.are_used |= content["draws_random"]
+        me.restored_from = self._recorder.parent = self._staged = manifest.name
+        return restore.position_of(content["position"])
 
     def _refuse_other_data(self, fingerprints: dict[str, Any]) -> None:
         for name, mark in self._me.fingerprints.items():
@@ -189,38 +182,6 @@ class Snapshots:
             return "end" if self._schedule.is_end(position) else "drain"
         return self._due.trigger(self._last, position)
 
-    def _name(self, step: int) -> str:
-        me = self._me
-        text = f"{me.run_id}/{step}/{me.generation}".encode()
-        return snapshot_name(step, me.generation, blake2b(text, digest_size=4).hexdigest())
-
-    def _record(self, position: Position, captured: Captured, trigger: str) -> dict[str, Any]:
-        me, evaluation = self._me, self._state.evaluation
-        state = {
-            "position": position._asdict(),
-            "schedule": {
-                "samples": self._schedule.samples,
-                "global_batch_size": self._schedule.global_batch_size,
-            },
-            "seed": me.seed,
-            "draws_random": me.generators.look(),
-            "job": me.job,
-            "job_digest": me.job_digest,
-            "state": captured.tree,
-        }
-        manifest = {
-            "trigger": trigger,
-            "parent": self._parent,
-            "metric": None if evaluation is None else evaluation.metric_at(position),
-            "epoch": position.epoch,
-            "samples": position.samples,
-            "aliases": captured.aliases,
-            "memory_formats": captured.memory_formats,
-            "fingerprints": dict(me.fingerprints),
-            "versions": {"torch": str(torch.__version__)},
-        }
-        return {"state": state, "manifest": manifest}
-
     def _finish(self) -> None:
         reports = self._client.flush(_FLUSH_LIMIT_S)
         failed = [r for r in reports if r["event"] == events.SNAPSHOT_FAILED and r["name"] == self._staged]
@@ -228,28 +189,21 @@ class Snapshots:
         if failed:
             raise SnapshotError(f"the last snapshot could not be written: {failed[0]['reason']}")
 
+    def _tell_staged(self, **facts: Any) -> None:
+        me, single = self._me, self._client.single
+        if me.rank == 0:
+            me.event(events.SNAPSHOT_STAGED, **self._facts, **facts)
+            if single is not None:
+                me.event(events.STAGING_SINGLE, level="warning", reason=single)
+                self._client.single = None
+
     def _log_outcomes(self, reports: list[dict[str, Any]]) -> None:
         me = self._me
         for report in reports:
             event = report.pop("event")
-            self._awaited -= event != events.SNAPSHOT_REMOVED
+            if event == BEGUN:
+                self._tell_staged(**report)
             # Under our agent the writer's own reports become events.
-            if me.rank == 0 and me.identity.way != "launched" and event in _WRITER_OUTCOMES:
+            elif me.rank == 0 and me.identity.way != "launched" and event in _WRITER_OUTCOMES:
                 report.pop("generation", None)
                 me.event(event, level="warning" if event == events.SNAPSHOT_FAILED else "info", **report)
-
-
-def load_weights(model: torch.nn.Module, path: str) -> None:
-    """Copy the tensors of a safetensors file into the model; every rank.
-
-    Raises:
-        StateError: names, shapes or dtypes differ.
-    """
-    from safetensors.torch import load_file
-
-    try:
-        found = load_file(path)
-    except OSError as error:
-        raise StateError(f"model.weights: {path} cannot be read: {error}") from error
-    check_fit(model, found, "model")
-    model.load_state_dict(found)

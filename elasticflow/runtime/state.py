@@ -16,7 +16,7 @@ from elasticflow.runtime.fit import check_module as check_fit
 from elasticflow.runtime.parts import Stock, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from torch.amp import GradScaler
     from torch.optim.lr_scheduler import LRScheduler
@@ -41,6 +41,8 @@ class Captured:
         aliases: Tied tensors: key to the key that is stored.
         memory_formats: How tensors that are not contiguous lie in memory.
         frozen: Keys of the model's parameters that take no gradient.
+        local: Keys of what a rank may have otherwise than others: buffers, packed scalars, objects of the job's own.
+            Rank 0's count.
         stepped: Keys of what nothing but the optimizer's step writes: its parameters and its own tensors.
     """
 
@@ -50,6 +52,7 @@ class Captured:
     memory_formats: dict[str, str]
     frozen: frozenset[str] = frozenset()
     stepped: frozenset[str] = frozenset()
+    local: frozenset[str] = frozenset()
 
 
 class State:
@@ -124,14 +127,28 @@ class State:
             for key, tensor in tensors.items()
             if (key.startswith("model/") and tensor.data_ptr() in places) or key.startswith("optimizer/")
         }
+        scalars = {key for stock in stocks for key in stock.scalars}
         return Captured(
             {},
             tensors,
             {key: other for stock in stocks for key, other in stock.aliases.items()},
             {key: layout for stock in stocks for key, layout in stock.memory_formats.items()},
             frozenset(key for stock in stocks for key in stock.frozen if key.startswith("model/")),
-            frozenset(stepped) - {key for stock in stocks for key in stock.scalars},
+            frozenset(stepped) - scalars,
+            frozenset(tensors.keys() - self._replicated(tensors)) | scalars,
         )
+
+    def _replicated(self, keys: Iterable[str]) -> set[str]:
+        """Return which keys are of parameters, or of the optimizer: the same on every rank at any time."""
+        modules = {
+            name: part.thing for name, part in self._parts.items() if isinstance(part.thing, nn.Module)
+        }
+        found = {
+            f"{name}/{key}"
+            for name, module in modules.items()
+            for key, _ in module.named_parameters(remove_duplicate=False)
+        }
+        return found | {key for key in keys if key.startswith("optimizer/")}
 
     def apply(
         self, content: Mapping[str, Any], tensors: Mapping[str, Tensor], memory_formats: Mapping[str, str]

@@ -15,21 +15,29 @@ class Vote:
         leave_wanted: Set by the signal handler, and by nothing else.
         snapshot_wanted: Rank 0's clock, asked once per step.
         evaluation_wanted: The same for evaluations.
+        memory_wanted: The same for the memory tier.
         leave: All ranks leave after this step.
         snapshot: All ranks take a snapshot after this step, because of the time.
         evaluation: All ranks evaluate after this step, because of the time.
+        memory: All ranks hold their state in memory after this step, because of the time.
     """
 
     def __init__(self) -> None:
         self.leave_wanted = False
         self.snapshot_wanted: Callable[[], bool] = bool
         self.evaluation_wanted: Callable[[], bool] = bool
-        self.leave = self.snapshot = self.evaluation = False
+        self.memory_wanted: Callable[[], bool] = bool
+        self.leave = self.snapshot = self.evaluation = self.memory = False
 
-    def wishes(self) -> tuple[float, float, float]:
-        """Return what this rank wants now: to leave, a snapshot, an evaluation; 1 or 0 each."""
-        return self.leave_wanted, self.snapshot_wanted(), self.evaluation_wanted()
+    def wishes(self) -> tuple[float, float, float, float]:
+        """Return what this rank wants now: to leave, a snapshot, an evaluation, a hold in memory; 1 or 0 each."""
+        return self.leave_wanted, self.snapshot_wanted(), self.evaluation_wanted(), self.memory_wanted()
 
-    def settle(self, leave: float, snapshot: float, evaluation: float) -> None:
+    def settle(self, leave: float, snapshot: float, evaluation: float, memory: float) -> None:
         """Take over what any rank wished: what is more than 0."""
-        self.leave, self.snapshot, self.evaluation = leave > 0, snapshot > 0, evaluation > 0
+        self.leave, self.snapshot, self.evaluation, self.memory = (
+            leave > 0,
+            snapshot > 0,
+            evaluation > 0,
+            memory > 0,
+        )

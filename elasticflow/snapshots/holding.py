@@ -9,6 +9,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import faults
+from elasticflow.errors import SnapshotError
 from elasticflow.snapshots import buffers
 from elasticflow.snapshots.slots import MOST_NUMBERS, Label, Slot
 from elasticflow.snapshots.staging import TensorEntry
@@ -66,13 +68,13 @@ class Holding:
             self._reserved, self._slots = nbytes, []
             self._link.send({"slots": nbytes})
 
-    def open(self, timeout_s: float | None = None) -> Slot | None:
-        """Return the slot to fill next, or None if the writer has all it could be; waits until slots are ready.
+    def open(self, timeout_s: float | None = None) -> Slot:
+        """Return the slot to fill next; waits until slots are ready.
 
         What was held before is held until `seal`.
 
         Raises:
-            SnapshotError: the writer died, or has no memory.
+            SnapshotError: the writer died, has no memory, or made no slot ready within *timeout_s*.
             StagingLimitError: three slots for each worker are more than the limit allows.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -82,7 +84,7 @@ class Holding:
             if slot.lock():
                 slot.open()
                 return slot
-        return None
+        raise SnapshotError("no slot of the memory tier is free")  # the writer has one of them at most
 
     def outline(self, tensors: Sequence[TensorEntry], nbytes: int, record: dict[str, Any] | None) -> None:
         """Tell how the shares that follow are laid out, and rank 0's record as it is now.
@@ -111,6 +113,7 @@ class Holding:
             numbers = json.dumps({"name": name, "changed": changed}, allow_nan=False).encode()
         is_told = len(numbers) <= MOST_NUMBERS
         if is_told:
+            faults.reach("tier.before_seal")
             slot.seal(Label(self._generation, step, self._outline, numbers))
             self._slots.remove(slot)
             self._slots.append(slot)

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Sequence
 
-__all__ = ["StagingClient", "TensorEntry", "WriterProcess", "start_writer"]
+__all__ = ["BEGUN", "StagingClient", "TensorEntry", "WriterProcess", "start_writer"]
 
 Report = dict[str, Any]
+BEGUN = "begun"  # report that a snapshot out of the memory tier is being written: name, step, trigger
 _TIDY_LIMIT_S = 5.0
 
 
@@ -154,6 +155,11 @@ class StagingClient(Link):
             self._wished = step
             self.send({"wish": {"step": step, "trigger": trigger}})
 
+    @property
+    def is_awaiting(self) -> bool:
+        """True while something staged here has no outcome, or a wish is not fulfilled."""
+        return bool(self._open) or self._wished is not None
+
     def reports(self) -> list[Report]:
         """Return what became of snapshots staged here since the last call; does not wait."""
         self.receive_waiting()
@@ -202,7 +208,7 @@ class StagingClient(Link):
         self._begun = begun["step"]
         self._open.add(begun["name"])
         self._untidied.add(begun["name"])
-        self._reports.append({"event": "snapshot.begun", **begun})
+        self._reports.append({"event": BEGUN, **begun})
         if self._wished is not None and self._wished <= self._begun:
             self._wished = None
 

@@ -165,7 +165,8 @@ class Tier:
                 not b.is_left and b.generation < before for b in self._berths.values()
             ):
                 return None
-            found = [dict(_labels(berth)) for berth in self._berths.values()]
+            ranks = sorted(self._berths)
+            found = [dict(_labels(self._berths[rank])) for rank in ranks]
             worlds = {berth.world_size for berth in self._berths.values()}
             if worlds != {len(found)}:
                 return None
@@ -173,9 +174,7 @@ class Tier:
             if not common:
                 return None
             generation, step = max(common)
-            shares = {
-                rank: labels[generation, step] for rank, labels in zip(self._berths, found, strict=True)
-            }
+            shares = {rank: labels[generation, step] for rank, labels in zip(ranks, found, strict=True)}
             return HeldSet(generation, step, shares)
 
     def wish(self, wish: Wish | None) -> None:

@@ -41,10 +41,15 @@ class Ended:
 
 
 class Group:
-    """Starts worker groups of one run and reads what they left."""
+    """Starts worker groups of one run and reads what they left.
+
+    Attributes:
+        environment: What workers are told besides their place.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = RunFolder(folder)
+        self.environment: dict[str, str] = {}
         self._processes: list[subprocess.Popen[str]] = []
 
     def run(self, world_size: int, *arguments: str, ends: bool = True) -> Ended:
@@ -78,12 +83,16 @@ class Group:
         records = [json.loads(line) for line in log.read_text().splitlines()]
         return [record for record in records if record["event"] == event]
 
+    @property
+    def catalog(self) -> Catalog:
+        """The run's snapshots."""
+        return Catalog(Storage(str(self.folder.path)))
+
     def newest(self) -> restore.Found:
         """Return the newest snapshot, verified."""
-        catalog = Catalog(Storage(str(self.folder.path)))
-        manifest = catalog.newest()
+        manifest = self.catalog.newest()
         assert manifest is not None
-        return restore.Found.of(loading.load(catalog, manifest.name))
+        return restore.Found.of(loading.load(self.catalog, manifest.name))
 
     def _start(
         self, rank: int, world_size: int, port: int, arguments: tuple[str, ...]
@@ -98,6 +107,7 @@ class Group:
             "PYTHONPATH": str(ROOT),
             "ELASTICFLOW_RUN_FOLDER": str(self.folder.path),
             "ELASTICFLOW_RUN_ID": "test",
+            **self.environment,
         }
         return subprocess.Popen(
             [sys.executable, str(PROGRAM), *arguments],

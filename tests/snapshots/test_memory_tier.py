@@ -17,7 +17,7 @@ import pytest
 from elasticflow.errors import StagingLimitError
 from elasticflow.snapshots import reader
 from elasticflow.snapshots.holding import Holding
-from elasticflow.snapshots.staging import StagingClient, TensorEntry
+from elasticflow.snapshots.staging import BEGUN, StagingClient, TensorEntry
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def test_what_is_being_written_is_not_filled(bench: Bench) -> None:
     ranks[0].client.wish(1, "steps")
     while not (begun := ranks[0].client.reports()):
         time.sleep(0.001)
-    assert "snapshot.begun" == begun[0]["event"]
+    assert BEGUN == begun[0]["event"]
     writer.process.send_signal(signal.SIGSTOP)
     used = {ranks[0].hold(step).descriptor for step in range(2, 9)}
     writer.process.send_signal(signal.SIGCONT)
@@ -340,7 +340,7 @@ def test_nothing_is_left_when_everything_is_killed(tmp_path: Path, real_processe
     code = (
         "import sys, time\n"
         "from elasticflow.snapshots.process import start_writer\n"
-        "from elasticflow.snapshots.staging import StagingClient, TensorEntry\n"
+        "from elasticflow.snapshots.staging import BEGUN, StagingClient, TensorEntry\n"
         "from elasticflow.snapshots.holding import Holding\n"
         f"w = start_writer({{'uri': {str(tmp_path)!r}, 'run_id': 'r'}})\n"
         "c = StagingClient.connect(w.address, rank=0, world_size=1, local_world_size=1, generation=1)\n"

@@ -28,6 +28,7 @@ parser.add_argument("--global-batch-size", type=int, default=16)
 parser.add_argument("--micro-batch-size", type=int)
 parser.add_argument("--tail", default="spill")
 parser.add_argument("--every", default="1000 steps")
+parser.add_argument("--memory", help="held in memory at each of these")
 parser.add_argument("--counting", action="store_true", help="a model whose parameter counts its samples")
 parser.add_argument("--processes", type=int, default=0)
 parser.add_argument("--sums", action="store_true", help="the step returns (sum of losses, count)")
@@ -150,7 +151,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 def main() -> None:
     """Train; every rank."""
     global step_now  # noqa: PLW0603
-    policy = snapshot.Policy(uri=None, every=(args.every,), keep_last=3)
+    policy = snapshot.Policy(uri=None, every=(args.every,), keep_last=3, memory=args.memory)
     me = worker.join("small", "digest", HERE, policy, seed=7, threads=1)
     dataset = data.open_dataset(
         me, Numbers if args.counting else lambda: Images(args.samples, is_noisy=True), "train"
