@@ -19,28 +19,27 @@ class Lending:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._known: dict[tuple[str | None, int], str] = {}
+        self._known: dict[str, tuple[str, FileEntry]] = {}
 
-    def find(self, entry: FileEntry) -> str | None:
+    def find(self, sha256: str) -> tuple[str, FileEntry] | None:
         """Return where, in the folder of all snapshots, a file with these bytes can be referred to; None: nowhere.
 
         It is one that the newest committed snapshot is loaded from. A store that cannot be asked has none.
         """
         with contextlib.suppress(OSError):
-            if (known := self._lendable(entry)) is not None:
+            if (known := self._lendable(sha256)) is not None:
                 return known
             self._look()
-            return self._lendable(entry)
+            return self._lendable(sha256)
         return None
 
-    def _lendable(self, entry: FileEntry) -> str | None:
-        location = self._known.get((entry.sha256, entry.size))
-        return location if location is not None and self._catalog.lends(location, entry) else None
+    def _lendable(self, sha256: str) -> tuple[str, FileEntry] | None:
+        found = self._known.get(sha256)
+        return found if found is not None and self._catalog.lends(*found) else None
 
     def _look(self) -> None:
         newest = self._catalog.newest()
-        self._known = {} if newest is None else {
-            (entry.sha256, entry.size): location
-            for location, entry in newest.locations().items()
-            if entry.sha256 is not None
-        }  # fmt: skip
+        files = {} if newest is None else newest.locations()
+        self._known = {
+            entry.sha256: (location, entry) for location, entry in files.items() if entry.sha256 is not None
+        }

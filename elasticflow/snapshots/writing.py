@@ -62,8 +62,7 @@ class ShareWriting:
         return files
 
     def _write_unless_there(self, place: str, shard: Packed) -> WrittenFile:
-        entry = shard.entry()
-        location = self._lending.find(entry)
-        if location is not None:
-            return shard.borrowed(location, entry)
+        found = self._lending.find(shard.sha256())
+        if found is not None:
+            return shard.borrowed(*found)
         return shards.write_shard(self._storage, place, shard, "sha256")

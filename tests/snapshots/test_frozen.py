@@ -185,10 +185,11 @@ def test_a_store_that_does_not_answer_lends_nothing(bench: Bench, monkeypatch: p
     """Whether something can be borrowed is never a reason to fail."""
     commit(bench.connect(bench.writer()), 1)
     catalog, entry = bench.catalog, newest(bench).files[FILE]
-    assert f"{bench.name_of(1)}/{FILE}" == lending.Lending(catalog).find(entry)
+    assert entry.sha256 is not None
+    assert (f"{bench.name_of(1)}/{FILE}", entry) == lending.Lending(catalog).find(entry.sha256)
 
     def refuse(*_: object) -> bool:
         raise OSError("no answer")
 
     monkeypatch.setattr(catalog.storage, "exists", refuse)
-    assert lending.Lending(catalog).find(entry) is None
+    assert lending.Lending(catalog).find(entry.sha256) is None
