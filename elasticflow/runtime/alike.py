@@ -1,0 +1,113 @@
+"""Whether all ranks have the same state to store: a snapshot holds one (floor R)."""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.agreement import sums_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from elasticflow.runtime.member import Worker
+    from elasticflow.runtime.state import Captured
+
+_OWN = "include."
+_SHORT = 100  # characters of a value that a message shows
+
+
+class Alike:
+    """Compares what the ranks would store: all JSON, names and forms of all tensors, contents of the job's own.
+
+    A question is asked at one step and settled at a later one, so that no rank waits for another.
+
+    Args:
+        me: This worker.
+    """
+
+    def __init__(self, me: Worker) -> None:
+        self._me = me
+        self._question: tuple[torch.Tensor, dist.Work | None] | None = None
+
+    @property
+    def is_asking(self) -> bool:
+        """True between `ask` and `settle`."""
+        return self._question is not None
+
+    def ask(self, captured: Captured) -> None:
+        """Tell the others a digest of *captured*; does not wait. Every rank."""
+        if self._me.world_size == 1:
+            return
+        text = json.dumps([captured.tree, sorted(_forms(captured).items())])
+        number = int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "big")
+        digest = torch.tensor([number, -number])
+        self._question = digest, dist.all_reduce(digest, dist.ReduceOp.MAX, async_op=True)
+
+    def settle(self, capture: Callable[[], Captured]) -> None:
+        """Return if the digests last told were the same. Every rank.
+
+        Args:
+            capture: Reads the state now, to find out what differs.
+
+        Raises:
+            StateError: they were not; names the first difference, on every rank.
+        """
+        if self._question is None:
+            return
+        digest, work = self._question
+        self._question = None
+        if work is not None:
+            work.wait()
+        most, least = digest.tolist()
+        if most != -least:
+            raise self._difference(capture())
+
+    def _difference(self, captured: Captured) -> StateError:
+        mine = dict(sorted({**dict(_leaves(captured.tree, "")), **_forms(captured)}.items()))
+        ranks = [json.loads(text) for text in self._me.gather_text(json.dumps(mine))]
+        for path in sorted({path for leaves in ranks for path in leaves}):
+            for rank, leaves in enumerate(ranks):
+                if leaves.get(path) != ranks[0].get(path):
+                    return StateError(
+                        f"a snapshot holds one state, and rank {rank}'s {path} is {_shown(leaves.get(path))}, "
+                        f"rank 0's {_shown(ranks[0].get(path))}",
+                        "derive it from what every rank sees, or send every rank the same (torch.distributed)",
+                    )
+        return StateError("a snapshot holds one state, and the ranks had different ones a step ago")
+
+
+def _forms(captured: Captured) -> dict[str, str]:
+    """Return what tensors are besides their values, and the sums of those of the job's own objects."""
+    found = {
+        key: f"a tensor of {tensor.dtype}, {tuple(tensor.shape)}" for key, tensor in captured.tensors.items()
+    }
+    for name, facts in (("tied to", captured.aliases), ("laid out as", captured.memory_formats)):
+        for key, fact in facts.items():
+            found[key] = f"{found.get(key, 'a tensor')}, {name} {fact}"
+    own = {key: tensor for key, tensor in captured.tensors.items() if key.startswith(_OWN)}
+    for key, number in sums_of(own).items():
+        found[key] += f", its bits together {number & (2**64 - 1):x}"
+    return found
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}/{key}" if path else key)
+    elif isinstance(value, list) and value:
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{path}/{number}")
+    else:
+        yield path, json.dumps(value)
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "not there"
+    return value if len(value) <= _SHORT else f"{value[:_SHORT]}..."

@@ -1,0 +1,74 @@
+"""One rank of a group that compares states: `compare_states.py RANK WORLD_SIZE FILE`; prints what it was told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+
+from elasticflow.errors import StateError
+from elasticflow.runtime import group
+from elasticflow.runtime.alike import Alike
+from elasticflow.runtime.state import State
+
+RANK, WORLD_SIZE = int(sys.argv[1]), int(sys.argv[2])
+
+
+class Queue:
+    """An object of the job's own."""
+
+    def __init__(self) -> None:
+        self.level, self.items = 1, torch.ones(3)
+        self.more: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state."""
+        return {"level": self.level, "items": self.items, **self.more}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
+def outcome(change: str) -> str:
+    """Return what comparing says when rank 1 alone makes *change*."""
+    torch.manual_seed(0)
+    model, queue = nn.Linear(2, 2), Queue()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    schedule = StepLR(optimizer, 3)
+    state = State(model=model, optimizer=optimizer, scheduler=schedule, include={"queue": queue})
+    worker: Any = SimpleNamespace(
+        world_size=WORLD_SIZE, gather_text=lambda text: group.gather_text(text, WORLD_SIZE)
+    )
+    alike = Alike(worker)
+    if RANK == 1:
+        exec(change, {"model": model, "queue": queue, "schedule": schedule, "torch": torch})
+    alike.ask(state.capture())
+    try:
+        alike.settle(state.capture)
+    except StateError as error:
+        return error.message
+    assert not alike.is_asking
+    return "alike"
+
+
+CHANGES = [
+    "",
+    "model.weight.data += 1",
+    "schedule.gamma = 0.5",
+    "queue.level = 2",
+    "queue.items[1] = 0",
+    "queue.items = queue.items.double()",
+    "queue.more = {'late': float('inf')}",
+    "model.weight.data = model.weight.data.t()",
+    "model.bias = model.weight",
+]
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=RANK, world_size=WORLD_SIZE)
+print(json.dumps([outcome(change) for change in CHANGES]))

@@ -1,0 +1,66 @@
+"""A snapshot holds one state: ranks that have different ones are told which, in a real group."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.optim import SGD
+
+from elasticflow.runtime.alike import Alike
+from elasticflow.runtime.state import State
+
+PROGRAM = Path(__file__).parent / "programs" / "compare_states.py"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
+    """Whatever differs in JSON, in the form of a tensor or in an object of the job's own is named on every rank."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(rank), "2", str(tmp_path / "store")],
+            env=environment,
+            stdout=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]
+    told: list[list[str]] = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+    assert told[0] == told[1]
+    start = "a snapshot holds one state, and rank 1's "
+    tensor = "include.queue/items is a tensor of torch."
+    sums = "(3,), its bits together"
+    square = "a tensor of torch.float32, (2, 2)"
+    expected: list[Any] = [
+        "alike",
+        "alike",  # what DDP keeps equal is not read again
+        f"{start}scheduler/gamma is 0.5, rank 0's 0.1",
+        f"{start}include.queue/level is 2, rank 0's 1",
+        f"{start}{tensor}float32, {sums} 0, rank 0's a tensor of torch.float32, {sums} 3f800000",
+        None,
+        f"{start}include.queue/late/$float is \"inf\", rank 0's not there",
+        f"{start}model/weight is {square}, laid out as permuted:1,0, rank 0's {square}",
+        f"{start}model/bias is a tensor, tied to model/weight, rank 0's a tensor of torch.float32, (2,)",
+    ]  # fmt: skip
+    for message, words in zip(told[0], expected, strict=True):
+        if words is not None:
+            assert words == message
+    assert told[0][5].startswith(f"{start}{tensor}float64, (3,)")
+
+
+def test_one_rank_is_like_itself() -> None:
+    """Without other ranks nothing is asked."""
+    model = nn.Linear(1, 1)
+    state = State(model=model, optimizer=SGD(model.parameters()))
+    alike = Alike(SimpleNamespace(world_size=1))  # type: ignore[arg-type]  # all it needs of a worker
+    alike.ask(state.capture())
+    assert not alike.is_asking
+    alike.settle(state.capture)
