@@ -77,9 +77,12 @@ def whole(catalog: Catalog) -> list[Manifest]:
 
 def leftovers(catalog: Catalog) -> list[str]:
     """Return every file that belongs to no committed snapshot."""
-    root = catalog.storage.local_path(catalog.folder())
-    own = {root / m.name / file for m in catalog.committed() for file in (*m.files, "MANIFEST.json")}
-    return [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path not in own]
+    own = {f"{m.name}/{file}" for m in catalog.committed() for file in (*m.files, "MANIFEST.json")}
+    folders = catalog.storage.list(catalog.folder())
+    found = {
+        f"{folder}/{file}" for folder in folders for file in catalog.storage.list(catalog.folder(folder))
+    }
+    return sorted(found - own)
 
 
 @pytest.mark.parametrize("arrival", [1, 2])
@@ -101,6 +104,33 @@ def test_writer_killed(
     steps = [manifest.step for manifest in whole(bench.catalog)]
     assert steps[0] in (3, 4, 5, 6)
     assert list(range(steps[0], steps[0] - KEEP, -1)) == steps[:KEEP]  # never a gap: what is kept is there
+
+    assert 0 == save(bench, 3, [7], monkeypatch)
+    assert [7, steps[0]] == [manifest.step for manifest in whole(bench.catalog)]
+    assert [] == leftovers(bench.catalog)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "point",
+    [
+        "shares.mid_write",
+        "shares.after_write",
+        "commit.before_manifest",
+        "commit.committed",
+        "retention.between",
+    ],
+)
+def test_writer_killed_at_an_object_store(
+    bench_at: Callable[[str], Bench], s3_bucket: str, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Where nothing can be renamed, too: without its manifest no key is a snapshot, and the next generation clears it."""
+    bench = bench_at(f"s3://{s3_bucket}/runs")
+    assert 0 == save(bench, 1, [1, 2, 3], monkeypatch)
+    assert -signal.SIGKILL == save(bench, 2, [4, 5], monkeypatch, f"{point}=kill@1")
+    steps = [manifest.step for manifest in whole(bench.catalog)]
+    assert (steps[0] == 4) == point.startswith(("commit.committed", "retention"))
+    assert list(range(steps[0], steps[0] - KEEP, -1)) == steps[:KEEP]
 
     assert 0 == save(bench, 3, [7], monkeypatch)
     assert [7, steps[0]] == [manifest.step for manifest in whole(bench.catalog)]
