@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from dataclasses import dataclass, field
 from importlib import metadata, util
 from types import SimpleNamespace
@@ -97,6 +98,20 @@ def test_run_with_snapshots_elsewhere_goes_on_with_them(trial: Trial) -> None:
 
     assert (1, True) == (again.number, again.is_resumed)
     assert 2 == again.claim("resume")
+
+
+def test_run_that_another_machine_went_on_with_is_not_taken_back(trial: Trial) -> None:
+    """A launch claims on after its own last generation only; begun anew, on purpose, it takes the run over again."""
+    first = trial.launch(snapshots__uri="store")
+    assert 1 == first.claim("start")
+    assert 2 == first.claim("crash", 1)
+    shutil.rmtree(trial.folder.path)
+    elsewhere = trial.launch(snapshots__uri="store")
+    assert 3 == elsewhere.claim("resume")
+    with pytest.MonkeyPatch.context() as another_machine:
+        another_machine.setattr(socket, "gethostname", lambda: "another")
+        assert first.claim("crash", 2) is None
+    assert 4 == elsewhere.claim("crash", 3)
 
 
 def test_job_is_compared_where_there_is_no_run_folder_too(trial: Trial) -> None:
