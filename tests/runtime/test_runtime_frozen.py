@@ -1,6 +1,9 @@
-"""Which tensors are told to be frozen, and how they are shared out."""
+"""Which tensors are told to be frozen, how they are shared out, and what a restart makes of them."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import torch
 from hypothesis import given
@@ -8,8 +11,22 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from elasticflow.runtime import restore
 from elasticflow.runtime.share import Sharing, balanced
 from elasticflow.runtime.state import State
+from elasticflow.snapshots import loading
+from elasticflow.snapshots.board import ShareSet
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.snapshots.commit import Config
+from elasticflow.snapshots.manifest import Manifest
+from elasticflow.snapshots.publish import Publisher
+from elasticflow.snapshots.writing import ShareWriting
+from elasticflow.storage import Storage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.snapshots.mapped import Loaded
 
 
 def tuned() -> State:
@@ -61,3 +78,73 @@ def test_one_large_tensor_of_each_kind_goes_to_two_ranks() -> None:
     """What a rank copies at each snapshot is both kinds together."""
     shares = balanced({"moving": 1000, "still": 1000, "small": 1}, 2, {"still"})
     assert [["moving"], ["small", "still"]] == [sorted(share) for share in shares]
+
+
+class Own:
+    """Loads in this process, as the node's writer does for its ranks."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def load(self, name: str) -> Loaded:
+        """See restore.Loads."""
+        return loading.load(self.catalog, name)
+
+    def release(self) -> None:
+        """See restore.Loads."""
+
+
+def commit(catalog: Catalog, state: State, step: int) -> Manifest:
+    """Take a snapshot of *state* as one rank and its writer do."""
+    share = Sharing(0, 1).share_of(state.capture())
+    memory = memoryview(bytearray(share.nbytes))
+    entries = [asdict(entry) for entry in share.copy_into(memory)]
+    record = {"state": {"step": step}}
+    message = {"tensors": entries, "nbytes": share.nbytes, "record": record}
+    share_set = ShareSet(f"{step:012d}-0001-{step:08x}", step, 1, 1, 1)
+    files = ShareWriting(Config("", "r", {}), catalog).write(share_set, 0, message, memory)
+    about: dict[str, Any] = {"run_id": "r", "generation": 1, "world_size": 1, "trigger": "steps"}
+    made = Manifest(
+        name=share_set.name,
+        step=step,
+        created=0.0,
+        files={file.name: file.entry for file in files if not file.is_borrowed},
+        borrowed={file.name: file.entry for file in files if file.is_borrowed},
+        tensors={key: place for file in files for key, place in file.tensors.items()},
+        **about,
+    )
+    Publisher(catalog).publish(made)
+    return made
+
+
+def test_borrowed_tensors_are_restored(me: Any, tmp_path: Path) -> None:
+    """Frozen tensors come from the file of the first snapshot, the others from the newest, to the bit."""
+    catalog, state = Catalog(Storage(str(tmp_path))), tuned()
+    commit(catalog, state, 1)
+    with torch.no_grad():
+        state.model[2].weight.add_(1)  # type: ignore[index]
+    second = commit(catalog, state, 2)
+    assert {"frozen-00000-of-00001.safetensors"} == {place.partition("/")[2] for place in second.borrowed}
+    found = restore.newest_good(me, catalog, Own(catalog))
+    assert found is not None
+    live = state.capture().tensors
+    assert live.keys() == found.tensors.keys()
+    assert all(torch.equal(live[key], found.tensors[key]) for key in live)
+
+
+def test_damage_of_a_lent_file_rejects_all_that_borrow_it(me: Any, tmp_path: Path) -> None:
+    """A byte of the one frozen file is flipped: every snapshot that needs it is set aside, an older one is taken."""
+    catalog, state = Catalog(Storage(str(tmp_path))), tuned()
+    state.model[0].bias.data.add_(1)  # type: ignore[index]
+    oldest = commit(catalog, state, 1)
+    state.model[0].bias.data.sub_(1)  # type: ignore[index]
+    lender, *_ = [commit(catalog, state, step) for step in (2, 3, 4)]
+    path = tmp_path / "snapshots" / lender.name / "frozen-00000-of-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    found = restore.newest_good(me, catalog, Own(catalog))
+    assert found is not None
+    assert oldest.name == found.manifest.name
+    assert 3 == len(catalog.quarantined())
+    assert all("block 0 (from byte 0)" in reason for reason in catalog.quarantined().values())
