@@ -49,10 +49,26 @@ def sums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     found: dict[str, int] = {}
     with torch.no_grad():
         for own in by_device.values():  # one transfer for each device
-            hashes = [torch.hash_tensor(_bits(tensors[key])).view(torch.int64) for key in own]
-            found |= zip(own, torch.stack(hashes).tolist(), strict=True)
+            bits = [_bits(tensors[key]) for key in own]
+            sums = torch.stack([torch.hash_tensor(each).view(torch.int64) for each in bits]).tolist()
+            for key, each, number in zip(own, bits, sums, strict=True):
+                found[key] = _folded(number, each.element_size(), tensors[key].element_size())
     return {key: found[key] for key in keys}
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().view(_SAME_WIDTH[tensor.element_size()])
+    """Return *tensor* as integers, the widest that fit: narrow ones take as long each."""
+    bits = tensor.detach()
+    start = bits.storage_offset() * bits.element_size()
+    if bits.is_contiguous() and bits.nbytes % 8 == start % 8 == 0:
+        return bits.view(-1).view(torch.int64)
+    return bits.view(_SAME_WIDTH[bits.element_size()])
+
+
+def _folded(number: int, width: int, narrower: int) -> int:
+    """Return an XOR over elements of *narrower* bytes, given the one over the same memory in elements of *width*."""
+    number &= (1 << 8 * width) - 1  # torch extends the sign
+    while width > narrower:
+        width //= 2
+        number = (number >> 8 * width) ^ (number & ((1 << 8 * width) - 1))
+    return number
