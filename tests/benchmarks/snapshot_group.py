@@ -21,10 +21,10 @@ import psutil  # the path comes first
 
 from elasticflow.runtime import order, snapshot, worker
 from tests.benchmarks import snapshot_ways as ways
+from tests.benchmarks import snapshot_ways_torch as theirs
 from tests.benchmarks.snapshot_state import build
 
 NEVER = ("1000000000 steps",)
-LOADING = (ways.Ours.name, ways.TorchSave.name, ways.Checkpoint.name)
 _WATCH_S = 0.01
 
 
@@ -44,12 +44,13 @@ class Group:
 
     def theirs(self) -> list[ways.Way]:
         """Return torch's ways."""
-        kinds = (ways.TorchSave, ways.Checkpoint, ways.AsyncThread, ways.AsyncProcess)
+        kinds = (theirs.TorchSave, theirs.Checkpoint, theirs.AsyncThread, theirs.AsyncProcess)
         return [kind(self.trained, self.folder / f"way{number}") for number, kind in enumerate(kinds)]
 
     def save(self, way: ways.Way) -> list[float]:
         """Save in one way, come to rest, and return stall and seconds to durable of the slowest rank."""
         self.step += 1
+        way.before_save()
         self.me.barrier()
         began = time.perf_counter()
         way.save(self.step)
@@ -63,7 +64,7 @@ class Group:
 
     def load(self, way: ways.Way, *, cold: bool) -> float:
         """Return the seconds that the slowest rank takes to load."""
-        way.forget()
+        way.before_load()
         if cold and self.me.rank == 0:
             drop_from_cache(way.folder())
         self.rest()
@@ -99,7 +100,9 @@ def times(group: Group, rounds: int, *, alone: bool) -> dict[str, Any]:
     nbytes = ours.nbytes()
     all_ways: list[ways.Way] = [ways.Copy(nbytes), ours, *([] if alone else group.theirs())]
     saves = in_turn(all_ways, rounds, group.save)
-    loading = [] if alone else [way for way in all_ways if way.name in LOADING]
+    saved = [way for way in all_ways if type(way) in (ways.Ours, theirs.TorchSave, theirs.Checkpoint)]
+    in_place = [theirs.InPlace(way) for way in saved if isinstance(way, theirs.Checkpoint)]
+    loading = [] if alone else [*saved, *in_place]
     loads = in_turn(loading, rounds, lambda way: [group.load(way, cold=cold) for cold in (False, True)])
     for way in all_ways:
         way.close()
@@ -131,6 +134,7 @@ def memory(group: Group, which: str) -> dict[str, Any]:
         def save(way: ways.Way = way) -> None:
             for _ in range(2):
                 group.step += 1
+                way.before_save()
                 way.save(group.step)
                 if which == "theirs":  # two at once are not safe there
                     way.wait()
@@ -139,7 +143,7 @@ def memory(group: Group, which: str) -> dict[str, Any]:
             way.settle()
 
         def load(way: ways.Way = way) -> None:
-            way.forget()
+            way.before_load()
             way.load()
             group.me.barrier()
 
