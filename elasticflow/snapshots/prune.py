@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from elasticflow import run_folder
 from elasticflow.snapshots import policy, reader
 from elasticflow.snapshots.manifest import FILE_NAME
-from elasticflow.snapshots.publish import UNFINISHED
+from elasticflow.snapshots.publish import UNFINISHED, Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,7 +106,7 @@ def carry_out(catalog: Catalog, pruning: Pruning) -> Iterator[str]:
             catalog.remove_snapshot(snapshot.name)
             yield snapshot.name
     for leftover in pruning.leftovers:
-        catalog.storage.remove_tree(f"{catalog.folder()}/{leftover.folder}")
+        Publisher(catalog).clear(leftover.folder)
         yield leftover.folder
 
 
