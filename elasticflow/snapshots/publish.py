@@ -8,7 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import durable, faults, run_folder
+from elasticflow.errors import StorageError
 from elasticflow.snapshots import manifest, shards
+from elasticflow.stores.retry import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 UNFINISHED = ".tmp-"  # before the name of a snapshot that is being written on a local disk
 _SWEPT = ".swept-"  # before the name of what was one, until it is removed
 _POLL_LEAST_S, _POLL_MOST_S = 0.02, 1.0
+_TIDYING = Patience(
+    total_s=2.0
+)  # of a store in trouble, the next snapshot is worth more than what is left there
 
 
 class PublishError(Exception):
@@ -79,13 +84,14 @@ class Publisher:
 
         What cannot be removed now is left for `sweep`.
         """
-        with contextlib.suppress(OSError):
-            if not self._storage.is_local and self.is_committed(name):
+        storage = self._storage.with_patience(_TIDYING)
+        with contextlib.suppress(OSError, StorageError):
+            if not storage.is_local and storage.exists(f"{self._catalog.folder(name)}/{manifest.FILE_NAME}"):
                 return
             if files is None:
-                self._storage.remove_tree(self.place(name))
+                storage.remove_tree(self.place(name))
             for file in files or ():
-                self._storage.remove(f"{self.place(name)}/{file}")
+                storage.remove(f"{self.place(name)}/{file}")
 
     def sweep(self, generation: int, busy: Collection[str]) -> None:
         """Remove what writers of generations before *generation* left: uncommitted, or half removed.
@@ -179,7 +185,7 @@ class Publisher:
 
     def remove_records(self, name: str, ranks: Sequence[int]) -> None:
         """Remove the other nodes' records from the committed snapshot *name*."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StorageError):
             for rank in ranks:
                 self._storage.remove(_record(self._catalog.folder(name), rank))
 

@@ -97,6 +97,17 @@ class RangeReader(io.RawIOBase):
         self._place += len(data)
         return len(data)
 
+    def readall(self) -> bytes:
+        """Return the rest; io's own asks for 8 KiB at a time."""
+        found = []
+        while self._place < self._size:
+            data = self._read_range(self._place, min(BLOCK, self._size - self._place))
+            if not data:
+                break  # it is shorter now
+            found.append(data)
+            self._place += len(data)
+        return b"".join(found)
+
 
 def pieces(parts: Iterable[Part]) -> Iterator[memoryview]:
     """Yield the bytes of *parts* in pieces of at most a block; empty ones are left out."""
