@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow.snapshots import policy
@@ -195,6 +195,7 @@ def histories(draw: st.DrawFn) -> list[Place]:
     return found
 
 
+@settings(max_examples=50, deadline=None)
 @given(histories(), rules, st.data())
 def test_what_never_goes(found: list[Place], asked: policy.Keep, data: st.DataObject) -> None:
     """Whatever the policy and the history: the newest, its parent, the pinned, the used and the borrowed-from stay."""
@@ -211,6 +212,7 @@ def test_what_never_goes(found: list[Place], asked: policy.Keep, data: st.DataOb
     assert reasons.keys() == policy.keep(found, asked, pinned=pinned, in_use=in_use)
 
 
+@settings(max_examples=50, deadline=None)
 @given(histories(), rules)
 def test_what_stays_for_good_stays_whatever_follows(found: list[Place], asked: policy.Keep) -> None:
     """One that stays for its milestone is kept after every later commit and removal as well."""
