@@ -49,6 +49,14 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "train.steps": ("harmless", "the run ends sooner or later"),
     "train.compile": ("harmless", "equal up to rounding"),
     "train.threads": ("harmless", "equal up to rounding"),
+    "train.consistency": (
+        "trajectory",
+        "bits, random streams and BatchNorm's batches are others from here on",
+    ),
+    "train.virtual_shards": (
+        "trajectory",
+        "bits, random streams and BatchNorm's batches are others from here on",
+    ),
     "ddp": ("harmless", "equal up to rounding"),
     "ddp.sync_batchnorm": ("trajectory", "batch statistics are taken over other samples"),
     "nodes": ("harmless", "the global batch is the same at every world size"),

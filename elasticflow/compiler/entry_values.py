@@ -52,6 +52,7 @@ def _flags(job: Job) -> dict[str, bool]:
         "clip": job.optimizer.clip_grad_norm is not None,
         "fp16": job.train.precision == "fp16",
         "ema": job.train.ema is not None,
+        "exact": _is_exact(job),
         "prepare": job.dataset.prepare is not None,
         "collate": job.dataset.collate is not None,
         "evaluation": job.evaluation is not None,
@@ -62,7 +63,8 @@ def _flags(job: Job) -> dict[str, bool]:
 
 
 def _constants(job: Job, root: str) -> dict[str, Line]:
-    runtime = ["data", "evaluate", "order", "replicas", "snapshot", "worker"]
+    runtime = ["data", "evaluate", "exact", "order", "replicas", "snapshot", "worker"]
+    runtime.remove("replicas" if _is_exact(job) else "exact")
     if job.evaluation is None:
         runtime.remove("evaluate")
     ddp = {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
@@ -75,7 +77,9 @@ def _constants(job: Job, root: str) -> dict[str, Line]:
         "micro_batch_size": ("MICRO_BATCH_SIZE", job.dataset.micro_batch_size),
         "tail": ("TAIL", job.dataset.tail),
         "loader_processes": ("LOADER_PROCESSES", job.dataset.num_workers),
-        "threads": ("THREADS", job.train.threads),
+        # The number of threads decides how a kernel sums.
+        "threads": ("THREADS", job.train.threads or (1 if _is_exact(job) else None)),
+        "virtual_shards": ("VIRTUAL_SHARDS", job.train.virtual_shards),
         "precision": ("PRECISION", job.train.precision),
         "on_nonfinite": ("ON_NONFINITE", job.train.on_nonfinite),
         "clip": ("CLIP_GRAD_NORM", job.optimizer.clip_grad_norm),
@@ -101,6 +105,10 @@ def _constants(job: Job, root: str) -> dict[str, Line]:
         "path": f"sys.path[:0] = [str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]",
         "snapshots": ("SNAPSHOTS = ", _policy(job)),
     }
+
+
+def _is_exact(job: Job) -> bool:
+    return job.train.consistency == "exact"
 
 
 def intervals(every: str | list[str]) -> tuple[str, ...]:
@@ -138,7 +146,7 @@ def _main(job: Job) -> dict[str, Line]:
     """Calls in main() whose arguments depend on the job."""
     length = {"epochs": Name("EPOCHS")} if job.train.epochs is not None else {"steps": Name("STEPS")}
     samples = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
-    scaler = {"scaler": Name("scaler")} if job.train.precision == "fp16" else {}
+    shards = {"shards": Name("VIRTUAL_SHARDS")} if _is_exact(job) else {}
     collate = {"collate": Name("collate")} if job.dataset.collate else {}
     return {
         "dataset.open": (
@@ -159,19 +167,7 @@ def _main(job: Job) -> dict[str, Line]:
         "weights": call("snapshot.load_weights", "model", from_root(job.model.weights))
         if job.model.weights
         else None,
-        "group": (
-            "group = ",
-            call(
-                "replicas.DataParallel",
-                "me",
-                "model",
-                "training_step",
-                precision=Name("PRECISION"),
-                on_nonfinite=Name("ON_NONFINITE"),
-                ddp=Name("DDP"),
-                **scaler,
-            ),
-        ),
+        "group": ("group = ", _group(job)),
         **_evaluate(job, collate),
         "state": ("state = ", _state(job)),
         "loader": (
@@ -184,9 +180,20 @@ def _main(job: Job) -> dict[str, Line]:
                 "MICRO_BATCH_SIZE",
                 processes=Name("LOADER_PROCESSES"),
                 **collate,
+                **shards,
             ),
         ),
     }
+
+
+def _group(job: Job) -> Code:
+    maker, own = "replicas.DataParallel", {"ddp": Name("DDP")}
+    if _is_exact(job):
+        maker, own = "exact.FixedOrder", {"virtual_shards": Name("VIRTUAL_SHARDS")}
+    scaler = {"scaler": Name("scaler")} if job.train.precision == "fp16" else {}
+    arguments = ("me", "model", "training_step")
+    named = {"precision": Name("PRECISION"), "on_nonfinite": Name("ON_NONFINITE")}
+    return call(maker, *arguments, **named, **own, **scaler)
 
 
 def _evaluate(job: Job, collate: dict[str, Name]) -> dict[str, Line]:

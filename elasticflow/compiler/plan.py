@@ -224,7 +224,15 @@ def world_row(job: Job, nodes: int, world_size: int | None) -> WorldRow:
     """Return how a full batch is split over *world_size* ranks; unknown where it is None."""
     if world_size is None:
         return WorldRow(nodes=nodes, world_size=None, samples_per_rank=None, micro_batches=None)
-    batch = job.dataset.global_batch_size
+    batch, shards = job.dataset.global_batch_size, job.train.virtual_shards
+    if shards is not None:  # a forward each
+        fewest, most = (n * batch // shards for n in (shards // world_size, -(-shards // world_size)))
+        return WorldRow(
+            nodes=nodes,
+            world_size=world_size,
+            samples_per_rank=(fewest, most),
+            micro_batches=-(-shards // world_size),
+        )
     fewest, most = batch // world_size, -(-batch // world_size)
     micro = job.dataset.micro_batch_size or most
     return WorldRow(

@@ -65,6 +65,9 @@ def variables(job: Job) -> tuple[Variable, ...]:
             "asking whether there is a GPU must not open the driver, which would forbid forking",
         ),
     ]
+    if job.train.consistency == "exact":
+        reason = "without a fixed workspace cuBLAS may add in another order each time"
+        found.append(Variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", reason))
     if job.nodes.interface is not None:
         reason = "workers talk over nodes.interface"
         found.append(Variable("GLOO_SOCKET_IFNAME", job.nodes.interface, reason))

@@ -16,16 +16,17 @@ from torch._C._distributed_c10d import _broadcast_coalesced  # what DDP itself c
 if TYPE_CHECKING:
     from elasticflow.runtime.member import Worker
 
-_BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _BUCKET_BYTES = 8 * 2**20
 
 
 def make_equal(me: Worker, model: nn.Module) -> None:
     """Give every rank rank 0's buffers. Collective: every rank."""
-    _send(me, list(model.buffers()))
+    send(me, list(model.buffers()))
 
 
-def _send(me: Worker, buffers: list[Tensor]) -> None:
+def send(me: Worker, buffers: list[Tensor]) -> None:
+    """Give every rank rank 0's tensors. Collective: every rank."""
     if me.world_size > 1 and buffers:
         group = dist.group.WORLD
         assert group is not None
@@ -44,7 +45,7 @@ class Watch:
         self._slots = [
             (module._buffers, name)  # noqa: SLF001  # a buffer can be replaced by assignment
             for module in model.modules()
-            if type(module) not in _BATCHNORMS
+            if type(module) not in BATCHNORMS
             for name in module._buffers  # noqa: SLF001
         ]
         self.are_any = bool(self._slots)
@@ -56,7 +57,7 @@ class Watch:
 
     def make_equal(self) -> None:
         """Give every rank rank 0's watched buffers. Collective: every rank."""
-        _send(self._me, [buffer for buffers, name in self._slots if (buffer := buffers[name]) is not None])
+        send(self._me, [buffer for buffers, name in self._slots if (buffer := buffers[name]) is not None])
         self._seen = self._marks()
 
     def _marks(self) -> list[tuple[int, int]]:

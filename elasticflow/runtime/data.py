@@ -82,6 +82,7 @@ class Loader:
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         processes: Loader processes; 0 reads in this process.
         collate: Makes a batch of a list of samples; None for torch's.
+        shards: Virtual shards of each batch, read one by one; None: micro-batches.
     """
 
     def __init__(
@@ -93,9 +94,12 @@ class Loader:
         *,
         processes: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
+        shards: int | None = None,
     ) -> None:
         self._me, self._processes, self._stays_here = me, processes, me.device.type == "cpu"
-        self._plan = Plan(schedule, micro_batch_size, world_size=me.world_size, rank=me.rank, seed=me.seed)
+        self._plan = Plan(
+            schedule, micro_batch_size, world_size=me.world_size, rank=me.rank, seed=me.seed, shards=shards
+        )
         self._samples = _SeededSamples(dataset, None if processes else me.generators)
         self._collate = collate or default_collate
 

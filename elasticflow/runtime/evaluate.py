@@ -17,7 +17,7 @@ from elasticflow.runtime.order import split
 from elasticflow.snapshots.policy import Due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position, Schedule
@@ -89,8 +89,6 @@ class Evaluation:
                 sums = self._sums()
         finally:
             self._model.train(was_training)
-        if me.world_size > 1:
-            dist.all_reduce(sums)
         names = [_LOSS, *self._metrics]
         found = {name: value / len(self._dataset) for name, value in zip(names, sums.tolist(), strict=True)}
         self._remember(position, found)
@@ -121,25 +119,31 @@ class Evaluation:
         self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
 
     def _sums(self) -> Tensor:
+        """Return the sums over the set, added batch by batch: the same bits at every world size. Collective."""
         me = self._me
-        sums = torch.zeros(1 + len(self._metrics), dtype=torch.float64)
+        batches = -(-len(self._dataset) // self._batch_size)
+        rows = torch.zeros(batches, 1 + len(self._metrics), dtype=torch.float64)
         precision = (
             nullcontext() if me.autocast_dtype is None else torch.autocast(me.device.type, me.autocast_dtype)
         )
         with precision:
-            for number, (batch, count) in enumerate(self._batches()):
-                me.generators.seed_model(streams.model_key(me.seed, 0, me.rank, number))
-                sums += torch.tensor(self._measure(batch), dtype=torch.float64) * count
+            for number in range(*split(batches, me.world_size, me.rank)):
+                batch, count = self._batch(number)
+                me.generators.seed_model(streams.model_key(me.seed, 0, 0, number))
+                rows[number] = torch.tensor(self._measure(batch), dtype=torch.float64) * count
                 me.heartbeat.beat()
-        return sums
+        if me.world_size > 1:
+            dist.all_reduce(rows)  # each row is one rank's, and noughts of the others
+        total = rows.new_zeros(rows.shape[1])
+        for row in rows:
+            total += row
+        return total
 
-    def _batches(self) -> Iterator[tuple[Any, int]]:
-        me = self._me
-        low, high = split(len(self._dataset), me.world_size, me.rank)
-        for begin in range(low, high, self._batch_size):
-            end = min(begin + self._batch_size, high)
-            batch = self._collate([self._dataset[i] for i in range(begin, end)])
-            yield data.to_device(batch, me.device), end - begin
+    def _batch(self, number: int) -> tuple[Any, int]:
+        begin = number * self._batch_size
+        end = min(begin + self._batch_size, len(self._dataset))
+        batch = self._collate([self._dataset[i] for i in range(begin, end)])
+        return data.to_device(batch, self._me.device), end - begin
 
     def _measure(self, batch: Any) -> list[float]:
         if not self._uses_loss:

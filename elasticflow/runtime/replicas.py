@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # The ballot: weighted loss, samples counted by the user's step, changed buffers, generators drawn from, and four
 # wishes of `vote`.
 _LOSS, _SIZE = 0, 8
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class DataParallel:
@@ -60,12 +60,13 @@ class DataParallel:
         options = dict(ddp)
         if options.pop("sync_batchnorm", False) and me.world_size > 1:
             nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        self._me, self._on_nonfinite, self._scaler = me, on_nonfinite, scaler
-        me.autocast_dtype = _AUTOCAST.get(precision)
+        self._me = me
+        me.autocast_dtype = AUTOCAST.get(precision)
         self._autocast = me.autocast_dtype
         self._step = _StepModule(model, training_step, me.world_size, scaler, me.device).to(me.device)
         self._ballot, self._tally = self._step.ballot, self._step.tally
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._nonfinite = NonFinite(me, on_nonfinite, self._parameters, scaler)
         self._ddp: DistributedDataParallel | None = None
         if me.world_size > 1:
             self._ddp = DistributedDataParallel(self._step, forward_sync_buffers=False, **options)
@@ -139,11 +140,32 @@ class DataParallel:
             torch._foreach_div_(grads, count)
         me.skipped_step = not math.isfinite(loss)
         if me.skipped_step:
-            self._refuse(number, loss)
+            self._nonfinite.refuse(number, loss)
         return float(loss)
 
-    def _refuse(self, number: int, loss: float) -> None:
-        if self._on_nonfinite == "stop":
+
+class NonFinite:
+    """What becomes of a step whose loss is not finite.
+
+    Args:
+        me: This worker.
+        action: "stop" or "skip".
+        parameters: Those that are trained.
+        scaler: Of fp16.
+    """
+
+    def __init__(
+        self, me: Worker, action: str, parameters: list[nn.Parameter], scaler: GradScaler | None
+    ) -> None:
+        self._me, self._action, self._parameters, self._scaler = me, action, parameters, scaler
+
+    def refuse(self, number: int, loss: float) -> None:
+        """Have step *number* change nothing.
+
+        Raises:
+            NonFiniteLossError: the action is "stop".
+        """
+        if self._action == "stop":
             raise NonFiniteLossError(
                 f"the loss of step {number} is {loss}",
                 'look at the data and the learning rate; train.on_nonfinite = "skip" leaves such steps out',
@@ -186,7 +208,7 @@ class _StepModule(nn.Module):
         if data is None:
             loss = _nothing(self.model)
         else:
-            loss, samples = _parse(self._call(self.model, data))
+            loss, samples = parse_loss(self._call(self.model, data))
             if samples is None:
                 weight = count / total
             else:
@@ -236,7 +258,12 @@ def _nothing(model: nn.Module) -> Tensor:
     return loss
 
 
-def _parse(result: Any) -> tuple[Tensor, float | None]:
+def parse_loss(result: Any) -> tuple[Tensor, float | None]:
+    """Return the loss a training step returned and, if it is a sum, over how many.
+
+    Raises:
+        TypeError: it is none of the forms that a step may return.
+    """
     if isinstance(result, Tensor):
         return result, None
     if isinstance(result, tuple) and len(result) == 2:

@@ -6,6 +6,7 @@ what it costs in a loop of its own: whatever can be known ahead is worked out he
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,6 +38,20 @@ class Step(NamedTuple):
     model_keys: list[int]
 
 
+class Piece(NamedTuple):
+    """Samples of a batch that are read and run together.
+
+    Attributes:
+        key: What its random streams are keyed by, besides seed and step: rank and micro-batch, or the virtual shard.
+        low: Its first sample, counted from the batch's first.
+        high: Where it ends.
+    """
+
+    key: tuple[int, int]
+    low: int
+    high: int
+
+
 class Plan:
     """The steps of one rank.
 
@@ -46,15 +61,30 @@ class Plan:
         world_size: Ranks that share a batch.
         rank: This one.
         seed: Of the random streams.
+        shards: Virtual shards of a batch; None: each rank's part is cut into micro-batches.
     """
 
     def __init__(
-        self, schedule: Schedule, micro_batch_size: int | None, *, world_size: int, rank: int, seed: int
+        self,
+        schedule: Schedule,
+        micro_batch_size: int | None,
+        *,
+        world_size: int,
+        rank: int,
+        seed: int,
+        shards: int | None = None,
     ) -> None:
-        self._schedule, self._micro_batch_size = schedule, micro_batch_size
-        self._world_size, self._rank, self._seed = world_size, rank, seed
+        self._schedule, self._seed = schedule, seed
         mine = max(1, schedule.global_batch_size // world_size)
         self._ahead = min(_MOST_STEPS_AHEAD, max(1, _SAMPLES_AHEAD // mine))
+        size = schedule.global_batch_size
+
+        def pieces(count: int) -> list[Piece]:
+            if shards is not None:
+                return shard_pieces(count, size, shards, world_size, rank)
+            return rank_pieces(count, size, micro_batch_size, world_size, rank)
+
+        self._pieces = lru_cache(maxsize=8)(pieces)  # nearly all batches have one size
 
     def after(self, position: Position) -> Iterator[Step]:
         """Yield the steps after *position* up to the schedule's end."""
@@ -63,42 +93,58 @@ class Plan:
             yield from self._planned(chunk)
 
     def _planned(self, chunk: list[tuple[int, int, Position]]) -> list[Step]:
-        ranges = [
-            rank_range(offset, count, self._schedule, self._world_size, self._rank)
+        places = [
+            np.arange(offset + pieces[0].low, offset + pieces[-1].high, dtype=np.int64)
             for offset, count, _ in chunk
+            if (pieces := self._pieces(count))
         ]
-        places = np.concatenate([np.arange(low, high, dtype=np.int64) for low, high in ranges])
-        samples = self._schedule.indices(places).tolist()
+        samples = self._schedule.indices(np.concatenate(places)).tolist() if places else []
         steps, begin = [], 0
-        for (_, count, end), (low, high) in zip(chunk, ranges, strict=True):
-            steps.append(self._step(count, end, samples[begin : begin + high - low]))
-            begin += high - low
+        for _, count, end in chunk:
+            pieces = self._pieces(count)
+            first = begin - pieces[0].low if pieces else begin
+            read = [samples[first + piece.low : first + piece.high] for piece in pieces]
+            begin += sum(map(len, read))
+            steps.append(self._step(count, end, pieces, read))
         return steps
 
-    def _step(self, count: int, end: Position, samples: list[int]) -> Step:
-        size = self._micro_batch_size or max(1, len(samples))
-        parts = -(-len(samples) // size)
-        pieces, keys = [], []
-        for part in range(parts):
-            low, high = split(len(samples), parts, part)
-            where = (self._seed, end.step, self._rank, part)
-            pieces.append([streams.data_key(*where), *samples[low:high]])
-            keys.append(streams.model_key(*where))
-        return Step(count, end, pieces, keys)
+    def _step(self, count: int, end: Position, pieces: list[Piece], read: list[list[int]]) -> Step:
+        where = [(self._seed, end.step, *piece.key) for piece in pieces]
+        return Step(
+            count,
+            end,
+            [[streams.data_key(*key), *indices] for key, indices in zip(where, read, strict=True)],
+            [streams.model_key(*key) for key in where],
+        )
 
 
-def rank_range(offset: int, count: int, schedule: Schedule, world_size: int, rank: int) -> tuple[int, int]:
-    """Return the places of the stream that *rank* reads of a batch.
+def rank_pieces(
+    count: int, full: int, micro_batch_size: int | None, world_size: int, rank: int
+) -> list[Piece]:
+    """Return the micro-batches of *rank* in a batch of *count* samples, where a full one has *full*.
 
     A last, small batch goes to fewer ranks, two samples each: BatchNorm refuses a single one.
     """
     ranks = world_size
-    if count < schedule.global_batch_size and count < 2 * world_size:
+    if count < full and count < 2 * world_size:
         ranks = max(1, count // 2)
     if rank >= ranks:
-        return offset + count, offset + count
+        return []
     low, high = split(count, ranks, rank)
-    return offset + low, offset + high
+    parts = -(-(high - low) // micro_batch_size) if micro_batch_size else 1
+    cuts = [split(high - low, parts, part) for part in range(parts)]
+    return [Piece((rank, part), low + begin, low + end) for part, (begin, end) in enumerate(cuts)]
+
+
+def shard_pieces(count: int, full: int, shards: int, world_size: int, rank: int) -> list[Piece]:
+    """Return the virtual shards of *rank* that have samples, in a batch of *count*, where a full one has *full*.
+
+    A last, small batch fills only as many shards as it can fill as a full one does. Which samples a shard has does
+    not depend on the world size.
+    """
+    filled = shards if count == full else max(1, count * shards // full)
+    low, high = split(shards, world_size, rank)
+    return [Piece((shard, 0), *split(count, filled, shard)) for shard in range(low, min(high, filled))]
 
 
 def _batches_after(schedule: Schedule, position: Position) -> Iterator[tuple[int, int, Position]]:

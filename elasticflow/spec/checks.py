@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.spec import codes
+from elasticflow.spec import codes, exact
 from elasticflow.spec.expectations import dotted, show
 from elasticflow.spec.values import secrets, values
+from elasticflow.spec.worlds import largest_world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,7 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
     return [
         *_batch(source, tables),
         *_best(source, tables),
+        *exact.check(source, tables),
         *_not_built(source, tables),
         *_schedule(source, tables),
         *_optimizer(source, tables),
@@ -36,13 +38,6 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *values(source),
         *secrets(source),
     ]
-
-
-def largest_world_size(nodes: NodesTable) -> tuple[int, bool]:
-    """Return the most workers the job may have, and whether that is exact (else: at least so many)."""
-    if isinstance(nodes.nproc_per_node, int):
-        return nodes.max * nodes.nproc_per_node, True
-    return nodes.max, False
 
 
 def _batch(source: Source, tables: Tables) -> Iterator[Diagnostic]:
@@ -86,19 +81,14 @@ def _best(source: Source, tables: Tables) -> Iterator[Diagnostic]:
 
 
 def _not_built(source: Source, tables: Tables) -> Iterator[Diagnostic]:
-    train, logging = (tables.get(name) for name in ("train", "logging"))
+    logging = tables.get("logging")
     asked: list[tuple[KeyPath, str]] = []
-    if train is not None and train.consistency == "exact":
-        asked.append((("train", "consistency"), 'use "batch", the default'))
-    if train is not None and train.virtual_shards is not None:
-        asked.append((("train", "virtual_shards"), 'it belongs to consistency = "exact": leave it out'))
     if logging is not None and logging.sinks:
         asked.append(
             (("logging", "sinks"), "leave it out; all metrics are in the run folder's metrics.jsonl")
         )
     for path, remedy in asked:
-        what = dotted(path) + (' = "exact"' if path[-1] == "consistency" else "")
-        message = f"{what} is not supported by this version"
+        message = f"{dotted(path)} is not supported by this version"
         yield source.problem(codes.NOT_BUILT, message, path, remedy=remedy)
 
 

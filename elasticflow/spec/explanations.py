@@ -181,8 +181,8 @@ EXPLANATIONS: dict[str, Explanation] = {
     codes.NOT_BUILT: Explanation(
         "not supported by this version",
         "The key belongs to the format, and this version cannot do what it asks; ignoring it would be worse.",
-        '[train]\nepochs = 5\nconsistency = "exact"',
-        "[train]\nepochs = 5",
+        '[logging]\nsinks = ["wandb"]',
+        '[logging]\nlevel = "info"',
     ),
     codes.NEEDS_METRIC: Explanation(
         "the schedule needs a metric",
@@ -201,6 +201,13 @@ EXPLANATIONS: dict[str, Explanation] = {
         "LBFGS evaluates the loss several times within a step. Here a step has one gradient, of a batch that all workers share.",
         '[optimizer]\nentry = "torch.optim:LBFGS"',
         '[optimizer]\nentry = "torch.optim:AdamW"',
+    ),
+    codes.VIRTUAL_SHARDS: Explanation(
+        "the virtual shards do not fit the job",
+        "With exact consistency a batch is cut into a fixed number of equal shards, which the workers share out: "
+        "at least as many as there may ever be workers, and the batch a multiple of them.",
+        '[dataset]\nentry = "examples.mnist:digits"\nglobal_batch_size = 100\n\n[train]\nepochs = 5\nconsistency = "exact"\nvirtual_shards = 8',
+        '[dataset]\nentry = "examples.mnist:digits"\nglobal_batch_size = 96\n\n[train]\nepochs = 5\nconsistency = "exact"\nvirtual_shards = 8',
     ),
     codes.NO_ENDPOINT: Explanation(
         "several nodes and no endpoint (warning)",

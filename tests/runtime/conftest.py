@@ -47,8 +47,9 @@ class Group:
         environment: What workers are told besides their place.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: Path = PROGRAM) -> None:
         self.folder = RunFolder(folder)
+        self._program = program
         self.environment: dict[str, str] = {}
         self._processes: list[subprocess.Popen[str]] = []
 
@@ -110,7 +111,7 @@ class Group:
             **self.environment,
         }
         return subprocess.Popen(
-            [sys.executable, str(PROGRAM), *arguments],
+            [sys.executable, str(self._program), *arguments],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -123,8 +124,8 @@ def groups(tmp_path: Path) -> Iterator[Any]:
     """Return what makes a group whose run lies in a folder of that name."""
     made: list[Group] = []
 
-    def make(name: str) -> Group:
-        made.append(Group(tmp_path / name))
+    def make(name: str, program: str = PROGRAM.name) -> Group:
+        made.append(Group(tmp_path / name, PROGRAM.with_name(program)))
         return made[-1]
 
     yield make

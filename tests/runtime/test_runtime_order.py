@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.order import Permutation, Position, Schedule, split
-from elasticflow.runtime.steps import rank_range
+from elasticflow.runtime.steps import rank_pieces, shard_pieces
 
 TAILS = st.sampled_from(["spill", "short", "drop"])
 
@@ -109,14 +109,27 @@ def test_split_is_contiguous_and_even(count: int, parts: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(count=st.integers(1, 40), world_size=st.integers(1, 12))
-def test_ranks_share_a_batch(count: int, world_size: int) -> None:
-    """Every place belongs to one rank; a small last batch leaves no rank with a single sample if it can."""
-    schedule = Schedule(1000, 40, epochs=1)
-    ranges = [rank_range(100, count, schedule, world_size, rank) for rank in range(world_size)]
-    assert [place for low, high in ranges for place in range(low, high)] == list(range(100, 100 + count))
+@given(
+    count=st.integers(1, 40), world_size=st.integers(1, 12), micro=st.one_of(st.none(), st.integers(1, 50))
+)
+def test_ranks_share_a_batch(count: int, world_size: int, micro: int | None) -> None:
+    """Every sample belongs to one micro-batch; a small last batch leaves no rank with a single one if it can."""
+    found = [rank_pieces(count, 40, micro, world_size, rank) for rank in range(world_size)]
+    pieces = [piece for of_rank in found for piece in of_rank]
+    assert [i for piece in pieces for i in range(piece.low, piece.high)] == list(range(count))
+    assert max(piece.high - piece.low for piece in pieces) <= (micro or 40)
     if 1 < count < 40:
-        assert 1 not in [high - low for low, high in ranges]
+        assert 1 not in [sum(p.high - p.low for p in of_rank) for of_rank in found]
+
+
+@given(count=st.integers(1, 40), shards=st.integers(1, 20), data=st.data())
+def test_shards_do_not_depend_on_the_world_size(count: int, shards: int, data: st.DataObject) -> None:
+    """Every sample belongs to one virtual shard, the same at each world size; none is smaller than in a full batch."""
+    world_size = data.draw(st.integers(1, shards))
+    pieces = [p for rank in range(world_size) for p in shard_pieces(count, 40, shards, world_size, rank)]
+    assert pieces == shard_pieces(count, 40, shards, 1, 0)
+    assert [i for piece in pieces for i in range(piece.low, piece.high)] == list(range(count))
+    assert min(piece.high - piece.low for piece in pieces) >= min(count, 40 // shards)
 
 
 def test_seek_is_independent_of_the_distance() -> None:

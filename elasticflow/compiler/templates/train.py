@@ -48,7 +48,12 @@ CLIP_GRAD_NORM = 1.0  # = clip
 # if: ema
 EMA = 0.999  # = ema  # what the averaged weights keep of themselves at each step
 # end
+# if: exact
+VIRTUAL_SHARDS = 8  # = virtual_shards  # of each batch, added up in a fixed order
+# end
+# if: not exact
 DDP: dict[str, Any] = {}  # = ddp  # options of DistributedDataParallel
+# end
 LOG_EVERY = 1  # = log_every  # steps
 LOG_LEVEL = "info"  # = log_level
 # if: evaluation

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from elasticflow.runtime import data, evaluate, order, replicas, snapshot, worker
+from elasticflow.runtime import data, evaluate, exact, order, replicas, snapshot, worker
 from elasticflow.runtime.state import State
 
 HERE = Path(__file__).resolve().parent
@@ -44,6 +44,7 @@ parser.add_argument(
 parser.add_argument(
     "--draws-from", type=int, default=1000, help="the step draws from python's and numpy's generators"
 )
+parser.add_argument("--shards", type=int, help="a fixed order of sums over so many virtual shards")
 parser.add_argument("--data-seed", type=int, default=0)
 args = parser.parse_args()
 
@@ -161,13 +162,12 @@ def main() -> None:
     )
     model = build_model().to(me.device)
     optimizer = build_optimizer(model)
-    group = replicas.DataParallel(
-        me,
-        model,
-        training_step,
-        precision=args.precision,
-        on_nonfinite=args.on_nonfinite,
-        ddp={"find_unused_parameters": True, "gradient_as_bucket_view": True} if args.odd else {},
+    options: dict[str, Any] = {"precision": args.precision, "on_nonfinite": args.on_nonfinite}
+    ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": True} if args.odd else {}
+    group = (
+        exact.FixedOrder(me, model, training_step, virtual_shards=args.shards, **options)
+        if args.shards
+        else replicas.DataParallel(me, model, training_step, ddp=ddp, **options)
     )
     if args.counting:
         scheduler = evaluation = None
@@ -182,7 +182,9 @@ def main() -> None:
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy)
     position = snapshots.restore()
     me.start_training(position, schedule, model, log_every=1)
-    loader = data.Loader(me, dataset, schedule, args.micro_batch_size, processes=args.processes)
+    loader = data.Loader(
+        me, dataset, schedule, args.micro_batch_size, processes=args.processes, shards=args.shards
+    )
     for batch in loader.batches(position):
         step_now = batch.end.step
         optimizer.zero_grad()

@@ -1,0 +1,154 @@
+"""Trains several models with a fixed order of sums, or plainly; rank 0 prints a digest of each model's trajectory."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from elasticflow.runtime import data, order, snapshot, worker
+from elasticflow.runtime.exact import FixedOrder
+from elasticflow.runtime.replicas import DataParallel
+
+HERE = Path(__file__).resolve().parent
+STEPS = 12
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--shards", type=int, default=8)
+parser.add_argument("--plain", action="store_true", help="DistributedDataParallel instead")
+parser.add_argument("--processes", type=int, default=0)
+parser.add_argument(
+    "--put", action="store_true", help="the step uses an operation without a deterministic form"
+)
+args = parser.parse_args()
+
+
+class Images:
+    """Noise with labels, and noise of the moment."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(150, 1, 8, 8, generator=generator)
+        self.targets = torch.randint(0, 4, (150,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index] + 0.1 * torch.randn(1, 8, 8) + 0.1 * random.random(), self.targets[index]
+
+
+class Transformer(nn.Module):
+    """Eight rows of eight pixels as tokens; input and output weights are tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 16, bias=False)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.project = nn.Linear(16, 8, bias=False)
+        self.project.weight = nn.Parameter(torch.randn(8, 16) / 4)
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight  # tied
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits."""
+        tokens = self.layers(self.embed(inputs.squeeze(1)))
+        result: Tensor = self.last(self.head(self.project(tokens)).mean(1))
+        return result
+
+
+def mlp() -> nn.Module:
+    """Return a small net with dropout."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 4))
+
+
+def cnn() -> nn.Module:
+    """Return a net with BatchNorm and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(288, 4)
+    )
+
+
+def training_step(model: nn.Module, batch: Any) -> Any:
+    """Return the loss of one piece."""
+    inputs, targets = batch
+    if args.put:
+        torch.zeros(4, requires_grad=True).clone().put_(torch.tensor([0, 0]), torch.ones(2))
+    return cross_entropy(model(inputs), targets)
+
+
+def sums_step(model: nn.Module, batch: Any) -> Any:
+    """Return sum of the losses and their number."""
+    inputs, targets = batch
+    return cross_entropy(model(inputs), targets, reduction="sum"), len(targets)
+
+
+def train(me: Any, name: str) -> str:
+    """Return the digest of all weights and buffers after each step; every rank."""
+    build, step, precision = {
+        "mlp": (mlp, training_step, "fp32"),
+        "cnn": (cnn, sums_step, "fp32"),
+        "transformer": (Transformer, training_step, "bf16"),
+    }[name]
+    me.reseed()
+    dataset = data.open_dataset(me, Images, name)
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scheduler = LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 4))
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+    options: dict[str, Any] = {"precision": precision, "on_nonfinite": "stop"}
+    group = (
+        DataParallel(me, model, step, ddp={}, **options)
+        if args.plain
+        else FixedOrder(me, model, step, virtual_shards=args.shards, **options)
+    )
+    schedule = order.Schedule(len(dataset), 32, steps=STEPS, tail="short", seed=3)
+    loader = data.Loader(
+        me, dataset, schedule, None, processes=args.processes, shards=None if args.plain else args.shards
+    )
+    me.start_training(schedule.start, schedule, model, log_every=1)
+    digest = hashlib.sha256()
+    for batch in loader.batches(schedule.start):
+        optimizer.zero_grad()
+        loss = group.gradients(batch)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        average.update_parameters(model)
+        digest.update(repr(loss).encode())
+        whole = [*model.state_dict().values(), *average.state_dict().values()]
+        for tensor in (
+            model.parameters() if args.plain else whole
+        ):  # plain replicas' BatchNorm statistics differ
+            digest.update(tensor.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def main() -> None:
+    """Train; every rank."""
+    policy = snapshot.Policy(uri=None, every=("1000 steps",))
+    me = worker.join("exact", "digest", HERE, policy, seed=7, threads=1)
+    found = {name: train(me, name) for name in ("mlp", "cnn", "transformer")}
+    digests = me.gather_text(json.dumps(found))
+    if me.rank == 0:
+        (me.run_folder.path / "digests.json").write_text(json.dumps([json.loads(text) for text in digests]))
+    me.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    worker.run(main)
