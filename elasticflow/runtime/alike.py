@@ -34,6 +34,7 @@ class Alike:
     def __init__(self, me: Worker) -> None:
         self._me = me
         self._question: tuple[torch.Tensor, dist.Work | None] | None = None
+        self._known: dict[str, tuple[Any, str]] = {}
 
     @property
     def is_asking(self) -> bool:
@@ -44,8 +45,12 @@ class Alike:
         """Tell the others a digest of *captured*; does not wait. Every rank."""
         if self._me.world_size == 1:
             return
-        text = json.dumps([captured.tree, sorted(_forms(captured).items())])
-        number = int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "big")
+        texts = [
+            self._digest("", captured.tree, depth=2),
+            self._once("forms", captured.tensors, lambda: sorted(_forms(captured).items())),
+            json.dumps(_sums(captured)),
+        ]
+        number = int(_hash(" ".join(texts)), 16)
         digest = torch.tensor([number, -number])
         self._question = digest, dist.all_reduce(digest, dist.ReduceOp.MAX, async_op=True)
 
@@ -68,8 +73,22 @@ class Alike:
         if most != -least:
             raise self._difference(capture())
 
+    def _digest(self, path: str, value: Any, depth: int) -> str:
+        if depth and isinstance(value, dict):
+            texts = [f"{k}: {self._digest(f'{path}/{k}', v, depth - 1)}" for k, v in value.items()]
+            return _hash("\n".join(texts))
+        return self._once(path, value, lambda: value)
+
+    def _once(self, path: str, value: Any, content: Callable[[], Any]) -> str:
+        """Return a digest; of what is the same object as before (most of a state is) without reading it."""
+        known = self._known.get(path)
+        if known is None or known[0] is not value:
+            known = self._known[path] = value, _hash(json.dumps(content()))
+        return known[1]
+
     def _difference(self, captured: Captured) -> StateError:
-        mine = dict(sorted({**dict(_leaves(captured.tree, "")), **_forms(captured)}.items()))
+        mine = {**dict(_leaves(captured.tree, "")), **_forms(captured)}
+        mine |= {key: f"{mine[key]}, its bits together {bits}" for key, bits in _sums(captured).items()}
         ranks = [json.loads(text) for text in self._me.gather_text(json.dumps(mine))]
         for path in sorted({path for leaves in ranks for path in leaves}):
             for rank, leaves in enumerate(ranks):
@@ -83,17 +102,24 @@ class Alike:
 
 
 def _forms(captured: Captured) -> dict[str, str]:
-    """Return what tensors are besides their values, and the sums of those of the job's own objects."""
+    """Return what tensors are besides their values."""
     found = {
         key: f"a tensor of {tensor.dtype}, {tuple(tensor.shape)}" for key, tensor in captured.tensors.items()
     }
     for name, facts in (("tied to", captured.aliases), ("laid out as", captured.memory_formats)):
         for key, fact in facts.items():
             found[key] = f"{found.get(key, 'a tensor')}, {name} {fact}"
-    own = {key: tensor for key, tensor in captured.tensors.items() if key.startswith(_OWN)}
-    for key, number in sums_of(own).items():
-        found[key] += f", its bits together {number & (2**64 - 1):x}"
     return found
+
+
+def _sums(captured: Captured) -> dict[str, str]:
+    """Return what the bits of the tensors of the job's own objects give together."""
+    own = {key: tensor for key, tensor in captured.tensors.items() if key.startswith(_OWN)}
+    return {key: f"{number & (2**64 - 1):x}" for key, number in sums_of(own).items()}
+
+
+def _hash(text: str) -> str:
+    return blake2b(text.encode(), digest_size=7).hexdigest()
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:

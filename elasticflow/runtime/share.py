@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.state import Captured
 
-_BUFFERS = 4  # staging buffers whose views are kept
+_BUFFERS = 8  # staging buffers whose views are kept
 
 
 class Share:

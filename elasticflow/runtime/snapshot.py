@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import select
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.errors import DatasetError, SnapshotError
 from elasticflow.runtime import node_writer, restore
+from elasticflow.runtime.alike import Alike
+from elasticflow.runtime.device_copy import copier_for
 from elasticflow.runtime.policy import Policy
 from elasticflow.runtime.record import Recorder
 from elasticflow.runtime.share import Sharing, nbytes_of
@@ -50,9 +53,13 @@ class Snapshots:
         self._outcomes.register(self._client.fileno(), select.POLLIN)
         self._recorder = Recorder(me, state, schedule)
         self._sharing = Sharing(me.rank, me.world_size)
+        self._copier = copier_for(me.device, state.optimizer)
+        self._alike = Alike(me)
         self._tier = None
         if policy.memory is not None and me.local_world_size == me.world_size:  # it covers one node
-            self._tier = Tier(me, self._client, state, self._sharing, self._recorder, policy.memory)
+            self._tier = Tier(
+                me, self._client, state, self._sharing, self._recorder, self._copier, policy.memory
+            )
         self._due, self._is_due = Due(policy.every), False
         self._last: Place = schedule.start
         self._last_time = time.monotonic()
@@ -92,6 +99,9 @@ class Snapshots:
         """True if `stage` is to be called after this step; the same on every rank."""
         if self._client.is_awaiting and self._outcomes.poll(0):  # asking the client takes 30 times as long
             self._log_outcomes(self._client.reports())
+        self._copier.poll()
+        if self._alike.is_asking:
+            self._alike.settle(self._state.capture)
         if not self._is_prepared:
             self._prepare()
         if self._me.skipped_step:
@@ -121,7 +131,8 @@ class Snapshots:
         if self._tier is not None:
             if not (final or self._is_due):
                 return
-            self._client.wish(position.step, trigger)
+            self._copier.then(partial(self._client.wish, position.step, trigger))
+        self._alike.ask(self._state.capture())
         self._last, self._last_time = position, time.monotonic()
         self._staged = self._recorder.name(position.step)
         self._facts["stall_s"] = round(self._last_time - began, 6)
@@ -132,6 +143,8 @@ class Snapshots:
         # After the first step the optimizer has its state: what cannot be stored is refused now, and the writer
         # makes its memory ready (first touch takes longer than the copy) while training goes on.
         captured = self._state.capture()
+        self._alike.ask(captured)
+        self._alike.settle(self._state.capture)
         share = self._sharing.share_of(captured)
         if self._tier is None:
             self._client.reserve(share.nbytes)
@@ -141,12 +154,21 @@ class Snapshots:
         self._is_prepared = True
 
     def _hand_over(self, position: Position, trigger: str) -> None:
+        self._copier.finish()
         captured = self._state.capture()
-        share, name = self._sharing.share_of(captured), self._recorder.name(position.step)
+        share = self._sharing.share_of(captured)
         # More ranks than tensors: a rank without bytes never gets a buffer.
-        entries = share.copy_into(self._client.buffer(share.nbytes) if share.nbytes else memoryview(b""))
-        record = self._recorder.record(position, captured, trigger)
-        self._client.stage(name=name, step=position.step, tensors=entries, nbytes=share.nbytes, record=record)
+        target = self._client.buffer(share.nbytes) if share.nbytes else memoryview(b"")
+        self._copier.start(share, target, captured.stepped)
+        told = partial(
+            self._client.stage,
+            name=self._recorder.name(position.step),
+            step=position.step,
+            tensors=share.entries,
+            nbytes=share.nbytes,
+            record=self._recorder.record(position, captured, trigger),
+        )
+        self._copier.then(told)
         self._note_size(captured)
 
     def _note_size(self, captured: Captured) -> None:
@@ -183,6 +205,8 @@ class Snapshots:
         return self._due.trigger(self._last, position)
 
     def _finish(self) -> None:
+        self._copier.finish()
+        self._alike.settle(self._state.capture)
         reports = self._client.flush(_FLUSH_LIMIT_S)
         failed = [r for r in reports if r["event"] == events.SNAPSHOT_FAILED and r["name"] == self._staged]
         self._log_outcomes(reports)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from elasticflow import faults
 from elasticflow.errors import StateError
-from elasticflow.runtime import fit, tree
+from elasticflow.runtime import fit, load, tree
 from elasticflow.runtime.fit import check_module as check_fit
 from elasticflow.runtime.parts import Stock, part_of
 
@@ -82,7 +82,7 @@ class State:
         evaluation: Evaluation | None = None,
         include: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model, self.ema, self.evaluation, self._optimizer = model, ema, evaluation, optimizer
+        self.model, self.ema, self.evaluation, self.optimizer = model, ema, evaluation, optimizer
         things: dict[str, Any] = {
             "model": model,
             "optimizer": optimizer,
@@ -119,9 +119,7 @@ class State:
     def _merged(self, stocks: list[Stock]) -> Captured:
         found = {key: tensor for stock in stocks for key, tensor in stock.tensors.items()}
         tensors = {key: found[key] for key in sorted(found)}
-        places = {
-            p.data_ptr() for group in self._optimizer.param_groups for p in group["params"] if p.numel()
-        }
+        places = {p.data_ptr() for group in self.optimizer.param_groups for p in group["params"] if p.numel()}
         stepped = {
             key
             for key, tensor in tensors.items()
@@ -164,7 +162,9 @@ class State:
         faults.reach("restore.before_apply")
         self._check_parts(content)
         view, own = (tree.Decoder(tensors, memory_formats, copies=copies) for copies in (False, True))
-        decoded = {name: _decoded(part.thing, content[name], view, own) for name, part in self._parts.items()}
+        decoded = {
+            name: load.decoded(part.thing, content[name], view, own) for name, part in self._parts.items()
+        }
         for name, part in self._parts.items():
             if isinstance(part.thing, nn.Module):
                 fit.check_module(part.thing, decoded[name], name)
@@ -176,7 +176,7 @@ class State:
         for name in sorted(self._parts, key=self._when_loaded):
             faults.reach("restore.mid_apply")
             try:
-                _load(self._parts[name].thing, decoded[name])
+                load.load(self._parts[name].thing, decoded[name])
             except Exception as error:
                 if name.startswith(_INCLUDE) or isinstance(error, RuntimeError | ValueError | KeyError):
                     raise StateError(f"the snapshot does not fit the job's {name}: {error}") from error
@@ -203,48 +203,7 @@ class State:
 
     def _parameter_names(self) -> fit.Names:
         names = {id(p): f"model/{name}" for name, p in self.model.named_parameters()}
-        return [[names.get(id(p)) for p in group["params"]] for group in self._optimizer.param_groups]
-
-
-def _decoded(thing: Any, content: Any, view: tree.Decoder, own: tree.Decoder) -> Any:
-    if not isinstance(thing, nn.Module):
-        return own.decode(content)
-    # Loading a module copies into its own tensors; it keeps what `get_extra_state` gave, as others keep all.
-    return {
-        key: (own if key.rpartition(".")[2] == "_extra_state" else view).decode(value)
-        for key, value in content.items()
-    }
-
-
-def _load(thing: Any, state: Any) -> None:
-    if isinstance(thing, nn.Module):
-        # With the versions of its modules, which are no state: without them a module takes the state for an old one's.
-        versioned = thing.state_dict()
-        versioned.update(state)
-        thing.load_state_dict(versioned)
-    elif isinstance(thing, Optimizer) and type(thing).load_state_dict is Optimizer.load_state_dict:
-        _load_optimizer(thing, state)
-    else:
-        thing.load_state_dict(state)
-
-
-def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load with the dtypes that were saved and on the devices that are used.
-
-    Source: torch 2.13, `Optimizer.load_state_dict` casts to the parameter's dtype (NAdam's `mu_product` is float32
-    for bfloat16 parameters, too) and leaves a learning rate that is a tensor on the device it was read to.
-    """
-    options = [{k: v.device for k, v in g.items() if isinstance(v, Tensor)} for g in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, devices in zip(optimizer.param_groups, options, strict=True):
-        for key, device in devices.items():
-            if isinstance(group.get(key), Tensor):
-                group[key] = group[key].to(device)
-    loaded = optimizer.state_dict()["state"]
-    for index, saved in state["state"].items():
-        for key, value in saved.items() if isinstance(saved, dict) else ():
-            if isinstance(value, Tensor) and value.dtype != loaded[index][key].dtype:
-                loaded[index][key] = value.to(loaded[index][key].device)
+        return [[names.get(id(p)) for p in group["params"]] for group in self.optimizer.param_groups]
 
 
 def _stateful(name: str, thing: Any) -> Any:

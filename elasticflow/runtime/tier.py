@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow import faults
 from elasticflow.errors import StorageError
@@ -17,6 +18,7 @@ from elasticflow.snapshots.manifest import Manifest
 from elasticflow.snapshots.policy import Due
 
 if TYPE_CHECKING:
+    from elasticflow.runtime.device_copy import Copier
     from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position
     from elasticflow.runtime.record import Recorder
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.catalog import Catalog
     from elasticflow.snapshots.holding import Recalled
     from elasticflow.snapshots.policy import Place
+    from elasticflow.snapshots.slots import Slot
     from elasticflow.snapshots.staging import StagingClient
 
 _TRIGGER = "memory"
@@ -87,6 +90,7 @@ class Tier:
         state: What a snapshot holds.
         sharing: What of it is this rank's.
         recorder: Makes records.
+        copier: Copies from the device.
         every: When it is due: "1 step".
     """
 
@@ -97,14 +101,17 @@ class Tier:
         state: State,
         sharing: Sharing,
         recorder: Recorder,
+        copier: Copier,
         every: str,
     ) -> None:
         self._me, self._state, self._sharing, self._recorder = me, state, sharing, recorder
+        self._copier = copier
         self._client, self._holding = client, Holding(client, me.generation)
         self._due = Due((every,))
         self._last: Place | None = None
         self._last_time = time.monotonic()
         self._share: Share | None = None
+        self._held: int | None = None  # step
         if me.rank == 0 and self._due.seconds is not None:
             me.vote.memory_wanted = self._is_due_by_time
 
@@ -129,23 +136,27 @@ class Tier:
             StagingLimitError: the limit is too small for the tier.
             StateError: the state holds something that a snapshot cannot; named.
         """
+        self._copier.finish()
         captured = self._state.capture()
         share = self._sharing.share_of(captured)
         self._holding.reserve(share.nbytes)
         name, record = self._recorder.name(position.step), self._recorder.record(position, captured, _TRIGGER)
         slot = self._holding.open()
-        share.copy_into(memoryview(slot.memory)[: share.nbytes])
+        self._copier.start(share, memoryview(slot.memory)[: share.nbytes], captured.stepped)
+        self._copier.then(partial(self._seal, share, slot, name, position.step, record))
+        self._last, self._last_time, self._held = position, time.monotonic(), position.step
+
+    def _seal(self, share: Share, slot: Slot, name: str, step: int, record: dict[str, Any] | None) -> None:
         if share is not self._share:
             self._holding.outline(share.entries, share.nbytes, record)
             self._share = share
-        if not self._holding.seal(slot, name, position.step, record):
+        if not self._holding.seal(slot, name, step, record):
             self._holding.outline(share.entries, share.nbytes, record)
-            self._holding.seal(slot, name, position.step, record)
-        self._last, self._last_time = position, time.monotonic()
+            self._holding.seal(slot, name, step, record)
 
     def holds(self, position: Position) -> bool:
         """True if the state after *position* is what was held last, by this generation."""
-        return self._share is not None and self._last is not None and self._last.step == position.step
+        return self._held == position.step
 
     def recall(self, catalog: Catalog) -> Held | None:
         """Return what the generation before held, if all ranks have it and nothing committed is newer.
