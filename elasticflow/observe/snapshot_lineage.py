@@ -55,7 +55,7 @@ def _head(each: Generation, before: Generation | None, names: set[str]) -> str:
     facts = [_workers(each, before), each.reason or "", _start(each, names)]
     if each.launch is not None and (before is None or before.launch != each.launch):
         facts.append(f"launch {each.launch}")
-    return f"generation {each.number}  {', '.join(fact for fact in facts if fact)}"
+    return f"generation {each.number}  {', '.join(fact for fact in facts if fact)}".rstrip()
 
 
 def _workers(each: Generation, before: Generation | None) -> str:
