@@ -30,7 +30,8 @@ def command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
     """
     from elasticflow.cli.plan_text import PlanView, lines_of
     from elasticflow.cli.terminal import print_json, show_warnings
-    from elasticflow.compiler.plan import num_steps, plan_job
+    from elasticflow.compiler.plan import plan_job
+    from elasticflow.compiler.split import num_steps
     from elasticflow.spec.load import require_job
 
     loaded = require_job(job_file, overrides)

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from elasticflow.compiler.drift import Difference
-    from elasticflow.compiler.plan import LaunchPlan, WorldRow
+    from elasticflow.compiler.plan import LaunchPlan
+    from elasticflow.compiler.split import WorldRow
     from elasticflow.spec.job import Job
 
 _MARGIN = 13

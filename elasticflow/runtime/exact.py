@@ -19,8 +19,9 @@ from elasticflow.errors import StateError
 from elasticflow.runtime import buffers, treesum
 from elasticflow.runtime.exchange import Exchange
 from elasticflow.runtime.flat import Flat, Layout
+from elasticflow.runtime.loss import NonFinite, parse_loss
 from elasticflow.runtime.order import split
-from elasticflow.runtime.replicas import AUTOCAST, NonFinite, parse_loss
+from elasticflow.runtime.replicas import AUTOCAST
 from elasticflow.runtime.shards import Additions, ShardBuffers
 
 if TYPE_CHECKING:

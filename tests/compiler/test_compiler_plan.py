@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.compiler.plan import LaunchPlan, num_steps, plan_job, world_row
+from elasticflow.compiler.plan import LaunchPlan, plan_job
+from elasticflow.compiler.split import num_steps, world_row
 from elasticflow.runtime.order import Schedule
 from tests.compiler.jobs import make_job
 
