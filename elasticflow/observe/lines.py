@@ -149,6 +149,11 @@ def _loss_skipped(record: Record) -> Line:
     return Line("warning", "notice", "skipped", text)
 
 
+def _staging_single(record: Record) -> Line:
+    text = f"each snapshot waits until the one before is written: {record.get('reason')}"
+    return Line("warning", "notice", "short of memory", text)
+
+
 ALONE: dict[str, Callable[[Record], Line]] = {
     events.SNAPSHOT_REJECTED: _snapshot_rejected,
     events.SNAPSHOT_CLEARED: _snapshot_cleared,
@@ -161,5 +166,6 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.ENTRY_POINT_EDITED: _entry_point_edited,
     events.HANG_DETECTED: _hang_detected,
     events.LOSS_SKIPPED: _loss_skipped,
+    events.STAGING_SINGLE: _staging_single,
 }
 """Events whose line needs nothing but the record."""

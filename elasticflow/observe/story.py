@@ -175,6 +175,8 @@ class Story:
         again = self.step - step
         self.steps = whole(record, "steps") or None
         start = f"from the snapshot of step {step}" if record.get("restored_from") else "from the beginning"
+        if record.get("from_memory"):
+            start = f"from memory at step {step}"
         if self._has_trained:
             lost = f"{plural(again, 'step')} to do again" if again > 0 else "no step is lost"
             return Line("again", "notice", "restored", f"{start}, {lost}")

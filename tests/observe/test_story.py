@@ -140,6 +140,27 @@ def test_a_resumed_run_says_where_it_goes_on() -> None:
     ]
 
 
+def test_going_on_from_memory_is_said() -> None:
+    """After a failure with the memory tier: from memory, at which step, and what is lost."""
+    lines = told(
+        [
+            event(1, "training.started", 1, step=0, restored_from=None, from_memory=False, steps=230),
+            event(2, "worker.failed", 1, rank=1, error="killed by SIGKILL", **{"class": "crash"}),
+            event(3, "training.started", 2, step=61, restored_from="s", from_memory=True, steps=230),
+        ]
+    )
+    assert (lines[-1].label, lines[-1].text) == ("restored", "from memory at step 61, no step is lost")
+
+
+def test_short_memory_is_said() -> None:
+    """One staging buffer instead of two: what that means, and why."""
+    (line,) = told([event(1, "staging.single", reason="the limit of 9 bytes allows no more")])
+    assert (line.label, line.text) == (
+        "short of memory",
+        "each snapshot waits until the one before is written: the limit of 9 bytes allows no more",
+    )
+
+
 def test_a_new_world_size_without_a_failure_is_no_restart() -> None:
     """A group formed after a drain or a join is called a new group and says nothing of restarts."""
     lines = told(

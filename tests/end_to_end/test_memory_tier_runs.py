@@ -1,0 +1,48 @@
+"""A run with the memory tier: a killed worker costs no snapshot interval, and nothing of the tier outlives a launch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elasticflow import events
+from tests.end_to_end.harness import named, steps_of, wait_gone
+
+if TYPE_CHECKING:
+    from tests.end_to_end.harness import Project
+
+SETS = ("train.epochs=8", "snapshots.every=1 epoch", "snapshots.memory=1 step")
+
+
+def test_killed_worker_costs_steps_and_a_killed_launch_leaves_nothing(project: Project) -> None:
+    """Kill -9 of a worker: from memory, at the step it was in. Kill -9 of all: no process is left, then from storage."""
+    running = project.run("jobs/mnist.toml", "held", *SETS)
+    reached = running.wait_for_step(30)
+    os.kill(running.pid_of(1), signal.SIGKILL)
+    running.wait_for_step(reached + 1, generation=1)
+    again = named(running.events(), events.TRAINING_STARTED)[1]
+    assert again["from_memory"]
+    assert again["step"] >= reached - 1
+    assert f"from memory at step {again['step']}" in running.output.read_text()
+    assert [] == named(running.events(), events.SNAPSHOT_REJECTED)
+    committed = {e["name"] for e in named(running.events(), events.SNAPSHOT_COMMITTED)}
+    assert again["restored_from"] not in committed
+
+    for process in running.tree():
+        process.kill()
+    running.process.wait()
+    assert [] == wait_gone("held")
+    assert [] == list(Path("/dev/shm").glob("*elasticflow*"))
+
+    resumed = project.run("jobs/mnist.toml", "held", *SETS)
+    assert 0 == resumed.end(), resumed.told()
+    first = named(resumed.events(), events.TRAINING_STARTED)[-1]
+    assert not first["from_memory"]
+    assert (
+        first["restored_from"] in {e["name"] for e in named(resumed.events(), events.SNAPSHOT_COMMITTED)}
+        or first["restored_from"] is None
+    )
+    steps = steps_of(resumed.run)
+    assert list(range(1, steps[-1] + 1)) == steps
