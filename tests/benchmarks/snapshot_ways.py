@@ -12,6 +12,7 @@ import torch
 
 from elasticflow.runtime import order, snapshot
 from elasticflow.runtime.state import State
+from elasticflow.snapshots.manifest import FILE_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +88,7 @@ class Ours(Way):
 
     def wait(self) -> None:
         if self._me.rank == 0:
-            while (newest := self._catalog.newest()) is None or newest.step != self._step:
+            while not self._is_committed():
                 time.sleep(_POLL_S)
 
     def before_load(self) -> None:
@@ -106,6 +107,11 @@ class Ours(Way):
         """Return the bytes this rank staged of the last snapshot."""
         mine = f"-{self._me.rank:05d}-of-"
         return sum(entry.size for name, entry in self._manifest().files.items() if mine in name)
+
+    def _is_committed(self) -> bool:
+        storage, folder = self._catalog.storage, self._catalog.folder()  # reading manifests would take a core
+        names = [name for name in storage.list(folder) if name.startswith(f"{self._step:012d}-")]
+        return any(storage.exists(f"{folder}/{name}/{FILE_NAME}") for name in names)
 
     def _manifest(self) -> Manifest:
         newest = self._catalog.newest()
