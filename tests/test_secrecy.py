@@ -55,3 +55,38 @@ def test_messages_hold_no_secret() -> None:
 def test_recorded_overrides_hold_no_secret(given: str, kept: str | None) -> None:
     """A `--set` of a secret is not recorded; everything else is, as given."""
     assert secrecy.public_overrides([given]) == (() if kept is None else (kept,))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "recorded"),
+    [
+        ("sftp://me:pass@host/x", "sftp://me:***@host/x", "sftp://me@host/x"),
+        ("https://h/x?sig=abc&v=1", "https://h/x?sig=***&v=1", "https://h/x?sig=&v=1"),
+        ("https://h/x?v=1&X-Amz-Signature=ab", "https://h/x?v=1&X-Amz-Signature=***", "https://h/x?v=1&X-Amz-Signature="),
+        ("s3://bucket/x", "s3://bucket/x", "s3://bucket/x"),
+    ],
+)  # fmt: skip
+def test_urls_hold_no_secret(url: str, shown: str, recorded: str) -> None:
+    """A password and a signature are neither shown nor recorded."""
+    assert secrecy.mask_url(url) == shown
+    assert secrecy.without_secrets({"uri": url, "options": {}})["uri"] == recorded
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "login as me with sw0rd/fish failed",
+        "GET https://me:sw0rd%2Ffish@host/x",
+        "signed with QWxhZGRpbg==, header Bearer t0ken",
+        "401 for sftp://me:sw0rd%2Ffish@host/x",
+    ],
+)
+def test_secrets_are_found_quoted_and_cut_out(text: str) -> None:
+    """A password is masked as written and as meant; the key in a connection string also alone."""
+    options = {
+        "connection_string": "AccountName=me;AccountKey=QWxhZGRpbg==;BlobEndpoint=http://x",
+        "client_kwargs": {"headers": {"Authorization": "Bearer t0ken"}},
+    }
+    shown = secrecy.mask(text, "sftp://me:sw0rd%2Ffish@host/x", options)
+    assert [] == [s for s in ("sw0rd", "QWxhZGRpbg", "t0ken") if s in shown]
+    assert "***" in shown

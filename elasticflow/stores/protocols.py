@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +78,10 @@ def open_store(uri: str, options: Mapping[str, Any], shown: str) -> Store:
 
 
 def _open_sftp(uri: str, options: Mapping[str, Any]) -> Store:
-    import asyncssh  # noqa: F401  # told now if it is missing
-
     from elasticflow.stores.sftp import Sftp
 
+    if importlib.util.find_spec("asyncssh") is None:
+        raise ImportError("sftp is served by asyncssh, which is not installed")
     for name, right in _SFTP_NAMES.items():
         if name in options:
             message = f"snapshots.options.{name} is no option of asyncssh, which serves sftp:// here"
