@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,7 +95,7 @@ class ModulePart(Part):
 
     def __init__(self, name: str, thing: nn.Module) -> None:
         super().__init__(name, thing)
-        self._modules: list[nn.Module] = []
+        self._tables: list[dict[str, Any]] = []
         self._watch: Watch | None = None
         self._read: tuple[Any, Stock] | None = None
 
@@ -103,23 +104,17 @@ class ModulePart(Part):
         if self._read is not None and self._watch is not None and self._watch.sees_the_same():
             self._read[1].refresh()
             return self._read
-        self._modules = list(self.thing.modules())
+        modules = list(self.thing.modules())
+        self._tables = [table for module in modules for table in _tables_of(module)]
         tree, stock = self._encode(self.thing.state_dict(), in_place=True)
         frozen = {f"{self.name}/{key}" for key, p in self.thing.named_parameters() if not p.requires_grad}
         self._read = tree, replace(stock, frozen=frozenset(frozen & stock.tensors.keys()))
-        is_plain = all(map(_has_plain_state, self._modules))
+        is_plain = all(map(_has_plain_state, modules))
         self._watch = Watch(self._things, _place_and_form) if is_plain else None
         return self._read
 
     def _things(self) -> list[Any]:
-        found: list[Any] = []
-        for module in self._modules:
-            found += module._parameters.values()
-            found += module._buffers.values()
-            found += module._modules.values()
-            found += module._state_dict_hooks.values()
-            found += module._state_dict_pre_hooks.values()
-        return found
+        return list(chain.from_iterable(map(dict.values, self._tables)))
 
 
 class OptimizerPart(Part):
@@ -127,6 +122,7 @@ class OptimizerPart(Part):
 
     def __init__(self, name: str, thing: Optimizer) -> None:
         super().__init__(name, thing)
+        self._options: Any = None  # of the groups as they are in `_read`
         self._watch: Watch | None = None
         self._read: tuple[Any, Stock] | None = None
 
@@ -137,15 +133,23 @@ class OptimizerPart(Part):
             groups, of_groups = self._groups(tree["param_groups"])
             if not of_groups.tensors:
                 stock.refresh()
-                return {**tree, "param_groups": groups}, stock
+                if groups is not tree["param_groups"]:
+                    self._read = {**tree, "param_groups": groups}, stock
+                return self._read
         tree, stock = self._encode(self.thing.state_dict())
+        self._options = None
         self._read = tree, replace(stock)  # one of its own: it stands for the groups, too
         self._watch = Watch(self._things, Tensor.data_ptr) if self._is_plain() else None
         return self._read
 
     def _groups(self, before: list[dict[str, Any]]) -> tuple[Any, Stock]:
         options = [{k: v for k, v in group.items() if k != "params"} for group in self.thing.param_groups]
+        kinds = [list(map(type, group.values())) for group in options]
+        if (options, kinds) == self._options:
+            return before, _NO_TENSORS
         found, stock = self._encode(options)
+        is_fixed = all(_is_fixed(value) for group in options for value in group.values())
+        self._options = (options, kinds) if is_fixed else None
         return [{**group, "params": old["params"]} for group, old in zip(found, before, strict=True)], stock
 
     def _is_plain(self) -> bool:
@@ -194,6 +198,23 @@ class Watch:
 
 def _place_and_form(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.requires_grad
+
+
+def _is_fixed(value: Any) -> bool:
+    """True if *value* cannot change without being another object."""
+    if type(value) is tuple:
+        return all(map(_is_fixed, value))
+    return type(value) in (bool, int, float, str, type(None))
+
+
+def _tables_of(module: nn.Module) -> list[dict[str, Any]]:
+    return [
+        module._parameters,
+        module._buffers,
+        module._modules,
+        module._state_dict_hooks,
+        module._state_dict_pre_hooks,
+    ]
 
 
 def _has_plain_state(module: nn.Module) -> bool:

@@ -31,6 +31,7 @@ class Recorder:
         self._me, self._evaluation = me, state.evaluation
         self._schedule = {"samples": schedule.samples, "global_batch_size": schedule.global_batch_size}
         self._versions = {"torch": str(torch.__version__)}
+        self._fingerprints = dict(me.fingerprints)
         self.parent: str | None = None
 
     def name(self, step: int) -> str:
@@ -61,7 +62,7 @@ class Recorder:
             "samples": position.samples,
             "aliases": captured.aliases,
             "memory_formats": captured.memory_formats,
-            "fingerprints": dict(me.fingerprints),
+            "fingerprints": self._fingerprints,
             "versions": self._versions,
         }
         return {"state": state, "manifest": manifest}

@@ -171,8 +171,8 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[list[str | int], Any]]:
-    """Yield what is another in *new*: path and value; what is the very same object is not looked into."""
-    if old is new:
+    """Yield what is another in *new*: path and value."""
+    if old is new or old == new:  # 1 for 1.0 makes no difference to anyone
         return
     if type(old) is dict and type(new) is dict and old.keys() == new.keys():
         for key, value in new.items():
@@ -180,5 +180,5 @@ def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[li
     elif type(old) is list and type(new) is list and len(old) == len(new):
         for index, value in enumerate(new):
             yield from _differences(old[index], value, [*path, index])
-    elif old != new or type(old) is not type(new):
+    else:
         yield path, new
