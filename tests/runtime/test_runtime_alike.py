@@ -39,13 +39,13 @@ def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
     tensor = "include.queue/items is a tensor of torch."
     sums = "(3,), its bits together"
     square = "a tensor of torch.float32, (2, 2)"
+    lost = f"{tensor}float32, {sums} 3f8000bf, rank 0's a tensor of torch.float32, {sums} 3f8000003f8000bf"
     expected: list[Any] = [
         "alike",
         "alike",  # what DDP keeps equal is not read again
         f"{start}scheduler/gamma is 0.5, rank 0's 0.1",
         f"{start}include.queue/level is 2, rank 0's 1",
-        f"{start}{tensor}float32, {sums} 3f8000bf, "
-        f"rank 0's a tensor of torch.float32, {sums} 3f8000003f8000bf",
+        f"{start}{lost}",
         None,
         f"{start}include.queue/late/$float is \"inf\", rank 0's not there",
         f"{start}model/weight is {square}, laid out as permuted:1,0, rank 0's {square}",
