@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from typing import TYPE_CHECKING
 
@@ -13,11 +12,10 @@ from elasticflow import events
 from elasticflow.snapshots import reader
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
-from tests.end_to_end.harness import ROOT, Project, Running, named, steps_of, wait_gone
+from tests.end_to_end.harness import Project, Running, named, steps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.integration
 
@@ -25,30 +23,6 @@ QUICK = ("train.epochs=3", "snapshots.every=20 steps")
 PUBLIC, SECRET = "AKIA0NLYHERE", "wJalrXUtnFEMI-only-here"
 # Copies of the job file, and the entry point that runs by hand, hold what the job file holds.
 COPIES = ("train.py", "sources")
-
-
-@pytest.fixture
-def projects(tmp_path: Path) -> Iterator[Callable[[str], Project]]:
-    """Make projects with the example job; afterwards nothing of their launches is alive."""
-    made: list[Project] = []
-
-    def make(name: str) -> Project:
-        root = tmp_path / name
-        root.mkdir()
-        (root / "pyproject.toml").write_text(f'[project]\nname = "{name}"\nversion = "0"\n')
-        shutil.copytree(ROOT / "examples", root / "examples")
-        shutil.copytree(ROOT / "jobs", root / "jobs")
-        made.append(Project(root))
-        return made[-1]
-
-    yield make
-    started = [running for project in made for running in project.started]
-    for running in started:
-        if running.process.poll() is None:
-            os.kill(running.process.pid, signal.SIGKILL)
-            running.process.wait()
-    left = [process for running in started for process in wait_gone(running.run.run_id)]
-    assert left == [], f"left behind: {left}"
 
 
 def told_in_files(running: Running, without: tuple[str, ...] = ()) -> list[str]:
