@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +15,18 @@ from elasticflow.runtime.share import Sharing
 from elasticflow.runtime.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from elasticflow.snapshots.staging import StagingClient
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch use one: tiny tensors on several wait for each other, the longer the busier the machine is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Net(nn.Module):

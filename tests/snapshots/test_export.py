@@ -23,7 +23,7 @@ from elasticflow.snapshots.export import Export
 from elasticflow.snapshots.manifest import DamagedSnapshotError
 from elasticflow.storage import Storage
 from tests.snapshots.conftest import Bench
-from tests.snapshots.taking import Net, Training
+from tests.snapshots.taking import Net, Training, one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -34,16 +34,14 @@ alone = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWar
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors on several threads wait for each other, the longer the busier the machine is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def quick() -> Iterator[None]:
+    """Keep torch to one thread."""
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")
-def run_of_two(one_thread: None, tmp_path_factory: pytest.TempPathFactory, real_processes: None) -> Path:
+def run_of_two(quick: None, tmp_path_factory: pytest.TempPathFactory, real_processes: None) -> Path:
     """Make a run of two snapshots by two ranks; the second borrows the frozen layer from the first."""
     bench = Bench(str(tmp_path_factory.mktemp("export") / "run"))
     writer = bench.writer()
