@@ -32,7 +32,19 @@ from tests.fenced_blocks import PAGES, ROOT, Block, blocks, commands, parts
 
 PYPROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 
-EXECUTED = {"validate", "plan", "compile", "run", "runs", "status", "logs", "schema", "explain", "completion"}
+EXECUTED = {
+    "validate",
+    "plan",
+    "compile",
+    "run",
+    "runs",
+    "status",
+    "logs",
+    "schema",
+    "explain",
+    "completion",
+    "snapshots",
+}
 PLACEHOLDER = re.compile(r"://|\.\.\.|[<>$]|\b[A-Z][A-Z_]+\b|--join|--follow|-f\b")
 """A command with one of these speaks of places that are not here (or never ends): parsed, not run."""
 
