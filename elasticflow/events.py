@@ -33,6 +33,7 @@ BUDGET_CHARGED = "budget.charged"
 BUDGET_SPENT = "budget.spent"
 BUDGET_REFILLED = "budget.refilled"
 DATASET_OPENED = "dataset.opened"
+STATE_LEFT_OUT = "state.left_out"
 PRELOAD_REFUSED = "preload.refused"
 ENTRY_POINT_EDITED = "entry_point.edited"
 AGENT_RESTARTED = "agent.restarted"
@@ -98,6 +99,7 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     BUDGET_SPENT: ("no restart is left", ("class", "budget")),
     BUDGET_REFILLED: ("the budget is full again", ("budget",)),
     DATASET_OPENED: ("which data is trained or evaluated on", ("name", "samples", "fingerprint", "source")),
+    STATE_LEFT_OUT: ("an object has state of its own that no snapshot holds", ("name", "type")),
     PRELOAD_REFUSED: ("a module is imported in each worker instead of once per node", ("module", "reason")),
     ENTRY_POINT_EDITED: ("train.py was edited by hand and runs as edited", ("path",)),
     AGENT_RESTARTED: ("a dead agent was started again, free of charge", ("exit_code",)),
@@ -121,6 +123,7 @@ FROM_WORKERS = frozenset(
         SNAPSHOT_FAILED,
         SNAPSHOT_REMOVED,
         DATASET_OPENED,
+        STATE_LEFT_OUT,
         LOSS_SKIPPED,
     }
 )

@@ -28,6 +28,7 @@ _LEVELS = {
     events.PRELOAD_REFUSED: "warning",
     events.ENTRY_POINT_EDITED: "warning",
     events.LOSS_SKIPPED: "warning",
+    events.STATE_LEFT_OUT: "warning",
 }
 
 

@@ -154,6 +154,11 @@ def _staging_single(record: Record) -> Line:
     return Line("warning", "notice", "short of memory", text)
 
 
+def _state_left_out(record: Record) -> Line:
+    text = f"the {record.get('name')} ({record.get('type')}) has a state_dict, which snapshots do not hold: they keep its order and position"
+    return Line("warning", "notice", "left out", text)
+
+
 ALONE: dict[str, Callable[[Record], Line]] = {
     events.SNAPSHOT_REJECTED: _snapshot_rejected,
     events.SNAPSHOT_CLEARED: _snapshot_cleared,
@@ -167,5 +172,6 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.HANG_DETECTED: _hang_detected,
     events.LOSS_SKIPPED: _loss_skipped,
     events.STAGING_SINGLE: _staging_single,
+    events.STATE_LEFT_OUT: _state_left_out,
 }
 """Events whose line needs nothing but the record."""

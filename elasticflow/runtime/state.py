@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Captured", "State", "check_fit"]
 
 _INCLUDE = "include."
+_METHODS = ("state_dict", "load_state_dict")
 _PARAMETERS = "parameters"  # beside the parts: which parameter each number of the optimizer's stands for
 
 
@@ -96,6 +97,11 @@ class State:
         self._stocks: list[Stock] = []
         self._captured = Captured({}, {}, {}, {})
         self._names: fit.Names = []
+
+    def misses(self, thing: Any) -> bool:
+        """True if *thing* could give and take state, and is no part of this one."""
+        is_part = any(part.thing is thing for part in self._parts.values())
+        return not is_part and all(callable(getattr(thing, method, None)) for method in _METHODS)
 
     def capture(self) -> Captured:
         """Return the state now; nothing is copied, so read it before the next step.
@@ -207,7 +213,7 @@ class State:
 
 
 def _stateful(name: str, thing: Any) -> Any:
-    for method in ("state_dict", "load_state_dict"):
+    for method in _METHODS:
         if isinstance(thing, type) or not callable(getattr(thing, method, None)):
             what = (
                 "a class"

@@ -152,6 +152,15 @@ def test_going_on_from_memory_is_said() -> None:
     assert (lines[-1].label, lines[-1].text) == ("restored", "from memory at step 61, no step is lost")
 
 
+def test_state_that_is_left_out_is_told() -> None:
+    """A dataset with state of its own is named, with what snapshots do hold of it."""
+    (line,) = told([event(1, "state.left_out", name="dataset", type="own.Stream")])
+    assert (line.label, line.text) == (
+        "left out",
+        "the dataset (own.Stream) has a state_dict, which snapshots do not hold: they keep its order and position",
+    )
+
+
 def test_short_memory_is_said() -> None:
     """One staging buffer instead of two: what that means, and why."""
     (line,) = told([event(1, "staging.single", reason="the limit of 9 bytes allows no more")])

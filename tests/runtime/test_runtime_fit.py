@@ -180,3 +180,13 @@ def test_schedule_with_other_numbers_is_applied(tmp_path: Path) -> None:
     captured = source.capture()
     target.apply(*read_back(captured, tmp_path), captured.memory_formats)
     assert everything(source) == everything(target)
+
+
+def test_object_that_is_no_part_is_missed() -> None:
+    """A dataset that could give and take state is told of, unless it is included; others never are."""
+    state, counter = job({}, seed=1), Counter()
+    assert state.misses(counter)
+    assert not state.misses([1, 2])
+    model = nn.Linear(1, 1)
+    whole = State(model=model, optimizer=SGD(model.parameters()), include={"data": counter})
+    assert not whole.misses(counter)
