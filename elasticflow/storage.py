@@ -50,7 +50,7 @@ class Storage:
         options: Mapping[str, Any] | None = None,
         *,
         patience: Patience | None = None,
-        on_trouble: Callable[[str], None] | None = None,
+        on_trouble: Callable[[str], object] | None = None,
     ) -> None:
         """Name a place; nothing is asked of it yet.
 

@@ -63,7 +63,10 @@ class Writer:
 
     def __init__(self, config: Config) -> None:
         self._limits = config.limits
-        storage = Storage(config.uri, config.options)
+        said = sys.stderr.write
+        storage = Storage(
+            config.uri, config.options, on_trouble=lambda text: said(f"snapshot writer: {text}\n")
+        )
         catalog = Catalog(storage, config.prefix)
         self._writing = ShareWriting(config, catalog)
         self._loader = Loader(catalog)

@@ -77,8 +77,10 @@ def test_every_third_request_fails(bench_in_bucket: Bench, proxy: FaultyProxy, s
     assert_all_whole(directly(bench, s3_server), [3, 2])
 
 
-def test_outage_in_the_middle(bench_in_bucket: Bench, proxy: FaultyProxy, s3_server: str) -> None:
-    """Twenty requests in a row find nobody: the writer waits for the store, and commits the snapshot when it is back."""
+def test_outage_in_the_middle(
+    bench_in_bucket: Bench, proxy: FaultyProxy, s3_server: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Twenty requests in a row find nobody: the writer says so, waits, and commits when the store is back."""
     bench = bench_in_bucket
     client = bench.connect(bench.writer())
     bench.share(client, 1, size=MIB)
@@ -88,6 +90,9 @@ def test_outage_in_the_middle(bench_in_bucket: Bench, proxy: FaultyProxy, s3_ser
     bench.share(client, 2, size=MIB)
     assert bench.outcomes(client.flush(100)) == [("snapshot.committed", 2)]
     assert len(proxy.asked) > first + 20
+    told = capfd.readouterr().err
+    assert "snapshot writer: write run/snapshots/" in told
+    assert "; tried again in " in told
     assert_all_whole(directly(bench, s3_server), [2, 1])
 
 
