@@ -95,7 +95,7 @@ class ModulePart(Part):
 
     def __init__(self, name: str, thing: nn.Module) -> None:
         super().__init__(name, thing)
-        self._tables: list[dict[str, Any]] = []
+        self._tables: list[dict[Any, Any]] = []
         self._watch: Watch | None = None
         self._read: tuple[Any, Stock] | None = None
 
@@ -207,7 +207,7 @@ def _is_fixed(value: Any) -> bool:
     return type(value) in (bool, int, float, str, type(None))
 
 
-def _tables_of(module: nn.Module) -> list[dict[str, Any]]:
+def _tables_of(module: nn.Module) -> list[dict[Any, Any]]:
     return [
         module._parameters,
         module._buffers,
