@@ -83,7 +83,7 @@ class Loop:
             batch = next(self.batches)
             self.optimizer.zero_grad()
             loss = self.gradients(batch)
-            self.clip()
+            self.clip()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.position = batch.end
             self.me.progress.step(self.position, loss, self.optimizer)
