@@ -143,7 +143,9 @@ class Keeper:
             self._tier.outline(berth, message["number"], message)
 
     def _wish(self, worker: Listener, message: Message) -> None:
-        if worker in self._berths:
+        if (
+            worker in self._berths and worker.generation == self._board.newest
+        ):  # a zombie has nothing to wish for
             self._tier.wish(Wish(worker.generation, message["step"], message["trigger"]))
             self.begin()
 
