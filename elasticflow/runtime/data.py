@@ -112,9 +112,15 @@ class Loader:
     def _micro_batches(
         self, pieces: list[list[int]], fetch: Iterator[Any] | None
     ) -> Iterator[tuple[Any, int]]:
-        for piece in pieces:
-            batch = self._collate(self._samples.read(piece)) if fetch is None else next(fetch)
-            yield batch if self._stays_here else to_device(batch, self._me.device), len(piece) - 1
+        if fetch is None:
+            return map(self._read, pieces)
+        return ((self._placed(next(fetch)), len(piece) - 1) for piece in pieces)
+
+    def _read(self, piece: list[int]) -> tuple[Any, int]:
+        return self._placed(self._collate(self._samples.read(piece))), len(piece) - 1
+
+    def _placed(self, batch: Any) -> Any:
+        return batch if self._stays_here else to_device(batch, self._me.device)
 
     def _in_processes(self, position: Position) -> Iterator[Any]:
         keyed = (piece for step in self._plan.after(position) for piece in step.pieces)

@@ -93,29 +93,23 @@ class Plan:
             yield from self._planned(chunk)
 
     def _planned(self, chunk: list[tuple[int, int, Position]]) -> list[Step]:
+        planned = [(offset, count, end, self._pieces(count)) for offset, count, end in chunk]
         places = [
             np.arange(offset + pieces[0].low, offset + pieces[-1].high, dtype=np.int64)
-            for offset, count, _ in chunk
-            if (pieces := self._pieces(count))
+            for offset, _, _, pieces in planned
+            if pieces
         ]
         samples = self._schedule.indices(np.concatenate(places)).tolist() if places else []
         steps, begin = [], 0
-        for _, count, end in chunk:
-            pieces = self._pieces(count)
-            first = begin - pieces[0].low if pieces else begin
-            read = [samples[first + piece.low : first + piece.high] for piece in pieces]
-            begin += sum(map(len, read))
-            steps.append(self._step(count, end, pieces, read))
+        for _, count, end, pieces in planned:
+            read, keys = [], []
+            for (first, second), low, high in pieces:
+                where = (self._seed, end.step, first, second)
+                read.append([streams.data_key(*where), *samples[begin : begin + high - low]])
+                keys.append(streams.model_key(*where))
+                begin += high - low
+            steps.append(Step(count, end, read, keys))
         return steps
-
-    def _step(self, count: int, end: Position, pieces: list[Piece], read: list[list[int]]) -> Step:
-        where = [(self._seed, end.step, *piece.key) for piece in pieces]
-        return Step(
-            count,
-            end,
-            [[streams.data_key(*key), *indices] for key, indices in zip(where, read, strict=True)],
-            [streams.model_key(*key) for key in where],
-        )
 
 
 def rank_pieces(

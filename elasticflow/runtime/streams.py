@@ -6,12 +6,13 @@ import random
 import sys
 from ctypes import c_uint64
 from hashlib import blake2b
-from struct import pack
+from struct import Struct
 
 import numpy as np
 import torch
 
 _DATA, _MODEL = 1, 2
+_pack = Struct("<5Q").pack
 
 _seed_python = random.seed
 _seed_numpy = np.random.seed  # datasets draw from the global generator
@@ -29,7 +30,7 @@ def model_key(seed: int, step: int, rank: int, piece: int) -> int:
 
 
 def _key(*parts: int) -> int:
-    return int.from_bytes(blake2b(pack(f"<{len(parts)}Q", *parts), digest_size=8).digest(), "little") >> 1
+    return int.from_bytes(blake2b(_pack(*parts), digest_size=8).digest(), "little") >> 1
 
 
 def seed_data(key: int) -> None:
@@ -60,21 +61,24 @@ class Generators:
         self._seed_device = _seed_torch
         if device.type == "cuda":
             self._seed_device = torch.cuda.default_generators[device.index or 0].manual_seed
-        self._words = _words_that_move()
-        self.are_used = self._words is None
-        self._resting: tuple[int, ...] = ()
+        words = _words_that_move()
+        self.are_used = words is None
+        self._python, self._numpy = words or (c_uint64(), c_uint64())
+        self._python_rests = self._numpy_rests = 0
 
     def rest(self) -> None:
         """Put python's and numpy's into the state that a step begins with; what was drawn until now is forgotten."""
         if not self.are_used:
             _seed_python(self._seed)
             _seed_numpy(self._seed & 0xFFFFFFFF)
-            self._resting = self._look()
+            self._python_rests, self._numpy_rests = self._python.value, self._numpy.value
 
     def look(self) -> bool:
         """Return `are_used`, which becomes true if python's or numpy's were drawn from since `rest`."""
-        if not self.are_used:
-            self.are_used = self._look() != self._resting
+        if not self.are_used and (
+            self._python.value != self._python_rests or self._numpy.value != self._numpy_rests
+        ):
+            self.are_used = True
         return self.are_used
 
     def seed_data(self, key: int) -> None:
@@ -89,11 +93,6 @@ class Generators:
         self.seed_data(key)
         if self._seed_device is not _seed_torch:
             self._seed_device(key)
-
-    def _look(self) -> tuple[int, int]:
-        assert self._words is not None
-        python, numpy = self._words
-        return python.value, numpy.value
 
 
 def _words_that_move() -> tuple[c_uint64, c_uint64] | None:

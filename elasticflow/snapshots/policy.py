@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 Best = Literal["max", "min"]
+_FIELDS = {"step": "step", "epoch": "epoch", "sample": "samples"}  # of a place, by unit
 _TRIGGERS = (("epoch", "epoch"), ("step", "steps"), ("sample", "samples"))
 PERMANENT = frozenset({"best", "every", "pinned"})  # reasons to stay that hold for good
 
@@ -71,24 +72,30 @@ class Due:
 
     Attributes:
         every: Intervals as written in the job file: "500 steps", "10 min", "1 epoch", "10000 samples".
+        seconds: The shortest of the time intervals, or None if there is none.
     """
 
     every: tuple[str, ...]
+    seconds: float | None = field(init=False, repr=False, compare=False)
     _intervals: tuple[Interval, ...] = field(init=False, repr=False, compare=False)
+    _counted: tuple[tuple[str, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_intervals", tuple(parse_interval(text) for text in self.every))
-
-    @property
-    def seconds(self) -> float | None:
-        """The shortest of the time intervals, or None if there is none."""
-        return min((interval.amount for interval in self._intervals if interval.unit == "s"), default=None)
+        intervals = tuple(parse_interval(text) for text in self.every)
+        object.__setattr__(self, "_intervals", intervals)
+        times = (interval.amount for interval in intervals if interval.unit == "s")
+        object.__setattr__(self, "seconds", min(times, default=None))
+        counted = tuple((_FIELDS[i.unit], int(i.amount)) for i in intervals if i.unit != "s")
+        object.__setattr__(self, "_counted", counted)
 
     def is_due(self, previous: Place, now: Place, seconds: float = 0.0) -> bool:
         """Return whether it is due at *now*, when it was last done (or training began) at *previous*, *seconds* ago."""
         if now.step <= previous.step:
             return False
-        return any(_reached(interval, previous, now, seconds) for interval in self._intervals)
+        for name, amount in self._counted:  # asked at every step: no calls
+            if getattr(now, name) // amount > getattr(previous, name) // amount:
+                return True
+        return self.is_due_by_time(seconds)
 
     def trigger(self, previous: Place, now: Place) -> str:
         """Return what makes it due at *now*: "epoch", "steps" or "samples"; "time" if no counted interval does."""
@@ -100,21 +107,14 @@ class Due:
         return self.seconds is not None and seconds >= self.seconds
 
 
-def _reached(interval: Interval, previous: Place, now: Place, seconds: float) -> bool:
-    if interval.unit == "s":
-        return seconds >= interval.amount
-    return _passed(previous, now, interval)
-
-
 def _passed(previous: Place, now: Place, interval: Interval) -> bool:
     amount = int(interval.amount)
     return _count(now, interval) // amount > _count(previous, interval) // amount
 
 
 def _count(place: Place, interval: Interval) -> int:
-    if interval.unit == "step":
-        return place.step
-    return place.epoch if interval.unit == "epoch" else place.samples
+    count: int = getattr(place, _FIELDS[interval.unit])
+    return count
 
 
 @dataclass(frozen=True)

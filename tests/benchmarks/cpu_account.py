@@ -23,12 +23,11 @@ class Account:
 
     Attributes:
         borders: 0: nothing is counted; 1: each border stands once; 2: twice.
-        seconds: CPU seconds by the name of the border that was crossed last, for one and for two borders.
     """
 
     def __init__(self) -> None:
         self.borders = 0
-        self.seconds: dict[int, dict[str, float]] = {1: defaultdict(float), 2: defaultdict(float)}
+        self._seconds: dict[str, float] = defaultdict(float)
         self._inside: list[str | None] = [None]
         self._since = 0.0
 
@@ -62,13 +61,13 @@ class Account:
         now = time.thread_time()
         inside = self._inside[-1]
         if inside is not None:
-            self.seconds[self.borders][inside] += now - self._since
+            self._seconds[inside] += now - self._since
         self._since = now
 
-    def without_borders(self) -> dict[str, float]:
-        """Return the seconds by name, less what the borders took; as many steps done with one border as with two."""
-        once, twice = self.seconds[1], self.seconds[2]
-        return {name: 2 * seconds - twice[name] for name, seconds in once.items()}
+    def taken(self) -> dict[str, float]:
+        """Return the CPU seconds since the last call, by the name of the border that was crossed last."""
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        return seconds
 
 
 def draw_borders(account: Account, group: DataParallel) -> None:

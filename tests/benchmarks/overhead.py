@@ -15,7 +15,7 @@ its heart and takes a snapshot every 100 steps; the hand-written one logs and sa
   collating samples, the user's step, DDP's forward, backward, freeing the graph. Nothing else is: tensors we create and
   collectives we start are ours. What the measuring itself takes at these borders (a dozen a step, two clock readings
   each) is found by crossing each of them twice in every other block, and taken out. It is stated as a share of the
-  whole process's CPU time per step, taken from the blocks before, which have no borders.
+  whole process's CPU time per step, taken from the blocks before, which have no borders; medians over the blocks, both.
 * **writer**: CPU time of the snapshot writer, a process of its own, for each step.
 """
 
@@ -164,17 +164,18 @@ def work(folder: Path, root: str | None, blocks: int, steps: int) -> None:
             pair[name] = measured(plain.block if name == "plain" else ours.block, steps)
         rows.append(pair)
     writer_before = writer_cpu(ours)
+    crossed: dict[int, list[dict[str, float]]] = {1: [], 2: []}
     for number in range(2 * blocks):
         account.borders = (1, 2, 2, 1)[number % 4]
         ours.block(steps)
-    cpu = statistics.median(row["ours"][1] for row in rows) / steps
+        crossed[account.borders].append(account.taken())
+    once, twice = (medians(crossed[borders], steps) for borders in (1, 2))
     mine = {
         "rank": ours.me.rank,
         "rows": rows,
-        "ours_s": {name: seconds / (blocks * steps) for name, seconds in account.without_borders().items()},
-        "borders_s": sum(account.seconds[2].values()) / (blocks * steps)
-        - sum(account.seconds[1].values()) / (blocks * steps),
-        "cpu_s": cpu,
+        "ours_s": {name: 2 * seconds - twice[name] for name, seconds in once.items()},
+        "borders_s": sum(twice.values()) - sum(once.values()),
+        "cpu_s": statistics.median(row["ours"][1] for row in rows) / steps,
         "writer_s": (writer_cpu(ours) - writer_before) / (2 * blocks * steps),
     }
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -182,6 +183,11 @@ def work(folder: Path, root: str | None, blocks: int, steps: int) -> None:
     if ours.me.rank == 0:
         (folder / "result.json").write_text(json.dumps(everyone))
     worker.leave(ours.me, ours.position, ours.schedule)
+
+
+def medians(blocks: list[dict[str, float]], steps: int) -> dict[str, float]:
+    """Return the median over the blocks of each border's seconds in a step."""
+    return {name: statistics.median(block[name] for block in blocks) / steps for name in blocks[0]}
 
 
 def writer_cpu(ours: Ours) -> float:
