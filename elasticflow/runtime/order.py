@@ -19,6 +19,8 @@ from elasticflow.errors import DatasetError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+VERSION = 1  # of the order: a position in a snapshot means the same samples for ever, or is refused
+
 Tail = Literal["spill", "short", "drop"]
 
 _FEW_SAMPLES = 1024  # below this the halves have 5 bits or fewer and 8 rounds mix them too little
@@ -45,7 +47,9 @@ class Position(NamedTuple):
 class Permutation:
     """A shuffle of `range(samples)` in constant memory: alternating Feistel network with cycle walking.
 
-    The same on every machine and for every version of torch and numpy (golden values in the tests).
+    The same on every machine and for every version of torch and numpy (golden values in the tests). Each place is equally
+    likely for each sample. Not each whole shuffle, though: of eight samples some come a quarter more often than others,
+    and of 2**k, k > 3, only every second one (those of even sign) ever comes.
 
     Args:
         samples: How many there are.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elasticflow.run_folder import snapshot_name
+from elasticflow.runtime import order
 
 if TYPE_CHECKING:
     from elasticflow.runtime.member import Worker
@@ -47,6 +48,7 @@ class Recorder:
             return None
         state = {
             "position": position._asdict(),
+            "order": order.VERSION,
             "schedule": self._schedule,
             "seed": me.seed,
             "draws_random": me.generators.look(),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import events, faults
-from elasticflow.errors import SnapshotError, StorageError
-from elasticflow.runtime import agreement, tree
+from elasticflow.errors import SnapshotError, StateError, StorageError
+from elasticflow.runtime import agreement, order, tree
 from elasticflow.runtime.order import Position
 from elasticflow.runtime.share import view_of
 from elasticflow.snapshots.manifest import DamagedSnapshotError
@@ -136,8 +136,18 @@ def _told_by_all(me: Worker, text: str) -> list[str]:
 
 
 def position_of(content: dict[str, Any]) -> Position:
-    """Return the position that state.json states."""
-    return Position(**content)
+    """Return the position that state.json states.
+
+    Raises:
+        StateError: it counts in an order of samples that this version does not know.
+    """
+    found = content.get("order", 1)  # older snapshots do not say it
+    if found != order.VERSION:
+        raise StateError(
+            f"the snapshot's position counts in order {found} of the samples, and this version of elasticflow knows order {order.VERSION} only",
+            "go on with the version of elasticflow that took it, or start a new run",
+        )
+    return Position(**content["position"])
 
 
 def _text(error: Exception) -> str:

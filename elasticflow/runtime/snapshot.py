@@ -181,6 +181,7 @@ class Snapshots:
     def _take_over(self, found: Found, loads: NodeLoader) -> Position:
         me, manifest, content = self._me, found.manifest, found.state
         self._refuse_other_data(manifest.fingerprints)
+        position = restore.position_of(content)
         if me.rank == 0:  # before anything of it is used: what happens now may be its doing
             me.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
         restore.apply(me, self._state, found, loads)
@@ -190,7 +191,7 @@ class Snapshots:
             )
         me.generators.are_used |= content["draws_random"]
         me.restored_from = self._recorder.parent = self._staged = manifest.name
-        return restore.position_of(content["position"])
+        return position
 
     def _refuse_other_data(self, fingerprints: dict[str, Any]) -> None:
         for name, mark in self._me.fingerprints.items():
