@@ -125,6 +125,8 @@ def rank_pieces(
     if rank >= ranks:
         return []
     low, high = split(count, ranks, rank)
+    if low == high:  # more ranks than samples
+        return []
     parts = -(-(high - low) // micro_batch_size) if micro_batch_size else 1
     cuts = [split(high - low, parts, part) for part in range(parts)]
     return [Piece((rank, part), low + begin, low + end) for part, (begin, end) in enumerate(cuts)]
