@@ -8,6 +8,7 @@
   bytes as each rank of ours stages, in one piece, into shared memory that is there: the least a stall can be.
   Then each way loads what it saved, with the files in the page cache (*warm*) and dropped from it (*cold*). `dcp.load`
   loads in place and is done; the others also give the optimizer its state, and ours verifies every byte.
+* **loads**, only if asked for: the loads alone, of what each way saved once.
 * **worlds**: groups of 1, 2 and 4 processes: the bytes that a rank stages, and the stall.
 * **memory**: groups of two save twice in quick succession, then load: the most memory of all their processes above what
   it was before, shared memory counted once, as a multiple of the state.
@@ -32,6 +33,7 @@ from tests.benchmarks import snapshot_figures as figures  # the path comes first
 
 GROUP = Path(__file__).with_name("snapshot_group.py")
 PARTS = ("times", "worlds", "memory")
+ALONE = ("loads",)
 WORLDS = (1, 2, 4)
 LIMIT_S = 900
 
@@ -68,13 +70,15 @@ def main() -> int:
         "--parameters", type=int, default=50_000_000, help="of the model; AdamW has twice as many"
     )
     parser.add_argument("--rounds", type=int, default=7, help="how often each way is measured")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
+    parser.add_argument("--parts", nargs="+", choices=PARTS + ALONE, default=PARTS, help="what to measure")
     parser.add_argument("--folder", help="where the files go; default: the folder for temporary files")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     options = parser.parse_args()
     found: figures.Figures = {}
     if "times" in options.parts:
         found["times"] = figures.of_times(measured(options, "times"))
+    if "loads" in options.parts:
+        found["loads"] = figures.of_loads(measured(options, "loads"))
     if "worlds" in options.parts:
         found["worlds"] = figures.of_worlds({w: measured(options, "alone", w) for w in WORLDS})
     if "memory" in options.parts:

@@ -24,15 +24,19 @@ Rows = list[dict[str, list[float]]]
 def of_times(result: Mapping[str, Any]) -> Figures:
     """Return each way's medians over the rounds, in seconds, and our stall against the copy of the same round."""
     saves: Rows = result["saves"]
-    loads: Rows = result["loads"]
     return {
         "state_bytes": result["state"],
         "stall_s": _medians(saves, 0),
         "durable_s": _medians(saves, 1),
-        "load_warm_s": _medians(loads, 0),
-        "load_cold_s": _medians(loads, 1),
+        **of_loads(result),
         "stall_per_copy": round(statistics.median(row[OURS][0] / row[COPY][0] for row in saves), 3),
     }
+
+
+def of_loads(result: Mapping[str, Any]) -> Figures:
+    """Return each way's medians over the rounds, in seconds, with the files in the page cache and dropped from it."""
+    loads: Rows = result["loads"]
+    return {"load_warm_s": _medians(loads, 0), "load_cold_s": _medians(loads, 1)}
 
 
 def of_worlds(results: Mapping[int, Mapping[str, Any]]) -> dict[int, Figures]:
@@ -72,6 +76,10 @@ def table(figures: Figures) -> str:
             f"| {name} | " + " | ".join(_ms(c.get(name)) for c in columns) + " |"
             for name in (*WAYS, *LOADS[3:])
         ]
+    if "loads" in figures:
+        lines += ["", "| | load, warm, ms | load, cold, ms |", "|---|---:|---:|"]
+        columns = [figures["loads"][key] for key in ("load_warm_s", "load_cold_s")]
+        lines += [f"| {name} | " + " | ".join(_ms(c.get(name)) for c in columns) + " |" for name in LOADS]
     if "worlds" in figures:
         lines += ["", "| processes | bytes per rank | of the state | stall, ms | plain copy, ms |"]
         lines += ["|---:|---:|---:|---:|---:|"]
@@ -95,9 +103,11 @@ def targets(figures: Figures) -> dict[str, bool]:
         found[f"stall {ratio:.2f} of a plain copy's, at most {MOST_STALL:g}"] = ratio <= MOST_STALL
         found["stall below every other way's"] = all(stall[OURS] < stall[name] for name in others)
         found[f"durable no later than {FSYNCED} with fsync"] = durable[OURS] <= durable[FSYNCED]
-        for kind in ("warm", "cold"):
-            load = times[f"load_{kind}_s"]
-            found[f"load ({kind}) not slower than dcp.load"] = load[OURS] <= load["dcp.save"]
+    for part in ("times", "loads"):
+        for kind in ("warm", "cold") if part in figures else ():
+            load = figures[part][f"load_{kind}_s"]
+            found[f"load ({kind}) not slower than dcp.load as documented"] = load[OURS] <= load["dcp.save"]
+            found[f"load ({kind}) not slower than the bare dcp.load"] = load[OURS] <= load["dcp.load alone"]
     for world_size, world in figures.get("worlds", {}).items():
         name = (
             f"{world_size} processes: bytes per rank at most {MOST_OVER_SHARE:g} / {world_size} of the state"

@@ -25,6 +25,7 @@ from tests.benchmarks import snapshot_ways_torch as theirs
 from tests.benchmarks.snapshot_state import build
 
 NEVER = ("1000000000 steps",)
+LOADED = (ways.Ours, theirs.TorchSave, theirs.Checkpoint)  # kinds whose loads are measured
 _WATCH_S = 0.01
 _WARM_UP = (
     3  # rounds until the cache of files grows no more: memory never used before is slow in virtual machines
@@ -103,10 +104,7 @@ def times(group: Group, rounds: int, *, alone: bool) -> dict[str, Any]:
     nbytes = ours.nbytes()
     all_ways: list[ways.Way] = [ways.Copy(nbytes), ours, *([] if alone else group.theirs())]
     saves = in_turn(all_ways, rounds, group.save)
-    saved = [way for way in all_ways if type(way) in (ways.Ours, theirs.TorchSave, theirs.Checkpoint)]
-    in_place = [theirs.InPlace(way) for way in saved if isinstance(way, theirs.Checkpoint)]
-    loading = [] if alone else [*saved, *in_place]
-    loads = in_turn(loading, rounds, lambda way: [group.load(way, cold=cold) for cold in (False, True)])
+    loads = [] if alone else in_turn_loads(group, all_ways, rounds)
     for way in all_ways:
         way.close()
     return {
@@ -114,6 +112,21 @@ def times(group: Group, rounds: int, *, alone: bool) -> dict[str, Any]:
         "saves": saves,
         "loads": loads,
     }
+
+
+def loads(group: Group, rounds: int) -> dict[str, Any]:
+    """Measure loads alone, of what each way saved once."""
+    saved: list[ways.Way] = [group.ours(), *(way for way in group.theirs() if type(way) in LOADED)]
+    for way in saved:
+        group.save(way)
+    return {"loads": in_turn_loads(group, saved, rounds)}
+
+
+def in_turn_loads(group: Group, saved: list[ways.Way], rounds: int) -> list[dict[str, list[float]]]:
+    """Return what loading took, warm and cold, with those of *saved* that load, and the bare call of `dcp.load`."""
+    loading = [way for way in saved if type(way) in LOADED]
+    loading += [theirs.InPlace(way) for way in saved if type(way) is theirs.Checkpoint]
+    return in_turn(loading, rounds, lambda way: [group.load(way, cold=cold) for cold in (False, True)])
 
 
 def in_turn(
@@ -195,11 +208,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--parameters", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--what", choices=["times", "alone", "double", "single", "theirs"], required=True)
+    parser.add_argument(
+        "--what", choices=["times", "loads", "alone", "double", "single", "theirs"], required=True
+    )
     options = parser.parse_args()
     group = Group(options.folder, options.parameters)
     if options.what in ("times", "alone"):
         result = times(group, options.rounds, alone=options.what == "alone")
+    elif options.what == "loads":
+        result = loads(group, options.rounds)
     else:
         result = memory(group, options.what)
     if group.me.rank == 0:
