@@ -35,6 +35,7 @@ class Position(NamedTuple):
         epoch: Finished passes over the dataset.
         samples: Samples trained on.
         is_epoch_end: The last step reached or crossed an epoch's end.
+        cursors: Samples that each data shard has given in this epoch; see `cursors.py`. None of a map-style dataset.
     """
 
     step: int
@@ -42,6 +43,7 @@ class Position(NamedTuple):
     epoch: int
     samples: int
     is_epoch_end: bool
+    cursors: tuple[int, ...] = ()
 
 
 class Permutation:

@@ -147,7 +147,8 @@ def position_of(content: dict[str, Any]) -> Position:
             f"the snapshot's position counts in order {found} of the samples, and this version of elasticflow knows order {order.VERSION} only",
             "go on with the version of elasticflow that took it, or start a new run",
         )
-    return Position(**content["position"])
+    position = content["position"]
+    return Position(**{**position, "cursors": tuple(position.get("cursors", ()))})  # JSON has no tuples
 
 
 def _text(error: Exception) -> str:
