@@ -84,6 +84,24 @@ class PortTakenError(ElasticflowError):
     """The rendezvous endpoint's port is in use."""
 
 
+class TrialRefusedError(ElasticflowError):
+    """The job cannot be tried at such world sizes, or for so few steps, on this machine."""
+
+
+class TrialFailedError(ElasticflowError):
+    """A trial of the job failed, so there is nothing to compare.
+
+    Attributes:
+        traceback: Of the worker that failed first; empty if it wrote none.
+    """
+
+    exit_code = ANSWER_IS_NO
+
+    def __init__(self, message: str, remedy: str | None = None, *, traceback: str = "") -> None:
+        super().__init__(message, remedy)
+        self.traceback = traceback
+
+
 class LaunchFolderError(ElasticflowError):
     """The launch folder cannot be written: exists with other content, or is edited by hand."""
 
@@ -97,6 +115,12 @@ class WorkerError(ElasticflowError):
 
 class DatasetError(WorkerError):
     """The dataset has no length, another length than declared, or is other data than the snapshot's."""
+
+
+class LoaderProcessError(WorkerError):
+    """A process that loads data was killed."""
+
+    failure_class = "crash"
 
 
 class StateError(WorkerError):

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
-from torch.utils.data import DataLoader, default_collate
 
 from elasticflow import events
 from elasticflow.errors import DatasetError
-from elasticflow.lifeline import die_with_parent
 from elasticflow.runtime import dataset as datasets
-from elasticflow.runtime import streams
+from elasticflow.runtime.processes import Processes
+from elasticflow.runtime.reader import Reader
 from elasticflow.runtime.steps import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import torch
+
     from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position, Schedule
-    from elasticflow.runtime.streams import Generators
+    from elasticflow.runtime.steps import Read
 
 
 def open_dataset(me: Worker, build: Callable[[], Any], name: str, samples: int | None = None) -> Any:
@@ -100,88 +97,31 @@ class Loader:
         self._plan = Plan(
             schedule, micro_batch_size, world_size=me.world_size, rank=me.rank, seed=me.seed, shards=shards
         )
-        self._samples = _SeededSamples(dataset, None if processes else me.generators)
-        self._collate = collate or default_collate
+        generators = None if processes else me.generators
+        self._dataset, self._reader = dataset, Reader(dataset, collate, me.seed, generators=generators)
 
     def batches(self, position: Position) -> Iterator[Batch]:
         """Yield the steps after *position* up to the schedule's end."""
         fetch = self._in_processes(position) if self._processes else None
-        for samples, end, pieces, model_keys in self._plan.after(position):
-            yield Batch(samples, end, model_keys, self._micro_batches(pieces, fetch))
+        for samples, end, reads, model_keys in self._plan.after(position):
+            yield Batch(samples, end, model_keys, self._micro_batches(reads, fetch))
 
-    def _micro_batches(
-        self, pieces: list[list[int]], fetch: Iterator[Any] | None
-    ) -> Iterator[tuple[Any, int]]:
+    def _micro_batches(self, reads: list[Read], fetch: Iterator[Any] | None) -> Iterator[tuple[Any, int]]:
         if fetch is None:
-            return map(self._read, pieces)
-        return ((self._placed(next(fetch)), len(piece) - 1) for piece in pieces)
+            return map(self._read, reads)
+        return ((self._placed(next(fetch)), len(indices)) for _, indices in reads)
 
-    def _read(self, piece: list[int]) -> tuple[Any, int]:
-        return self._placed(self._collate(self._samples.read(piece))), len(piece) - 1
+    def _read(self, read: Read) -> tuple[Any, int]:
+        place, indices = read
+        return self._placed(self._reader.read(place, indices)), len(indices)
 
     def _placed(self, batch: Any) -> Any:
         return batch if self._stays_here else to_device(batch, self._me.device)
 
     def _in_processes(self, position: Position) -> Iterator[Any]:
-        keyed = (piece for step in self._plan.after(position) for piece in step.pieces)
-        return iter(
-            DataLoader(
-                self._samples,  # type: ignore[arg-type]  # map-style by __getitems__ alone
-                batch_sampler=keyed,
-                num_workers=self._processes,
-                collate_fn=self._collate,
-                pin_memory=self._me.device.type == "cuda",
-                worker_init_fn=_become_loader_process(os.getpid()),
-                generator=torch.Generator(),  # leaves the global generator alone
-            )
-        )
-
-
-class _SeededSamples:
-    """A dataset read by `[seed, index, index, ...]`: what it draws depends on the seed alone.
-
-    Args:
-        dataset: The dataset.
-        generators: This process's; None in a loader process, which no step waits for: there all are seeded.
-    """
-
-    def __init__(self, dataset: Any, generators: Generators | None) -> None:
-        self._dataset, self._generators = dataset, generators
-        self._many = getattr(dataset, "__getitems__", None)
-
-    def __getitems__(self, keyed: list[int]) -> list[Any]:  # torch's loader calls it by this name
-        return self.read(keyed)
-
-    def read(self, keyed: list[int]) -> list[Any]:
-        key, *indices = keyed
-        generators = self._generators
-        if generators is None:
-            streams.seed_data(key)
-            return self._read(indices)
-        draws = generators.are_used
-        generators.seed_data(key)
-        found = self._read(indices)
-        if not draws and generators.look():  # it drew for the first time: once more, seeded
-            generators.seed_data(key)
-            found = self._read(indices)
-        return found
-
-    def _read(self, indices: list[int]) -> list[Any]:
-        if self._many is not None:
-            found: list[Any] = self._many(indices)
-            return found
-        dataset = self._dataset
-        return [dataset[index] for index in indices]
-
-
-def _become_loader_process(parent: int) -> Callable[[int], None]:
-    def become(_: int) -> None:
-        # A drain signal sent to the whole session is the worker's business; without the worker this process has none.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        die_with_parent(parent)
-
-    return become
+        reads = (read for step in self._plan.after(position) for read in step.reads)
+        is_cuda = self._me.device.type == "cuda"
+        return Processes(self._reader, self._dataset, reads, self._processes, pins_memory=is_cuda)
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -71,7 +71,7 @@ def _read(dataset: Any, length: int) -> bytes | None:
     digest = sha256(f"{length}".encode())
     for i in range(min(_PROBES, length)):
         index = i * length // min(_PROBES, length)
-        streams.seed_data(index)
+        streams.seed_all(index)
         try:
             _digest(dataset[index], digest.update)
         except TypeError:

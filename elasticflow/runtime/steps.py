@@ -22,19 +22,23 @@ _SAMPLES_AHEAD = 4096  # numpy's cost per call is shared out, and still no step 
 _MOST_STEPS_AHEAD = 128
 
 
+Read = tuple[int, list[int]]
+"""Samples that make a batch: the first one's place in the endless stream, and the indices of all."""
+
+
 class Step(NamedTuple):
     """One step, as far as one rank takes part.
 
     Attributes:
         samples: Samples of all ranks.
         end: Position after the step.
-        pieces: For each micro-batch, the seed under which it is read and the indices of its samples.
+        reads: For each micro-batch, what is read.
         model_keys: For each micro-batch, the seed under which the model runs.
     """
 
     samples: int
     end: Position
-    pieces: list[list[int]]
+    reads: list[Read]
     model_keys: list[int]
 
 
@@ -42,7 +46,8 @@ class Piece(NamedTuple):
     """Samples of a batch that are read and run together.
 
     Attributes:
-        key: What its random streams are keyed by, besides seed and step: rank and micro-batch, or the virtual shard.
+        key: What the model's random streams are keyed by, besides seed and step: rank and micro-batch, or the virtual
+            shard.
         low: Its first sample, counted from the batch's first.
         high: Where it ends.
     """
@@ -101,14 +106,13 @@ class Plan:
         ]
         samples = self._schedule.indices(np.concatenate(places)).tolist() if places else []
         steps, begin = [], 0
-        for _, count, end, pieces in planned:
-            read, keys = [], []
+        for offset, count, end, pieces in planned:
+            reads, keys = [], []
             for (first, second), low, high in pieces:
-                where = (self._seed, end.step, first, second)
-                read.append([streams.data_key(*where), *samples[begin : begin + high - low]])
-                keys.append(streams.model_key(*where))
+                reads.append((offset + low, samples[begin : begin + high - low]))
+                keys.append(streams.model_key(self._seed, end.step, first, second))
                 begin += high - low
-            steps.append(Step(count, end, read, keys))
+            steps.append(Step(count, end, reads, keys))
         return steps
 
 

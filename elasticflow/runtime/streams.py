@@ -4,24 +4,46 @@ from __future__ import annotations
 
 import random
 import sys
-from ctypes import c_uint64
+from ctypes import c_uint64, string_at
 from hashlib import blake2b
-from struct import Struct
+from struct import Struct, pack
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-_DATA, _MODEL = 1, 2
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SAMPLE, _MODEL, _BATCH, _REST = 1, 2, 3, 4
 _pack = Struct("<5Q").pack
 
+_TRIAL = 0x1D4A62F9B7C835E0
+
 _seed_python = random.seed
-_seed_numpy = np.random.seed  # datasets draw from the global generator
 _seed_torch = torch.default_generator.manual_seed  # 1 us; torch.manual_seed takes 87
 
 
-def data_key(seed: int, step: int, rank: int, piece: int) -> int:
-    """Return the seed under which a rank reads micro-batch *piece* of *step*."""
-    return _key(_DATA, seed, step, rank, piece)
+def _seed_numpy(key: int) -> None:
+    # By other bits than torch's: both are Mersenne twisters, and would draw the same numbers.
+    np.random.seed(key >> 31)  # noqa: NPY002  # datasets draw from the global generator
+
+
+def seed_all(key: int) -> None:
+    """Seed what a dataset may draw from: random, numpy's global generator, torch's on the CPU."""
+    _seed_python(key)
+    _seed_numpy(key)
+    _seed_torch(key)
+
+
+def sample_key(seed: int, epoch: int, sample: int, use: int = 0) -> int:
+    """Return the seed under which *sample* is read in *epoch*; *use* tells datasets of one job apart."""
+    return _key(_SAMPLE, seed, epoch, sample, use)
+
+
+def batch_key(seed: int, place: int, count: int, use: int = 0) -> int:
+    """Return the seed under which a batch is made of *count* samples from *place* of the stream on."""
+    return _key(_BATCH, seed, place, count, use)
 
 
 def model_key(seed: int, step: int, rank: int, piece: int) -> int:
@@ -33,92 +55,168 @@ def _key(*parts: int) -> int:
     return int.from_bytes(blake2b(_pack(*parts), digest_size=8).digest(), "little") >> 1
 
 
-def seed_data(key: int) -> None:
-    """Seed what a dataset may draw from: random, numpy's global generator, torch's on the CPU."""
-    _seed_python(key)
-    _seed_numpy(key & 0xFFFFFFFF)
-    _seed_torch(key)
+class _Generator:
+    """One of the global generators.
+
+    Attributes:
+        seed: Puts it into the state of a key.
+        word: Memory of it that changes with each draw.
+        rests: The word in the resting state.
+    """
+
+    __slots__ = ("rests", "seed", "word")
+
+    def __init__(self, seed: Callable[[int], object], word: c_uint64) -> None:
+        self.seed, self.word, self.rests = seed, word, 0
 
 
 class Generators:
-    """The global generators of one rank, seeded by key for every micro-batch and every forward.
+    """The global generators of one process, seeded by key.
 
-    Torch's always. Seeding python's and numpy's takes 45 us in the middle of a step, and most jobs draw from neither.
-    So they rest in one known state until somebody draws from them, which two reads of memory show, and are seeded from
-    then on. The first forward that draws does so from the resting state, in every run alike, as long as `are_used`
-    outlives a restart; samples read with the first draw are read again.
+    For a forward, torch's always is. Seeding python's and numpy's takes 45 us in the middle of a step, and most jobs
+    draw from neither. So they rest in one known state until a forward or the optimizer draws from them, which two
+    reads of memory show, and are seeded by key from the next step on. In the step of the first draws each forward
+    draws from the resting state, at every world size alike, as long as `are_used` outlives a restart.
+
+    What a dataset draws is seen in the same way, against the same state; see `Draws`.
 
     Args:
         seed: Of the resting state.
         device: Where the model draws.
 
     Attributes:
-        are_used: The job draws from python's or numpy's, or nobody can tell.
+        are_used: The model or the optimizer draws from python's or numpy's, or nobody can tell.
+        python_numpy_torch: The generators a dataset may draw from.
+        can_look: Draws can be seen here.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self._seed = seed
-        self._seed_device = _seed_torch
+        self._resting = _key(_REST, seed, 0, 0, 0)
+        self._seed_device: Callable[[int], object] | None = None
         if device.type == "cuda":
             self._seed_device = torch.cuda.default_generators[device.index or 0].manual_seed
         words = _words_that_move()
+        self.can_look = words is not None
         self.are_used = words is None
-        self._python, self._numpy = words or (c_uint64(), c_uint64())
-        self._python_rests = self._numpy_rests = 0
+        self._is_seen = False
+        seeds: tuple[Callable[[int], object], ...] = (_seed_python, _seed_numpy, _seed_torch)
+        self.python_numpy_torch = [
+            _Generator(seed, word) for seed, word in zip(seeds, words or (c_uint64(),) * 3, strict=True)
+        ]
+        self._python, self._numpy, self._torch = self.python_numpy_torch
 
     def rest(self) -> None:
-        """Put python's and numpy's into the state that a step begins with; what was drawn until now is forgotten."""
-        if not self.are_used:
-            _seed_python(self._seed)
-            _seed_numpy(self._seed & 0xFFFFFFFF)
-            self._python_rests, self._numpy_rests = self._python.value, self._numpy.value
+        """Put all into the state that a step begins with; what was drawn until now is forgotten."""
+        for generator in self.python_numpy_torch:
+            generator.seed(self._resting)
+            generator.rests = generator.word.value
+        self._is_seen = False
 
     def look(self) -> bool:
-        """Return `are_used`, which becomes true if python's or numpy's were drawn from since `rest`."""
-        if not self.are_used and (
-            self._python.value != self._python_rests or self._numpy.value != self._numpy_rests
-        ):
+        """Return `are_used`, which becomes true if a forward or the optimizer drew from python's or numpy's since `rest`."""
+        if not self.are_used and (self._is_seen or self._have_two_moved()):
             self.are_used = True
         return self.are_used
 
-    def seed_data(self, key: int) -> None:
-        """Seed what a dataset draws from."""
-        if self.are_used:
-            seed_data(key)
-        else:
-            _seed_torch(key)
-
     def seed_model(self, key: int) -> None:
         """Seed what a forward draws from."""
-        self.seed_data(key)
-        if self._seed_device is not _seed_torch:
+        _seed_torch(key)
+        if self._seed_device is not None:
             self._seed_device(key)
+        if self.are_used:
+            _seed_python(key)
+            _seed_numpy(key)
+        elif self._have_two_moved():
+            self._is_seen = True
+            self._rest_two()
+
+    def before_data(self) -> None:
+        """Put all into the resting state, and remember if the model drew from python's or numpy's."""
+        _seed_torch(self._resting)
+        if self._have_two_moved():
+            self._is_seen = True
+            self._rest_two()
+
+    def after_data(self) -> None:
+        """Put all into the resting state; what a dataset drew says nothing about the model."""
+        _seed_torch(self._resting)
+        if self._have_two_moved():
+            self._rest_two()
+
+    def have_moved(self) -> bool:
+        """True if any was drawn from since it was put into the resting state."""
+        return self._torch.word.value != self._torch.rests or self._have_two_moved()
+
+    def _have_two_moved(self) -> bool:
+        python, numeric = self._python, self._numpy
+        return python.word.value != python.rests or numeric.word.value != numeric.rests
+
+    def _rest_two(self) -> None:
+        _seed_python(self._resting)
+        _seed_numpy(self._resting)
 
 
-def _words_that_move() -> tuple[c_uint64, c_uint64] | None:
-    """Return memory of the two global generators that changes with each draw; None if it lies elsewhere here.
+class Draws:
+    """Which of the generators some code of the job draws from, found out as it does.
 
-    Both are Mersenne twisters: 624 words, made anew when an index has passed them. Source: CPython 3.11 to 3.14,
-    Modules/_randommodule.c (index, then words, after the object's header), and numpy 2, mt19937.h (words, then
-    index). Neither is promised, so it is tried on generators of our own first.
+    Those are seeded before each use of the code; the others rest. Used after a use of the code, `are_more` says
+    whether to do it again, seeded.
+    """
+
+    def __init__(self, generators: Generators) -> None:
+        all_of_them = generators.python_numpy_torch
+        self._resting = all_of_them if generators.can_look else []
+        self._seeds = [] if generators.can_look else [generator.seed for generator in all_of_them]
+
+    def __bool__(self) -> bool:
+        return bool(self._seeds)
+
+    def seed(self, key: int) -> None:
+        """Put those drawn from into the state of *key*."""
+        for seed in self._seeds:
+            seed(key)
+
+    def are_more(self) -> bool:
+        """True if generators were drawn from that were resting; from now on they are seeded."""
+        moved = [generator for generator in self._resting if generator.word.value != generator.rests]
+        if moved:
+            self._resting = [generator for generator in self._resting if generator not in moved]
+            self._seeds = [*self._seeds, *(generator.seed for generator in moved)]
+        return bool(moved)
+
+
+def _words_that_move() -> tuple[c_uint64, c_uint64, c_uint64] | None:
+    """Return memory of python's, numpy's and torch's generator that changes with each draw; None if it lies elsewhere.
+
+    All are Mersenne twisters: 624 words, made anew when an index has passed them. Source: CPython 3.11 to 3.14,
+    Modules/_randommodule.c (index, then words, after the object's header); numpy 2, mt19937.h (words, then index);
+    torch 2.13, MT19937RNGEngine.h (seed, left, seeded, index, then words). None is promised, so it is tried on
+    generators of our own first. A normal deviate kept for the next draw lies elsewhere: seeding drops it, and without
+    it the first draw moves the index.
     """
     if sys.implementation.name != "cpython":
         return None
-    trial, twister = random.Random(1), np.random.MT19937(1)
-    found = _word_of_python(trial), _word_of_numpy(twister)
+    trial, twister, engine = random.Random(1), np.random.MT19937(1), torch.Generator().manual_seed(_TRIAL)
+    at = string_at(_address_of(engine), 256).find(pack("<Q", _TRIAL)) + 16  # its seed, and what follows
+    found = _word_of_python(trial), _word_of_numpy(twister), _word_of_torch(engine, at)
     for _ in range(2):
         *_, index = words = trial.getstate()[1]
         state = twister.state["state"]
-        if found[0].value != index | words[0] << 32:
-            return None
-        if found[1].value != int(state["key"][-1]) | int(state["pos"]) << 32:
+        legacy = engine.get_state().numpy().view(np.uint64)
+        expected = (
+            index | words[0] << 32,
+            int(state["key"][-1]) | int(state["pos"]) << 32,
+            int(legacy[2]) | int(legacy[3]) << 32,
+        )
+        if tuple(word.value for word in found) != expected:
             return None
         trial.random()
         np.random.Generator(twister).random()
+        torch.rand((), generator=engine)
     ours = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public since 1.24, not in the stubs
     if not isinstance(ours, np.random.MT19937):
         return None
-    return _word_of_python(random._inst), _word_of_numpy(ours)  # noqa: SLF001
+    return _word_of_python(random._inst), _word_of_numpy(ours), _word_of_torch(torch.default_generator, at)  # noqa: SLF001
 
 
 def _word_of_python(generator: random.Random) -> c_uint64:
@@ -129,8 +227,16 @@ def _word_of_numpy(generator: np.random.MT19937) -> c_uint64:
     return c_uint64.from_address(generator.ctypes.state_address + 4 * 623)
 
 
+def _word_of_torch(generator: torch.Generator, at: int) -> c_uint64:
+    return c_uint64.from_address(_address_of(generator) + at)
+
+
+def _address_of(generator: torch.Generator) -> int:
+    return int(generator._cdata)  # type: ignore[attr-defined]  # noqa: SLF001  # not in the stubs
+
+
 def seed_everything(seed: int) -> None:
     """Seed random, numpy and torch on all devices: the state in which every rank builds the model."""
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # see seed_data
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # the global generator is what models draw from
     torch.manual_seed(seed)

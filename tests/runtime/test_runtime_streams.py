@@ -1,18 +1,16 @@
-"""Random generators: who draws is noticed, who does not pays nothing, and both read the same data."""
+"""Random generators: who draws is noticed, and who does not pays nothing."""
 
 # ruff: noqa: NPY002  # the global generator is what datasets draw from
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
-from elasticflow.runtime import data, streams
-from elasticflow.runtime.order import Schedule
+from elasticflow.runtime import streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +26,14 @@ DRAWS: dict[str, Callable[[], object]] = {
     "numpy choice": lambda: np.random.choice([1, 2]),
     "numpy seed": lambda: np.random.seed(5),
     "a thousand": lambda: [random.random() for _ in range(312 * 3)],
+}
+
+TORCH_DRAWS: dict[str, Callable[[], object]] = {
+    "torch rand": lambda: torch.rand(()),
+    "torch randn": lambda: torch.randn(2),
+    "torch randperm": lambda: torch.randperm(3),
+    "torch bernoulli": lambda: torch.bernoulli(torch.tensor(0.5)),
+    "torch one round": lambda: torch.rand(624),
 }
 
 
@@ -55,9 +61,64 @@ def test_any_draw_is_noticed(generators: streams.Generators, draw: Callable[[], 
 
 
 def test_torch_does_not_count(generators: streams.Generators) -> None:
-    """Torch's generator is seeded for each key anyway."""
+    """Torch's generator is seeded for each forward anyway."""
     torch.rand(3)
     assert not generators.look()
+
+
+@pytest.mark.parametrize("draw", [*DRAWS.values(), *TORCH_DRAWS.values()], ids=[*DRAWS, *TORCH_DRAWS])
+def test_any_draw_of_a_dataset_is_seen(generators: streams.Generators, draw: Callable[[], object]) -> None:
+    """Whatever a dataset draws is seen, and says nothing about the model."""
+    generators.before_data()
+    assert not generators.have_moved()
+    draw()
+    assert generators.have_moved()
+    generators.after_data()
+    assert not generators.have_moved()
+    assert not generators.look()
+
+
+def test_a_normal_deviate_kept_from_before_is_not_drawn(generators: streams.Generators) -> None:
+    """What a forward left behind for the next draw would be drawn without a trace, and depend on that forward."""
+    draws: list[Callable[[], float]] = [
+        lambda: random.gauss(0, 1),
+        np.random.normal,
+        lambda: float(torch.randn(())),
+    ]
+    for draw in draws:
+        draw()
+        generators.before_data()
+        first = draw()
+        assert generators.have_moved()
+        generators.before_data()
+        assert first == draw()
+
+
+def test_what_a_model_drew_before_data_is_read_counts(generators: streams.Generators) -> None:
+    """A forward between two readings of data is not lost sight of."""
+    generators.seed_model(3)
+    random.random()
+    generators.before_data()
+    assert generators.look()
+
+
+def test_in_the_step_of_the_first_draws_each_forward_draws_the_same(generators: streams.Generators) -> None:
+    """Until all ranks know of it: so nothing depends on which rank does which forward, and after which others."""
+    found = []
+    for key in (3, 4):
+        generators.seed_model(key)
+        found.append((random.random(), np.random.normal()))
+    assert found[0] == found[1]
+    assert generators.look()
+    generators.seed_model(5)
+    assert (random.random(), np.random.normal()) != found[0]
+
+
+def test_numpy_and_torch_draw_different_numbers(generators: streams.Generators) -> None:
+    """Both are Mersenne twisters: from equal seeds they would have equal words."""
+    generators.are_used = True
+    generators.seed_model(12345678912345)
+    assert np.random.randint(2**32, dtype=np.uint64) != int(torch.randint(2**32, ()))
 
 
 def test_rest_is_the_same_state_whatever_came_before(generators: streams.Generators) -> None:
@@ -67,32 +128,3 @@ def test_rest_is_the_same_state_whatever_came_before(generators: streams.Generat
     np.random.normal()
     other.rest()
     assert first == (random.random(), np.random.normal())
-
-
-class DrawsLate:
-    """Draws for samples from 10 on."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
-        if index < 10:
-            return index, 0.0, 0.0, 0.0
-        return index, random.random(), float(np.random.normal()), float(torch.rand(()))
-
-
-def test_a_dataset_that_begins_to_draw_reads_what_one_that_is_always_seeded_reads(me: Any) -> None:
-    """Being noticed only at the first draw changes nothing that is read."""
-    schedule = Schedule(20, 4, epochs=2, seed=3)
-
-    def read(*, seeded: bool) -> list[Any]:
-        own = streams.Generators(11, torch.device("cpu"))
-        own.rest()
-        own.are_used = seeded
-        reader = SimpleNamespace(**{**vars(me), "generators": own})
-        loader = data.Loader(reader, DrawsLate(), schedule, 2, collate=list)  # type: ignore[arg-type]
-        found = [list(batch.micro_batches) for batch in loader.batches(schedule.start)]
-        assert own.are_used
-        return found
-
-    assert read(seeded=True) == read(seeded=False)
