@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "get_logger"]
+__all__ = ["StopTraining", "__version__", "get_logger"]
+
+
+class StopTraining(Exception):  # noqa: N818  # no error: the run counts as finished
+    """Raised by the job's own code on any rank, ends training on all ranks after the same step.
+
+    The training step, the dataset, the evaluation, a metric and the learning-rate schedule may raise it. A step in which
+    some rank raises it changes no weight on any rank. Its text is the reason that logs and `status` give.
+    """
 
 
 def get_logger(name: str = "user") -> FilteringBoundLogger:

@@ -18,6 +18,7 @@ NODE_JOINED = "node.joined"
 NODE_LOST = "node.lost"
 TRAINING_STARTED = "training.started"
 TRAINING_FIRST_STEP = "training.first_step"
+TRAINING_STOPPED = "training.stopped"
 TRAINING_FINISHED = "training.finished"
 SNAPSHOT_STAGED = "snapshot.staged"
 STAGING_SINGLE = "staging.single"
@@ -50,8 +51,8 @@ WORKER_FIELDS = ("node", "rank", "world_size", "step")
 SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     RUN_STARTED: ("a launch began", ("launch", "resumed", "pid", "torch", "uri")),
     RUN_FINISHED: (
-        "training reached its end and the last snapshot is committed",
-        ("step", "seconds", "restarts"),
+        "training reached its end, or the job's code stopped it, and the last snapshot is committed",
+        ("step", "seconds", "restarts", "stopped"),
     ),
     RUN_FAILED: (
         "the run ended with an error",
@@ -75,6 +76,7 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         ("restored_from", "from_memory", "epoch", "samples", "steps", "device", "parameters"),
     ),
     TRAINING_FIRST_STEP: ("the first step of a generation is finished", ("seconds_since_failure",)),
+    TRAINING_STOPPED: ("the job's own code raised StopTraining: all ranks end here", ("reason", "by_rank")),
     TRAINING_FINISHED: ("the last step is finished", ("epoch", "samples", "best")),
     SNAPSHOT_STAGED: ("training goes on; the writer has the bytes", ("name", "bytes", "stall_s", "trigger")),
     STAGING_SINGLE: ("memory is short: a snapshot waits until the one before is written", ("reason",)),
@@ -114,6 +116,7 @@ FROM_WORKERS = frozenset(
     {
         TRAINING_STARTED,
         TRAINING_FIRST_STEP,
+        TRAINING_STOPPED,
         TRAINING_FINISHED,
         SNAPSHOT_STAGED,
         STAGING_SINGLE,

@@ -14,7 +14,7 @@ NOT_EVENTS = (".py", ".json", ".jsonl", ".log", ".load_weights")
 
 FROZEN = {
     "run.started": {"launch", "pid", "resumed", "torch", "uri"},
-    "run.finished": {"restarts", "seconds", "step"},
+    "run.finished": {"restarts", "seconds", "step", "stopped"},
     "run.failed": {"class", "error", "exit_code", "rank", "seconds", "step", "why"},
     "run.interrupted": {"reason", "seconds", "step"},
     "generation.started": {"nodes", "reason", "world_size"},
@@ -25,6 +25,7 @@ FROZEN = {
     "node.lost": {"node", "reason"},
     "training.started": {"device", "epoch", "from_memory", "parameters", "restored_from", "samples", "steps"},
     "training.first_step": {"seconds_since_failure"},
+    "training.stopped": {"by_rank", "reason"},
     "training.finished": {"best", "epoch", "samples"},
     "snapshot.staged": {"bytes", "name", "stall_s", "trigger"},
     "staging.single": {"reason"},
@@ -63,6 +64,7 @@ FROZEN_FROM_WORKERS = {
     "training.finished",
     "training.first_step",
     "training.started",
+    "training.stopped",
 }
 
 

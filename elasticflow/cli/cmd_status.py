@@ -43,6 +43,9 @@ def _print(status: RunStatus) -> None:
 
 def _rows(status: RunStatus) -> list[tuple[str, str]]:
     rows = [("step", progress_of(status))]
+    stopped = (status.verdict or {}).get("stopped")
+    if stopped is not None:
+        rows.append(("stopped by", stopped))
     if status.loss is not None:
         rows.append(("loss", number(status.loss)))
     if status.evaluation:

@@ -190,8 +190,10 @@ class Course:
     def _group_left(self, generation: Generation) -> None:
         """All workers left with code 0: the end of training, or a drain."""
         if generation.is_finished:
-            self._end("finished", "training reached its end")
-            fields = {**self._figures(), "restarts": self._journal.state["restarts"]}
+            stopped = generation.stopped
+            reason = "training reached its end" if stopped is None else f"training was stopped by {stopped}"
+            self._end("finished", reason)
+            fields = {**self._figures(), "restarts": self._journal.state["restarts"], "stopped": stopped}
             self.verdict = Verdict("finished", errors.FINISHED, events.RUN_FINISHED, fields)
             return
         self._end("drained", "all workers left after the same step")

@@ -18,6 +18,7 @@ class Generation:
         epoch: Epoch of that step, where it was told.
         restored_from: Name of the snapshot that all ranks went on from, once they had verified it.
         is_finished: Rank 0 has said that training reached its end.
+        stopped: Why the job's own code ended training before its length, if it did.
         raised: The `worker.raised` line of each rank that wrote one.
         hung: Phase of each rank that made no progress for too long.
     """
@@ -27,6 +28,7 @@ class Generation:
     epoch: int | None = None
     restored_from: str | None = None
     is_finished: bool = False
+    stopped: str | None = None
     raised: dict[int, dict[str, Any]] = field(default_factory=dict)
     hung: dict[int, str] = field(default_factory=dict)
 

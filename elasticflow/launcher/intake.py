@@ -53,6 +53,8 @@ class Intake:
             generation.restored_from = line["name"]
         elif name == events.TRAINING_FIRST_STEP and generation is not None and generation.step is None:
             generation.step = line["step"]  # logging.every may leave it out
+        elif name == events.TRAINING_STOPPED and generation is not None:
+            generation.stopped = f"rank {line['by_rank']}: {line['reason']}"
         elif name == events.TRAINING_FINISHED and generation is not None:
             generation.is_finished = True
             self._journal.update(

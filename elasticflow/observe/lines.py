@@ -144,6 +144,11 @@ def _hang_detected(record: Record) -> Line:
     return Line("wrong", "bad", "hang", text)
 
 
+def _training_stopped(record: Record) -> Line:
+    text = f"after step {record.get('step')} by rank {record.get('by_rank')}: {record.get('reason')}"
+    return Line("stop", "notice", "stopped", text)
+
+
 def _loss_skipped(record: Record) -> Line:
     text = f"step {record.get('step')}: loss {number(record.get('loss'))}; the weights are left alone"
     return Line("warning", "notice", "skipped", text)
@@ -170,6 +175,7 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.PRELOAD_REFUSED: _preload_refused,
     events.ENTRY_POINT_EDITED: _entry_point_edited,
     events.HANG_DETECTED: _hang_detected,
+    events.TRAINING_STOPPED: _training_stopped,
     events.LOSS_SKIPPED: _loss_skipped,
     events.STAGING_SINGLE: _staging_single,
     events.STATE_LEFT_OUT: _state_left_out,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.state import Captured
 
 _OWN = "include."
+_NO_ANSWER = -(2**60)  # less than any digest, and than any negative one
 _SHORT = 100  # characters of a value that a message shows
 
 
@@ -42,16 +43,17 @@ class Alike:
         return self._question is not None
 
     def ask(self, captured: Captured) -> None:
-        """Tell the others a digest of *captured*; does not wait. Every rank."""
+        """Tell the others a digest of *captured*; does not wait. Every rank.
+
+        A rank whose schedule was cut short by StopTraining has none that counts: it will train no more.
+        """
         if self._me.world_size == 1:
             return
-        texts = [
-            self._digest("", captured.tree, depth=2),
-            self._once("forms", captured.tensors, lambda: sorted(_forms(captured).items())),
-            json.dumps(_sums(captured)),
-        ]
-        number = int(_hash(" ".join(texts)), 16)
-        digest = torch.tensor([number, -number])
+        if self._me.vote.stop_wanted is None:
+            number = self._number(captured)
+            digest = torch.tensor([number, -number])
+        else:
+            digest = torch.tensor([_NO_ANSWER, _NO_ANSWER])
         self._question = digest, dist.all_reduce(digest, dist.ReduceOp.MAX, async_op=True)
 
     def settle(self, capture: Callable[[], Captured]) -> None:
@@ -70,8 +72,16 @@ class Alike:
         if work is not None:
             work.wait()
         most, least = digest.tolist()
-        if most != -least:
+        if most not in (-least, _NO_ANSWER):
             raise self._difference(capture())
+
+    def _number(self, captured: Captured) -> int:
+        texts = [
+            self._digest("", captured.tree, depth=2),
+            self._once("forms", captured.tensors, lambda: sorted(_forms(captured).items())),
+            json.dumps(_sums(captured)),
+        ]
+        return int(_hash(" ".join(texts)), 16)
 
     def _digest(self, path: str, value: Any, depth: int) -> str:
         if depth and isinstance(value, dict):

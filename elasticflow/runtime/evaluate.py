@@ -77,7 +77,10 @@ class Evaluation:
         return by_time or self._due.is_due(previous, position) or self._schedule.is_end(position)
 
     def run(self, position: Position) -> dict[str, float]:
-        """Return and log the metrics over the whole set. Collective: every rank."""
+        """Return and log the metrics over the whole set. Collective: every rank.
+
+        Nothing is measured, and `me.stopped` set, if the job's own code raised StopTraining on some rank.
+        """
         me, began = self._me, time.time()
         me.phase("evaluating")
         buffers.make_equal(me, self._model)
@@ -89,13 +92,19 @@ class Evaluation:
                 sums = self._sums()
         finally:
             self._model.train(was_training)
-        names = [_LOSS, *self._metrics]
-        found = {name: value / len(self._dataset) for name, value in zip(names, sums.tolist(), strict=True)}
-        self._remember(position, found)
-        if me.rank == 0:
-            me.event(
-                events.EVALUATION, epoch=position.epoch, eval=found, best=self._best, time=round(began, 3)
-            )
+        found: dict[str, float] = {}
+        if sums is None:
+            me.agree_to_stop()
+        else:
+            names = [_LOSS, *self._metrics]
+            found = {
+                name: value / len(self._dataset) for name, value in zip(names, sums.tolist(), strict=True)
+            }
+            self._remember(position, found)
+            if me.rank == 0:
+                me.event(
+                    events.EVALUATION, epoch=position.epoch, eval=found, best=self._best, time=round(began, 3)
+                )
         self._last_time = time.monotonic()
         me.generators.rest()  # what an evaluation draws is no step's business
         me.phase("training")
@@ -118,24 +127,33 @@ class Evaluation:
         measured = state["measured"]
         self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
 
-    def _sums(self) -> Tensor:
-        """Return the sums over the set, added batch by batch: the same bits at every world size. Collective."""
+    def _sums(self) -> Tensor | None:
+        """Return the sums over the set, added batch by batch: the same bits at every world size. Collective.
+
+        None, on every rank, if StopTraining was raised on some rank.
+        """
         me = self._me
         batches = -(-len(self._dataset) // self._batch_size)
-        rows = torch.zeros(batches, 1 + len(self._metrics), dtype=torch.float64)
+        # The last row is not of a batch: it says whether StopTraining cut this rank's part short.
+        rows = torch.zeros(batches + 1, 1 + len(self._metrics), dtype=torch.float64)
         precision = (
             nullcontext() if me.autocast_dtype is None else torch.autocast(me.device.type, me.autocast_dtype)
         )
-        with precision:
+        rows[-1] = 1.0
+        with precision, me.stoppable:
             for number in range(*split(batches, me.world_size, me.rank)):
                 batch, count = self._batch(number)
                 me.generators.seed_model(streams.model_key(me.seed, 0, 0, number))
                 rows[number] = torch.tensor(self._measure(batch), dtype=torch.float64) * count
                 me.heartbeat.beat()
+            rows[-1] = 0.0
         if me.world_size > 1:
             dist.all_reduce(rows)  # each row is one rank's, and noughts of the others
-        total = rows.new_zeros(rows.shape[1])
-        for row in rows:
+        *of_batches, cut_short = rows
+        if cut_short.any():
+            return None
+        total = torch.zeros_like(cut_short)
+        for row in of_batches:
             total += row
         return total
 

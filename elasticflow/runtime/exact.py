@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from elasticflow import StopTraining
 from elasticflow.errors import StateError
-from elasticflow.runtime import buffers, treesum
+from elasticflow.runtime import buffers, stopping, treesum
 from elasticflow.runtime.exchange import Exchange
 from elasticflow.runtime.flat import Flat, Layout
 from elasticflow.runtime.loss import NonFinite, parse_loss
@@ -96,6 +97,8 @@ class FixedOrder:
     def gradients(self, batch: Batch) -> float:
         """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
 
+        Where `me.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.
+
         Raises:
             NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
             StateError: an operation has no deterministic form here; named.
@@ -106,7 +109,7 @@ class FixedOrder:
         me.generators.look()
         self._buffers.begin()
         tree: treesum.TreeSum[Flat] = treesum.TreeSum(self._shards, self._add)
-        pieces = zip(batch.micro_batches, batch.model_keys, strict=True)
+        pieces = zip(stopping.micro_batches(batch, me.vote), batch.model_keys, strict=True)
         for shard in range(self._low, self._high):
             level, place, flat = self._where(tree, shard)
             piece = next(pieces, None)
@@ -128,7 +131,9 @@ class FixedOrder:
         return 0, shard, self._leaf()
 
     def _run_shard(self, flat: Flat, shard: int, data: Any, count: int, total: int) -> None:
-        """Add what a shard gives to *flat*."""
+        """Add what a shard gives to *flat*; nothing that counts once this rank's code wants training to end."""
+        if self._me.vote.stop_wanted is not None:
+            return
         self._buffers.restore()
         for parameter, view in zip(self._parameters, flat.views[self._gradients_from :], strict=True):
             parameter.grad = view
@@ -148,6 +153,9 @@ class FixedOrder:
             if weight != 1.0:
                 loss = loss * weight
             torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        except StopTraining as stop:
+            stopping.want(self._me.vote, stop)
+            return
         except RuntimeError as error:
             raise _named(error) from error
         if counts is not None:
@@ -175,6 +183,10 @@ class FixedOrder:
         me, views = self._me, self._sum.views
         found = views[0].tolist()  # waits for the device
         me.vote.settle(*found[_WISHES:])
+        if me.vote.stop:
+            self._buffers.restore()
+            me.agree_to_stop()
+            return math.nan
         self._send_buffers = found[_BUFFERS] > 0
         me.generators.are_used |= found[_DRAWN] > 0
         self._buffers.end(views[1 : self._gradients_from], found[_SHARDS])

@@ -7,6 +7,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
+from elasticflow import StopTraining
 from elasticflow.errors import ElasticflowError, StorageError, WorkerError
 
 # What gloo raises in the survivors of a dead rank: RuntimeErrors, told by where in gloo they come from.
@@ -40,6 +41,11 @@ def describe(error: BaseException) -> str:
     """Return the error in one line or two, without a traceback."""
     if isinstance(error, ElasticflowError):
         return str(error)
+    if isinstance(error, StopTraining):
+        return (
+            f"StopTraining was raised where the ranks cannot agree on it: {error}\n"
+            "  help: raise it from the training step, the dataset, the evaluation, a metric or the schedule"
+        )
     for mark, (meaning, remedy) in _IN_OUR_WORDS.items():
         if mark in str(error):
             return f"{type(error).__name__}: {meaning}\n  help: {remedy}"

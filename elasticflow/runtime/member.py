@@ -7,8 +7,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from elasticflow import events, logs
-from elasticflow.runtime import group, streams
+from elasticflow import StopTraining, events, logs
+from elasticflow.runtime import group, stopping, streams
 from elasticflow.runtime.progress import Heartbeat, Progress
 from elasticflow.runtime.vote import Vote
 
@@ -44,6 +44,8 @@ class Worker:
         is_from_memory: It was held in memory, and need not be on the store.
         started_at: Position at which this generation began to train.
         best: Best value of the metric that `evaluation.best` names, so far.
+        stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
+        stopped: Why all ranks end training before its length, once they agreed to.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class Worker:
         self.fingerprints: dict[str, str] = {}
         self.generators = streams.Generators(seed, device)
         self.vote = Vote()
+        self.stoppable = stopping.Stoppable(self.vote)
+        self.stopped: stopping.Stopped | None = None
         self.at_leave: list[Callable[[], None]] = []
         self.autocast_dtype: torch.dtype | None = None
         self.skipped_step = False
@@ -85,8 +89,16 @@ class Worker:
 
     @property
     def should_leave(self) -> bool:
-        """True after the step at which all ranks agreed to leave."""
-        return self.vote.leave
+        """True after the step at which all ranks agreed to leave, or to stop."""
+        return self.vote.leave or self.stopped is not None
+
+    def stop(self, reason: str) -> None:
+        """Have all ranks end training before the next step, and count as finished; for edited entry points."""
+        stopping.want(self.vote, StopTraining(reason))
+
+    def agree_to_stop(self) -> None:
+        """Know from here on whether any rank wants training to end, and why. Collective: every rank."""
+        self.stopped = stopping.agree(self)
 
     def event(self, event: str, *, level: str = "info", **fields: Any) -> None:
         """Log an event of `elasticflow.events`."""

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticflow.runtime import buffers
+from elasticflow import StopTraining
+from elasticflow.runtime import buffers, stopping
 from elasticflow.runtime.loss import NonFinite, parse_loss
+from elasticflow.runtime.vote import Vote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
     from elasticflow.runtime.data import Batch
     from elasticflow.runtime.member import Worker
 
-# The ballot: weighted loss, samples counted by the user's step, changed buffers, generators drawn from, and four
+# The ballot: weighted loss, samples counted by the user's step, changed buffers, generators drawn from, and the
 # wishes of `vote`.
-_LOSS, _SIZE = 0, 8
+_LOSS, _SIZE = 0, 4 + len(Vote().wishes())
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -62,7 +64,7 @@ class DataParallel:
         self._me = me
         me.autocast_dtype = AUTOCAST.get(precision)
         self._autocast = me.autocast_dtype
-        self._step = _StepModule(model, training_step, me.world_size, scaler, me.device).to(me.device)
+        self._step = _StepModule(me, model, training_step, scaler).to(me.device)
         self._ballot, self._tally = self._step.ballot, self._step.tally
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._nonfinite = NonFinite(me, on_nonfinite, self._parameters, scaler)
@@ -78,12 +80,14 @@ class DataParallel:
         # DDP orders its buckets anew after the first backward: without these two, a run that goes on from a
         # snapshot would sum in another order than one that was never interrupted (seen at 3 workers).
         for _ in range(2):
-            torch.autograd.backward(ddp(None, 0, 1, lambda: (0.0,) * 6))
+            torch.autograd.backward(ddp(None, 0, 1, lambda: (0.0,) * (_SIZE - 2)))
         for parameter in self._step.parameters():
             parameter.grad = None
 
     def gradients(self, batch: Batch) -> float:
         """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
+
+        Where `me.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.
 
         Raises:
             NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
@@ -96,7 +100,8 @@ class DataParallel:
         left = len(batch.model_keys)
         if left == 0:
             self._backward(None, 0, batch.samples, self._wishes)
-        for (data, count), key in zip(batch.micro_batches, batch.model_keys, strict=True):
+        pieces = stopping.micro_batches(batch, self._vote)
+        for (data, count), key in zip(pieces, batch.model_keys, strict=True):
             self._generators.seed_model(key)
             left -= 1
             if left and self._ddp is not None:
@@ -128,6 +133,9 @@ class DataParallel:
         loss, count, buffers_changed, drawn, *wishes = grad.tolist()  # waits for the device
         weight = me.world_size  # DDP averages over the ranks
         self._vote.settle(*wishes)
+        if self._vote.stop:
+            me.agree_to_stop()
+            return math.nan
         self._send_buffers = buffers_changed > 0
         if drawn > 0:
             self._generators.are_used = True
@@ -148,18 +156,17 @@ class _StepModule(nn.Module):
 
     def __init__(
         self,
+        me: Worker,
         model: nn.Module,
         step: Callable[[nn.Module, Any], Any],
-        world_size: int,
         scaler: GradScaler | None,
-        device: torch.device,
     ) -> None:
         super().__init__()
         self.model = model
         self.ballot = nn.Parameter(torch.zeros(_SIZE))
         self.tally = _Tally()
-        self._call, self._world_size, self._scaler = step, world_size, scaler
-        self._is_here = device.type == "cpu"
+        self._call, self._world_size, self._scaler, self._vote = step, me.world_size, scaler, me.vote
+        self._is_here = me.device.type == "cpu"
         self._values = torch.zeros(_SIZE)
         # Written without torch's bookkeeping: read in the same step only. What a float cannot hold becomes inf.
         memory: Any = self._values.numpy()
@@ -169,25 +176,29 @@ class _StepModule(nn.Module):
         self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
     ) -> tuple[Tensor, ...]:
         """Return what to differentiate: the loss and, with *wishes*, what casts the ballot."""
-        if data is None:
+        loss = None
+        if data is not None:
+            try:
+                loss = self._loss(data, count / total)
+            except StopTraining as stop:
+                stopping.want(self._vote, stop)
+        if loss is None:
             loss = _nothing(self.model)
-        else:
-            loss, samples = parse_loss(self._call(self.model, data))
-            if samples is None:
-                weight = count / total
-            else:
-                weight = 1.0
-                self.tally.count += samples
-            self.tally.loss += (loss.item() if self._is_here else loss.detach().float()) * weight
-            weight *= self._world_size
-            if weight != 1.0:
-                loss = loss * weight
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         if wishes is None:
             return (loss,)
         # The gradient of this dot product by the ballot is what this rank votes.
         return loss, torch.dot(self.ballot, self._votes(wishes()))
+
+    def _loss(self, data: Any, weight: float) -> Tensor:
+        loss, samples = parse_loss(self._call(self.model, data))
+        if samples is not None:
+            weight = 1.0
+            self.tally.count += samples
+        self.tally.loss += (loss.item() if self._is_here else loss.detach().float()) * weight
+        weight *= self._world_size
+        return loss if weight == 1.0 else loss * weight
 
     def _votes(self, wishes: tuple[float, ...]) -> Tensor:
         if self._is_here:

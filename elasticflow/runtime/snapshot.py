@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.errors import DatasetError, SnapshotError
-from elasticflow.runtime import node_writer, restore
+from elasticflow.runtime import node_writer, restore, stopping
 from elasticflow.runtime.alike import Alike
 from elasticflow.runtime.device_copy import copier_for
 from elasticflow.runtime.policy import Policy
@@ -97,6 +97,7 @@ class Snapshots:
             self._last = held.last or (self._schedule.start if held.parent is None else position)
         if self._tier is not None:
             self._tier.begin(position)
+        stopping.recall(me, self._catalog, position.step)
         return position
 
     def due(self, position: Position) -> bool:
@@ -206,7 +207,8 @@ class Snapshots:
 
     def _trigger(self, position: Position, *, final: bool) -> str:
         if final:
-            return "end" if self._schedule.is_end(position) else "drain"
+            is_end = self._me.stopped is not None or self._schedule.is_end(position)
+            return "end" if is_end else "drain"
         return self._due.trigger(self._last, position)
 
     def _finish(self) -> None:
@@ -217,6 +219,7 @@ class Snapshots:
         self._log_outcomes(reports)
         if failed:
             raise SnapshotError(f"the last snapshot could not be written: {failed[0]['reason']}")
+        stopping.record(self._me, self._catalog)
 
     def _tell_staged(self, **facts: Any) -> None:
         me, single = self._me, self._client.single

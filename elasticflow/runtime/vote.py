@@ -1,4 +1,4 @@
-"""What all ranks decide together at each step: to leave, and what is due by the clock (floor R)."""
+"""What all ranks decide together at each step: to leave, to stop, and what is due by the clock (floor R)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ if TYPE_CHECKING:
 
 
 class Vote:
-    """One rank's wishes and what all ranks settled on; `replicas` carries it once per step.
+    """One rank's wishes and what all ranks settled on; `replicas` and `exact` carry it once per step.
 
     Attributes:
         leave_wanted: Set by the signal handler, and by nothing else.
+        stop_wanted: Why the job's own code wants training to end, if it does; see `stopping`.
         snapshot_wanted: Rank 0's clock, asked once per step.
         evaluation_wanted: The same for evaluations.
         memory_wanted: The same for the memory tier.
         leave: All ranks leave after this step.
+        stop: All ranks end training before this step: it is not applied.
         snapshot: All ranks take a snapshot after this step, because of the time.
         evaluation: All ranks evaluate after this step, because of the time.
         memory: All ranks hold their state in memory after this step, because of the time.
@@ -24,19 +26,27 @@ class Vote:
 
     def __init__(self) -> None:
         self.leave_wanted = False
+        self.stop_wanted: str | None = None
         self.snapshot_wanted: Callable[[], bool] = bool
         self.evaluation_wanted: Callable[[], bool] = bool
         self.memory_wanted: Callable[[], bool] = bool
-        self.leave = self.snapshot = self.evaluation = self.memory = False
+        self.leave = self.stop = self.snapshot = self.evaluation = self.memory = False
 
-    def wishes(self) -> tuple[float, float, float, float]:
-        """Return what this rank wants now: to leave, a snapshot, an evaluation, a hold in memory; 1 or 0 each."""
-        return self.leave_wanted, self.snapshot_wanted(), self.evaluation_wanted(), self.memory_wanted()
+    def wishes(self) -> tuple[float, float, float, float, float]:
+        """Return what this rank wants now, 1 or 0 each: to leave, to stop, a snapshot, an evaluation, a hold in memory."""
+        return (
+            self.leave_wanted,
+            self.stop_wanted is not None,
+            self.snapshot_wanted(),
+            self.evaluation_wanted(),
+            self.memory_wanted(),
+        )
 
-    def settle(self, leave: float, snapshot: float, evaluation: float, memory: float) -> None:
+    def settle(self, leave: float, stop: float, snapshot: float, evaluation: float, memory: float) -> None:
         """Take over what any rank wished: what is more than 0."""
-        self.leave, self.snapshot, self.evaluation, self.memory = (
+        self.leave, self.stop, self.snapshot, self.evaluation, self.memory = (
             leave > 0,
+            stop > 0,
             snapshot > 0,
             evaluation > 0,
             memory > 0,

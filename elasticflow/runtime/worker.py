@@ -124,6 +124,14 @@ def leave(me: Worker, position: Position, schedule: Schedule) -> NoReturn:
     """
     me.phase("leaving")
     finished = schedule.is_end(position)
+    if finished:
+        me.stopped = None
+    elif me.stopped is None:  # the last step's schedule may have raised StopTraining, after its vote
+        me.agree_to_stop()
+    if me.stopped is not None:
+        finished = True
+        if me.rank == 0:
+            me.event(events.TRAINING_STOPPED, **me.stopped._asdict())
     for action in me.at_leave:
         action()
     if finished and me.rank == 0:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _GENERATION = re.compile(r"(?P<number>\d{4,})\.json")
 _NAMED_FILE = re.compile(rf"(?P<name>{run_folder.SNAPSHOT_NAME.pattern})\.json")
-_JOB, _PINS = "JOB.json", "pins"
+_JOB, _STOP, _PINS = "JOB.json", "STOPPED.json", "pins"
 
 
 class Catalog:
@@ -184,6 +184,14 @@ class Catalog:
     def read_job_record(self) -> dict[str, Any] | None:
         """Return JOB.json's content, or None if there is none."""
         return self._read(_JOB) or None
+
+    def write_stop(self, record: Mapping[str, Any]) -> None:
+        """Write STOPPED.json: the job's own code ended training at a step before its length."""
+        self.storage.replace_text(f"{self.prefix}{_STOP}", json.dumps(record).encode())
+
+    def read_stop(self) -> dict[str, Any] | None:
+        """Return STOPPED.json's content, or None if there is none."""
+        return self._read(_STOP) or None
 
     def _verdict(self, name: str) -> str:
         return f"{self.prefix}verdicts/{name}.json"

@@ -108,6 +108,14 @@ def test_status_of_a_failed_run_has_the_root_cause(ran: Callable[..., Ran], proj
     )
 
 
+def test_status_of_a_run_that_its_own_code_stopped(ran: Callable[..., Ran], project: Path) -> None:
+    """It is finished, short of its length; who stopped it stands right under its steps."""
+    change(project, status="finished", verdict={"stopped": "rank 1: good enough"})
+    lines = ran("status")[1].splitlines()
+    assert lines[0].endswith("finished")
+    assert lines[1:3] == ["  step        47 of 60 (78 %)", "  stopped by  rank 1: good enough"]
+
+
 def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
     """The keys are frozen: scripts read them."""
     code, out, _ = ran("status", "--format", "json")

@@ -71,6 +71,20 @@ def test_training_that_ends_while_draining_is_finished(trial: Trial) -> None:
     assert ("finished", errors.FINISHED) == trial.verdict()
 
 
+def test_training_stopped_by_the_jobs_own_code_is_finished(trial: Trial) -> None:
+    """StopTraining is no failure and no drain; the last event says who wanted it and why."""
+    trial.begin()
+    trial.step(12, finished=True)
+    assert trial.course.generation is not None
+    trial.course.generation.stopped = "rank 1: good enough"
+    trial.leave()
+
+    assert ("finished", errors.FINISHED) == trial.verdict()
+    assert trial.course.verdict is not None
+    assert "rank 1: good enough" == trial.course.verdict.fields["stopped"]
+    assert "training was stopped by rank 1: good enough" == trial.records[-1]["reason"]
+
+
 @pytest.mark.parametrize("ready", [False, True])
 def test_drain_while_no_generation_runs_ends_at_once(trial: Trial, *, ready: bool) -> None:
     """Before the node is ready, and between two generations: nobody has to be asked."""

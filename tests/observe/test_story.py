@@ -90,6 +90,12 @@ def test_a_user_error_shows_its_traceback_once() -> None:
     assert verdict.text == "the same error came again without progress"
 
 
+def test_early_stop_names_rank_and_reason() -> None:
+    """Whoever looks at the console sees why training ended before its length."""
+    (line,) = told([event(2, "training.stopped", step=9, reason="good enough", by_rank=1)])
+    assert (line.label, line.text) == ("stopped", "after step 9 by rank 1: good enough")
+
+
 def test_a_verdict_without_a_worker_says_its_error() -> None:
     """An error that no earlier line told is told in full."""
     (line,) = told([event(2, "run.failed", error="the agent ended with code 1", why=None)])

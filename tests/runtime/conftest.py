@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 
 from elasticflow.run_folder import RunFolder
-from elasticflow.runtime import restore
+from elasticflow.runtime import restore, stopping
 from elasticflow.runtime.streams import Generators
 from elasticflow.runtime.vote import Vote
 from elasticflow.snapshots import loading
@@ -26,6 +26,8 @@ from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from elasticflow.runtime.member import Worker
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "train_small.py"
@@ -141,13 +143,18 @@ def me() -> Any:
     def event(event: str, **fields: Any) -> None:
         events.append({"event": event, **fields})
 
+    def agree_to_stop() -> None:
+        stand_in.stopped = stopping.agree(cast("Worker", stand_in))
+
     nothing = SimpleNamespace(beat=lambda: None, go_on=lambda: None, flush=lambda: None)
     generators = Generators(11, torch.device("cpu"))
     generators.rest()
-    return SimpleNamespace(
-        rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=Vote(),
+    vote = Vote()
+    stand_in = SimpleNamespace(
+        rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=vote,
         autocast_dtype=None, skipped_step=False, fingerprints={}, started_at=None, best=None, events=events,
         event=event, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
-        generators=generators,
+        generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,
     )  # fmt: skip
+    return stand_in

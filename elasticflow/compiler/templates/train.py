@@ -203,6 +203,8 @@ def main() -> None:
     for batch in loader.batches(position):
         optimizer.zero_grad()
         loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        if me.stopped:  # StopTraining, on some rank: this step changes nothing
+            break
         # if: fp16
         scaler.unscale_(optimizer)
         # end
@@ -217,7 +219,8 @@ def main() -> None:
         scaler.update()
         # end
         # if: scheduler_step
-        scheduler.step()
+        with me.stoppable:
+            scheduler.step()
         # end
         # if: ema
         average.update_parameters(model)
@@ -225,7 +228,8 @@ def main() -> None:
         position = batch.end  # finished step, samples consumed
         # if: scheduler_epoch
         if position.is_epoch_end:
-            scheduler.step()
+            with me.stoppable:
+                scheduler.step()
         # end
         me.progress.step(position, loss, optimizer)
         # if: evaluation

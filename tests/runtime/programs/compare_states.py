@@ -17,6 +17,7 @@ from elasticflow.errors import StateError
 from elasticflow.runtime import group
 from elasticflow.runtime.alike import Alike
 from elasticflow.runtime.state import State
+from elasticflow.runtime.vote import Vote
 
 RANK, WORLD_SIZE = int(sys.argv[1]), int(sys.argv[2])
 
@@ -44,7 +45,7 @@ def outcome(change: str) -> str:
     schedule = StepLR(optimizer, 3)
     state = State(model=model, optimizer=optimizer, scheduler=schedule, include={"queue": queue})
     worker: Any = SimpleNamespace(
-        world_size=WORLD_SIZE, gather_text=lambda text: group.gather_text(text, WORLD_SIZE)
+        world_size=WORLD_SIZE, gather_text=lambda text: group.gather_text(text, WORLD_SIZE), vote=Vote()
     )
     alike = Alike(worker)
     if RANK == 1:

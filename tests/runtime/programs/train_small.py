@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
+from elasticflow import StopTraining
 from elasticflow.runtime import data, evaluate, exact, order, replicas, snapshot, worker
 from elasticflow.runtime.state import State
 
@@ -46,6 +47,12 @@ parser.add_argument(
 )
 parser.add_argument("--shards", type=int, help="a fixed order of sums over so many virtual shards")
 parser.add_argument("--data-seed", type=int, default=0)
+parser.add_argument(
+    "--stop-at", type=int, help="rank 1 raises StopTraining in this step, or whoever reads this sample"
+)
+parser.add_argument(
+    "--stop-in", default="step", help="step, data, sample, backward, schedule, metric or loop"
+)
 args = parser.parse_args()
 
 
@@ -62,6 +69,10 @@ class Images:
         return len(self.inputs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if self.is_noisy:
+            maybe_stop("data")
+            if (index, args.stop_in) == (args.stop_at, "sample"):  # also in a loader process
+                raise StopTraining("good enough")
         noise = 0.1 * torch.randn(1, 8, 8) if self.is_noisy else 0.0
         return self.inputs[index] + noise, self.targets[index]
 
@@ -124,6 +135,19 @@ def build_optimizer(model: nn.Module) -> Optimizer:
 step_now = 0
 
 
+def maybe_stop(place: str) -> None:
+    """Raise StopTraining on rank 1, if it is to come from here."""
+    if (step_now, place) == (args.stop_at, args.stop_in) and os.environ.get("RANK", "0") == "1":
+        raise StopTraining("good enough")
+
+
+def last_rate(step: int) -> float:
+    """Return a learning rate that is halved at each step."""
+    if step:  # building the schedule asks for the first one
+        maybe_stop("schedule")
+    return 0.5**step
+
+
 def training_step(model: nn.Module, batch: Any) -> Any:
     """Return the loss of one micro-batch; every rank."""
     rank = int(os.environ.get("RANK", "0"))
@@ -136,7 +160,11 @@ def training_step(model: nn.Module, batch: Any) -> Any:
     if args.counting:
         return model(batch).mean()
     inputs, targets = batch
-    loss = cross_entropy(model(inputs), targets, reduction="sum" if args.sums else "mean")
+    outputs = model(inputs)
+    maybe_stop("step")  # after the forward: buffers have changed, numbers were drawn
+    if outputs.requires_grad:
+        outputs.register_hook(lambda _: maybe_stop("backward"))
+    loss = cross_entropy(outputs, targets, reduction="sum" if args.sums else "mean")
     if step_now >= args.draws_from:
         loss = loss * (0.5 + random.random() + np.random.rand())  # noqa: NPY002  # what datasets draw from
     if step_now == args.nan_at:
@@ -146,6 +174,7 @@ def training_step(model: nn.Module, batch: Any) -> Any:
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the share of right answers."""
+    maybe_stop("metric")
     return (outputs.argmax(1) == targets).float().mean()
 
 
@@ -169,10 +198,15 @@ def main() -> None:
         if args.shards
         else replicas.DataParallel(me, model, training_step, ddp=ddp, **options)
     )
+    scheduler: LRScheduler | None
     if args.counting:
         scheduler = evaluation = None
     else:
-        scheduler = OneCycleLR(optimizer, max_lr=1e-2, total_steps=schedule.steps + 1)
+        scheduler = (
+            LambdaLR(optimizer, last_rate)
+            if args.stop_at
+            else OneCycleLR(optimizer, max_lr=1e-2, total_steps=schedule.steps + 1)
+        )
         test_set = data.open_dataset(me, lambda: Images(30), "evaluation")
         evaluation = evaluate.Evaluation(
             me, model, training_step, test_set, schedule, every=("1 epoch",), metrics={"accuracy": accuracy},
@@ -189,11 +223,16 @@ def main() -> None:
         step_now = batch.end.step
         optimizer.zero_grad()
         loss = group.gradients(batch)
+        if me.stopped:
+            break
         optimizer.step()
         if scheduler is not None:
-            scheduler.step()
+            with me.stoppable:
+                scheduler.step()
         position = batch.end
         me.progress.step(position, loss, optimizer)
+        if (step_now, me.rank, args.stop_in) == (args.stop_at, 1, "loop"):
+            me.stop("good enough")
         if evaluation is not None and evaluation.due(position):
             evaluation.run(position)
         if snapshots.due(position):

@@ -1,6 +1,6 @@
 """Train the job `elastic`.
 
-Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest 433e0e1f519280c7).
+Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest f0f2ee4e889a2b2d).
 Make it again:          elasticflow compile tests/compiler/golden/elastic/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "elastic"
-JOB_DIGEST = "433e0e1f519280c7"
+JOB_DIGEST = "f0f2ee4e889a2b2d"
 SEED = 0
 EPOCHS = 3  # passes over the dataset
 GLOBAL_BATCH_SIZE = 250  # samples per step, the same at any world size
@@ -143,6 +143,8 @@ def main() -> None:
     for batch in loader.batches(position):
         optimizer.zero_grad()
         loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        if me.stopped:  # StopTraining, on some rank: this step changes nothing
+            break
         optimizer.step()
         average.update_parameters(model)
         position = batch.end  # finished step, samples consumed

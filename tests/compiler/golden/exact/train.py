@@ -1,6 +1,6 @@
 """Train the job `exact`.
 
-Made by elasticflow from tests/compiler/golden/exact/job.toml (job digest 6ffc4d19be3a8dd2).
+Made by elasticflow from tests/compiler/golden/exact/job.toml (job digest ab260fa57cb86c2b).
 Make it again:          elasticflow compile tests/compiler/golden/exact/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "exact"
-JOB_DIGEST = "6ffc4d19be3a8dd2"
+JOB_DIGEST = "ab260fa57cb86c2b"
 SEED = 3
 EPOCHS = 5  # passes over the dataset
 GLOBAL_BATCH_SIZE = 128  # samples per step, the same at any world size
@@ -101,6 +101,8 @@ def main() -> None:
     for batch in loader.batches(position):
         optimizer.zero_grad()
         loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        if me.stopped:  # StopTraining, on some rank: this step changes nothing
+            break
         optimizer.step()
         position = batch.end  # finished step, samples consumed
         me.progress.step(position, loss, optimizer)

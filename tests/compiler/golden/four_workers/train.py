@@ -1,6 +1,6 @@
 """Train the job `four-workers`.
 
-Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest c137eaa22ab87a87).
+Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 0c380bc9c3924f0c).
 Make it again:          elasticflow compile tests/compiler/golden/four_workers/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "four-workers"
-JOB_DIGEST = "c137eaa22ab87a87"
+JOB_DIGEST = "0c380bc9c3924f0c"
 SEED = 7
 EPOCHS = 10  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
@@ -143,11 +143,14 @@ def main() -> None:
     for batch in loader.batches(position):
         optimizer.zero_grad()
         loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        if me.stopped:  # StopTraining, on some rank: this step changes nothing
+            break
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)
         optimizer.step()
         position = batch.end  # finished step, samples consumed
         if position.is_epoch_end:
-            scheduler.step()
+            with me.stoppable:
+                scheduler.step()
         me.progress.step(position, loss, optimizer)
         if evaluation.due(position):
             evaluation.run(position)

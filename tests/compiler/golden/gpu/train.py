@@ -1,6 +1,6 @@
 """Train the job `gpu`.
 
-Made by elasticflow from tests/compiler/golden/gpu/job.toml (job digest 1a57bce75ae90520).
+Made by elasticflow from tests/compiler/golden/gpu/job.toml (job digest e9e734a802db3f65).
 Make it again:          elasticflow compile tests/compiler/golden/gpu/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "gpu"
-JOB_DIGEST = "1a57bce75ae90520"
+JOB_DIGEST = "e9e734a802db3f65"
 SEED = 20261120
 STEPS = 2000  # optimizer steps
 GLOBAL_BATCH_SIZE = 4096  # samples per step, the same at any world size
@@ -123,10 +123,13 @@ def main() -> None:
     for batch in loader.batches(position):
         optimizer.zero_grad()
         loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        if me.stopped:  # StopTraining, on some rank: this step changes nothing
+            break
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
-        scheduler.step()
+        with me.stoppable:
+            scheduler.step()
         position = batch.end  # finished step, samples consumed
         me.progress.step(position, loss, optimizer)
         if snapshots.due(position):

@@ -1,6 +1,6 @@
 """Train the job `one-worker`.
 
-Made by elasticflow from tests/compiler/golden/one_worker/job.toml (job digest 88a2dcddb4ac2ead).
+Made by elasticflow from tests/compiler/golden/one_worker/job.toml (job digest a0381c99a53e4844).
 Make it again:          elasticflow compile tests/compiler/golden/one_worker/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "one-worker"
-JOB_DIGEST = "88a2dcddb4ac2ead"
+JOB_DIGEST = "a0381c99a53e4844"
 SEED = 0
 STEPS = 200  # optimizer steps
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
@@ -94,6 +94,8 @@ def main() -> None:
     for batch in loader.batches(position):
         optimizer.zero_grad()
         loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        if me.stopped:  # StopTraining, on some rank: this step changes nothing
+            break
         optimizer.step()
         position = batch.end  # finished step, samples consumed
         me.progress.step(position, loss, optimizer)

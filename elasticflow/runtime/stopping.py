@@ -1,0 +1,86 @@
+"""StopTraining: what the job's own code raises on one rank ends training on all of them (floor R).
+
+A rank that raised it goes on taking part, with noughts, until all have agreed: in the vote of the step in which it was
+raised or of the next one, or at the end of the evaluation. The step whose vote says so is not applied.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticflow import StopTraining
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from elasticflow.runtime.data import Batch
+    from elasticflow.runtime.member import Worker
+    from elasticflow.runtime.vote import Vote
+    from elasticflow.snapshots.catalog import Catalog
+
+
+class Stopped(NamedTuple):
+    """Why training ended before its length, and the first rank whose code wanted that."""
+
+    reason: str
+    by_rank: int
+
+
+class Stoppable:
+    """`with` this, StopTraining cuts the block short and becomes this rank's wish."""
+
+    def __init__(self, vote: Vote) -> None:
+        self._vote = vote
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, StopTraining):
+            return False
+        want(self._vote, error)
+        return True
+
+
+def want(vote: Vote, stop: StopTraining) -> None:
+    """Remember the first reason that this rank was given."""
+    if vote.stop_wanted is None:
+        # Raised in a loader process, it comes with the traceback there as its text.
+        vote.stop_wanted = str(stop).rpartition("StopTraining: ")[2].strip() or "no reason given"
+
+
+def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:
+    """Yield the micro-batches of this rank; (None, 0) for each from where its code wants training to end."""
+    for _ in batch.model_keys:
+        piece: tuple[Any, int] = None, 0
+        if vote.stop_wanted is None:
+            try:
+                piece = next(batch.micro_batches)
+            except StopTraining as stop:
+                want(vote, stop)
+        yield piece
+
+
+def agree(me: Worker) -> Stopped | None:
+    """Return why training ends if any rank wants it to. Collective: every rank."""
+    wish = me.vote.stop_wanted
+    for rank, text in enumerate(me.gather_text("" if wish is None else f"!{wish}")):
+        if text:
+            return Stopped(text[1:], rank)
+    return None
+
+
+def record(me: Worker, catalog: Catalog) -> None:
+    """Leave word beside the snapshots that the run has ended, for launches on other machines; rank 0."""
+    if me.rank == 0 and me.stopped is not None:
+        catalog.write_stop({"step": me.progress.number, **me.stopped._asdict()})
+
+
+def recall(me: Worker, catalog: Catalog, step: int) -> None:
+    """Have a run that stopped after *step* stop again before the next one; rank 0."""
+    found = catalog.read_stop() if me.rank == 0 else None
+    if found is not None and found["step"] == step:  # else its last snapshot is damaged: it goes on before it
+        me.vote.stop_wanted = found["reason"]
