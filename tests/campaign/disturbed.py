@@ -45,11 +45,13 @@ class Outcome:
 
 
 class Series:
-    """One run that is disturbed again and again, and must end as if nobody had."""
+    """One run of *job* that is disturbed again and again, and must end as if nobody had."""
 
-    def __init__(self, project: Project, run_id: str, *sets: str, **environment: str) -> None:
-        self._project, self._id, self._environment = project, run_id, environment
-        self.running: Running = project.run("jobs/mnist.toml", run_id, *sets, **environment)
+    def __init__(
+        self, project: Project, run_id: str, *sets: str, job: str = "mnist", **environment: str
+    ) -> None:
+        self._project, self._id, self._job, self._environment = project, run_id, job, environment
+        self.running: Running = project.run(f"jobs/{job}.toml", run_id, *sets, job=job, **environment)
         self.catalog = Catalog(Storage(str(self.running.run.path)))
         self.happened: list[dict[str, Any]] = []
         self._read = 0
@@ -92,7 +94,7 @@ class Series:
         return None
 
     def kill(self, victim: str) -> None:
-        """Kill -9; `everything` is followed by the command that goes on."""
+        """Kill -9; after `everything` it is for the caller to `resume`."""
         if victim != "everything":
             process: psutil.Process = self.wait(victim, lambda: self.process(victim))
             process.kill()
@@ -102,7 +104,12 @@ class Series:
                 process.kill()
         self.running.process.wait()
         assert [] == wait_gone(self._id)
-        self.running = self._project.start("resume", self._id, run_id=self._id, **self._environment)
+
+    def resume(self, *options: str) -> None:
+        """Go on with the run in a new launch."""
+        self.running = self._project.start(
+            "resume", self._id, *options, run_id=self._id, job=self._job, **self._environment
+        )
 
     def trains(self, after: int) -> int:
         """Return the number of a generation after *after* that has finished a step."""
@@ -140,6 +147,10 @@ class Series:
                 beats = range(0, len(slots), environment.HEARTBEAT_SLOT)
                 return max(int(environment.HEARTBEAT.unpack_from(slots, at)[1]) for at in beats)
         return 0
+
+    def reach(self, step: int) -> None:
+        """Return once that step is finished."""
+        self.wait(f"step {step}", lambda: self.step() >= step)
 
     def finish(self, expected: dict[str, Any] | None, outcome: Outcome) -> dict[str, Any]:
         """Return losses and tensors of the run once it has ended; note in *outcome* what is not as in *expected*."""

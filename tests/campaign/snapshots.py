@@ -67,6 +67,8 @@ def disturb(
         )
         newest = series.catalog.newest()
         series.kill(victim)
+        if victim == "everything":
+            series.resume()
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
         outcome.lost = max(0, step - series.restored(generation, outcome, newest.step if newest else 0))
