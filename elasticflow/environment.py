@@ -15,6 +15,7 @@ NODE = "ELASTICFLOW_NODE"  # id of the node inside the launch
 WRITER = "ELASTICFLOW_WRITER"  # address of the node's snapshot writer
 FAILED_AT = "ELASTICFLOW_FAILED_AT"  # unix time of the failure this generation answers, if any
 HEARTBEAT_FD = "ELASTICFLOW_HEARTBEAT_FD"  # shared memory of the node's heartbeats: one slot per local rank
+WITNESS = "ELASTICFLOW_WITNESS"  # folder in which rank 0 records what every step made of the state
 
 HEARTBEAT = struct.Struct("<qqd16s")  # beats, finished steps, unix time, phase
 HEARTBEAT_SLOT = 64  # bytes per local rank: a cache line, so that ranks do not disturb each other

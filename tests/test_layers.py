@@ -25,6 +25,7 @@ FLOORS = {
             "environment",
             "secrecy",
             "faults",
+            "trajectory",
         ),
         0,
     ),

@@ -33,7 +33,8 @@ class LazyGroup(click.Group):
         """Return the command, importing its module now."""
         if cmd_name not in self._table:
             return None
-        command: click.Command = importlib.import_module(f"{self._rooms}{cmd_name}").command
+        module = importlib.import_module(f"{self._rooms}{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
         return command
 
     def resolve_command(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.identity import Identity
     from elasticflow.runtime.order import Position, Schedule
+    from elasticflow.runtime.witness import Witness
 
 
 class Worker:
@@ -43,6 +44,7 @@ class Worker:
         restored_from: Name of the snapshot this generation goes on from.
         is_from_memory: It was held in memory, and need not be on the store.
         started_at: Position at which this generation began to train.
+        witness: Records what every step made of the state, where somebody asked for it.
         best: Best value of the metric that `evaluation.best` names, so far.
         stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
         stopped: Why all ranks end training before its length, once they agreed to.
@@ -83,6 +85,7 @@ class Worker:
         self.restored_from: str | None = None
         self.is_from_memory = False
         self.started_at: Position | None = None
+        self.witness: Witness | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level)
         self.log = logs.get_logger("elasticflow")  # bound to the log opened before

@@ -62,6 +62,9 @@ class Progress:
         outputs: File descriptors that step lines go to; none on ranks other than 0.
         bound: Fields of every line (`job`, `run_id`, ...).
         on_first_step: Called once, with the first step finished here.
+
+    Attributes:
+        after_step: Called with each finished step and its loss, once all else is done; None: nobody asks.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Progress:
         # Serialised once: structlog takes 50 us a line.
         self._bound = json.dumps({"level": "info", "event": events.STEP, **bound})[1:-1]
         self._on_first_step: Callable[[int], None] | None = on_first_step
+        self.after_step: Callable[[Position, float], None] | None = None
         self.number = 0
         self._log_every = 1
         self._since, self._steps = time.perf_counter(), 0
@@ -109,6 +113,8 @@ class Progress:
         if self._on_first_step is not None:
             self._on_first_step(number)
             self._on_first_step = None
+        if self.after_step is not None:
+            self.after_step(position, loss)
 
     def flush(self) -> None:
         """Write the lines that wait."""

@@ -97,6 +97,8 @@ class Snapshots:
             self._last = held.last or (self._schedule.start if held.parent is None else position)
         if self._tier is not None:
             self._tier.begin(position)
+        if me.witness is not None:
+            me.witness.begin(self._state, position)
         stopping.recall(me, self._catalog, position.step)
         return position
 

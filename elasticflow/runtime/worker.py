@@ -16,6 +16,7 @@ from elasticflow import environment, errors, events, faults, logs
 from elasticflow.runtime import failure, group
 from elasticflow.runtime.identity import Identity
 from elasticflow.runtime.member import Worker
+from elasticflow.runtime.witness import Witness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +79,7 @@ def join(
         log_level=log_level,
     )
     me.store = store
+    me.witness = Witness.asked(os.environ, me)
     _current = me
     _listen(me)
     if store is not None:

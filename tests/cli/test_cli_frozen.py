@@ -17,6 +17,7 @@ PROMISED = {
     "status": {"[RUN]", "--format"},
     "logs": {"[RUN]", "--rank", "--generation", "--follow", "--level", "--format"},
     "snapshots": set(),
+    "verify-elastic": {"JOB", "--worlds", "--steps", "--set", "--tolerance", "--keep", "--format"},
     "schema": {"--output"},
     "explain": {"[CODE]"},
     "completion": {"{bash|zsh|fish}"},

@@ -1,0 +1,196 @@
+"""What `verify-elastic` shows: a line that moves while a trial runs, a row for each that is over (floor 5)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Self
+
+import click
+
+from elasticflow.cli.terminal import paint
+from elasticflow.observe.formats import number, plural, span
+from elasticflow.observe.lines import user_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from elasticflow.errors import TrialFailedError
+    from elasticflow.launcher.prove import Comparison, Difference
+    from elasticflow.launcher.trials import Trial
+    from elasticflow.launcher.verification import Outcome
+    from elasticflow.spec.job import Job
+
+_EVERY_S = 0.1
+_WIDTHS = (9, 46, 14, 8)
+_HEADER = ("WORKERS", "WHAT WAS DONE", "STEPS", "TIME", "RESULT")
+
+
+class View:
+    """Shows a verification on standard output, its progress on standard error if that is a terminal.
+
+    Args:
+        job: The job.
+        worlds: World sizes.
+        steps: Steps of each trial.
+        tolerance: Of `prove.curves`.
+        quiet: Show the progress only.
+    """
+
+    def __init__(self, job: Job, worlds: Sequence[int], steps: int, tolerance: float, *, quiet: bool) -> None:
+        self.job, self.tolerance = job, tolerance
+        self.is_exact = job.train.consistency == "exact"
+        self._worlds, self._steps, self._quiet = worlds, steps, quiet
+        self._begun = 0
+        self._next = 0.0
+
+    def __enter__(self) -> Self:
+        if not self._quiet:
+            what = "the same bits" if self.is_exact else f"the same curve within {_percent(self.tolerance)}"
+            name = paint(self.job.job.name, bold=True)
+            sizes = ", ".join(map(str, self._worlds))
+            click.echo(f"{name}: {plural(self._steps, 'step')} at world size {sizes}; {what}\n")
+            click.echo(paint(_cells(_HEADER), dim=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clear()
+
+    def explain(self, error: TrialFailedError, kept: Path | None) -> tuple[str, str]:
+        """Return what went wrong in the job's own words, and where more of it is."""
+        frames = user_frames(error.traceback) if error.traceback else ()
+        more = f"its logs are in {kept}" if kept else "--keep DIR keeps its logs"
+        return "\n  ".join([error.message, *frames]), more
+
+    def begin(self, trial: Trial) -> Callable[[int], None]:
+        """Return what shows the steps of *trial* so far."""
+        self._begun += 1
+        label = f"trial {self._begun} of {len(self._worlds) + 1}  {_workers(trial)} workers"
+
+        def tell(step: int) -> None:
+            now = time.monotonic()
+            if now >= self._next and sys.stderr.isatty():
+                self._next = now + _EVERY_S
+                sys.stderr.write(f"\r{label}  {_progress(step, trial)}\x1b[K")
+                sys.stderr.flush()
+
+        return tell
+
+    def show(self, outcome: Outcome) -> None:
+        """Show the row of a trial that is over, and where it first differs."""
+        self._clear()
+        if self._quiet:
+            return
+        found = outcome.comparison
+        cells = _cells(
+            (_workers(outcome.trial), _done_to(outcome.trial), _steps(outcome), span(outcome.seconds))
+        )
+        click.echo(f"{cells}{self._result(found)}")
+        if found is not None and found.difference is not None:
+            click.echo(f"{' ' * (_WIDTHS[0] + 2)}{where(found.difference)}")
+
+    def conclude(self, outcomes: Sequence[Outcome]) -> None:
+        """Show the answer."""
+        compared = [each.comparison for each in outcomes if each.comparison is not None]
+        wrong = [each.difference for each in compared if each.difference is not None]
+        click.echo()
+        if not wrong:
+            click.echo(f"{paint('same', 'green', bold=True)}: {self._agreed(compared)}")
+            return
+        first = min(wrong, key=lambda each: each.step)
+        count = plural(len(wrong), "trial")
+        click.echo(
+            f"{paint('different', 'red', bold=True)}: {count} of {len(compared)}, first at {_place(first)}"
+        )
+        click.echo(f"help: {_help(first, is_exact=self.is_exact)}", err=True)
+
+    def _agreed(self, compared: Sequence[Comparison]) -> str:
+        steps, values = compared[0].steps, compared[0].values
+        if self.is_exact:
+            return f"{plural(values, 'tensor')} and numbers of model and optimizer, bit for bit after each of {plural(steps, 'step')}"
+        farthest = max(each.distance or 0.0 for each in compared)
+        return f"the loss is at most {_percent(farthest)} from the reference's at each of {plural(steps, 'step')}"
+
+    def _result(self, found: Comparison | None) -> str:
+        if found is None:
+            return "reference"
+        distance = "" if found.distance is None else f", at most {_percent(found.distance)} off"
+        if found.difference is None:
+            return paint("same bits" if self.is_exact else f"same curve{distance}", "green")
+        return paint("differs" if self.is_exact else "another curve", "red")
+
+    def _clear(self) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return "".join(f"{text:<{width + 2}}" for text, width in zip(cells, (*_WIDTHS, 0), strict=False))
+
+
+def _workers(trial: Trial) -> str:
+    return " -> ".join(map(str, trial.worlds))
+
+
+def _progress(step: int, trial: Trial) -> str:
+    return "starting" if step == 0 else f"step {step} of {trial.steps}"
+
+
+def _done_to(trial: Trial) -> str:
+    if trial.killed_after is None:
+        return "nothing"
+    return f"kill -9 after step {trial.killed_after}, resized after step {trial.drained_after}"
+
+
+def _steps(outcome: Outcome) -> str:
+    found = outcome.comparison
+    return (
+        f"{outcome.steps}, {found.redone} again" if found is not None and found.redone else str(outcome.steps)
+    )
+
+
+def _place(difference: Difference) -> str:
+    return f"step {difference.step}, {difference.name}"
+
+
+def where(difference: Difference) -> str:
+    """Return `step 7: model/head.weight is 5b1c, was 3f2a in the reference; 31 more differ there`."""
+    step, name = difference.step, difference.name
+    if name == "step":
+        return (
+            f"step {step}: {'never done' if difference.found is None else 'done, but not by the reference'}"
+        )
+    when = f"step {step}"
+    if difference.is_start:
+        when = (
+            "before the first step"
+            if step == 0
+            else f"where generation {difference.generation} went on, at step {step}"
+        )
+    elif difference.is_redone:
+        when = f"step {step}, done again"
+    have, want = (
+        value if value is not None else "missing" for value in (difference.found, difference.expected)
+    )
+    others = f"; {difference.others} more differ there" if difference.others else ""
+    return f"{when}: {name} is {have}, was {want} in the reference{others}"
+
+
+def _help(difference: Difference, *, is_exact: bool) -> str:
+    if not is_exact:
+        return "a model with little dropout and large batches stays closer; is anything weighted by the rank or the world size?"
+    if difference.generation > 1:
+        return (
+            "something that training depends on was lost with the worker: a snapshot holds model, optimizer and "
+            "what snapshots.include names"
+        )
+    return "something depends on the rank, the world size or the process: its own random numbers, time, environment, files"
+
+
+def _percent(share: float) -> str:
+    return f"{number(100 * share)} %" if 0 < share < 0.01 else f"{100 * share:.3g} %"
