@@ -1,0 +1,44 @@
+"""One trajectory whatever happens: the bits of `exact`, and every sample once; the campaign beside has the long form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.campaign.disturbed import Outcome, Series
+from tests.end_to_end.trajectory_jobs import Act, count, disturb, write_jobs
+
+if TYPE_CHECKING:
+    from tests.end_to_end.harness import Project
+
+
+def test_killed_drained_and_resized_has_the_bits_of_one_undisturbed_worker(project: Project) -> None:
+    """A transformer in bf16: three workers with loader processes, one killed; drained; two to the end."""
+    write_jobs(project)
+    loaders, outcome = "dataset.num_workers=2", Outcome("", "")
+    alone = Series(project, "alone", "nodes.nproc_per_node=1", job="transformer")
+    expected = alone.finish(None, outcome)
+    series = Series(project, "disturbed", "nodes.nproc_per_node=3", loaders, job="transformer")
+    disturb(series, [Act(7, "worker 2"), Act(14, "drain", ("nodes.nproc_per_node=2", loaders))], outcome)
+    series.finish(expected, outcome)
+    assert [] == outcome.problems
+
+
+def test_every_sample_once_whatever_a_launch_changes(project: Project) -> None:
+    """Two workers, all killed; one with another batch size, drained; three with loader processes, one killed.
+
+    The parameter that counts, the schedule and the ledger agree at every snapshot.
+    """
+    write_jobs(project)
+    acts = [
+        Act(8, "everything", ("nodes.nproc_per_node=1", "dataset.global_batch_size=10")),
+        Act(14, "drain", ("nodes.nproc_per_node=3", "dataset.global_batch_size=21", "dataset.num_workers=2")),
+        Act(17, "worker 2"),
+    ]
+    series, outcome = (
+        Series(project, "counted", "dataset.micro_batch_size=3", job="counting"),
+        Outcome("", ""),
+    )
+    disturb(series, acts, outcome)
+    series.finish(None, outcome)
+    assert 600 == count(series, "spill", [16, 10, 21], outcome)
+    assert [] == outcome.problems
