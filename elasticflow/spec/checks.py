@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.spec import codes, exact
+from elasticflow.spec import codes, data_shards, exact
 from elasticflow.spec.expectations import dotted, show
 from elasticflow.spec.values import secrets, values
 from elasticflow.spec.worlds import largest_world_size
@@ -29,6 +29,7 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *_batch(source, tables),
         *_best(source, tables),
         *exact.check(source, tables),
+        *data_shards.check(source, tables),
         *_not_built(source, tables),
         *_schedule(source, tables),
         *_optimizer(source, tables),

@@ -169,9 +169,11 @@ class _Check:
         if self.use.args is not None:
             table, name = self.use.args
             arguments = inside(inside(self.source.raw, str(table)), str(name))
+        twice = [Misfit("twice", name) for name in self.use.named if name in arguments]
+        arguments = {**arguments, **dict.fromkeys(self.use.named, 0)}
         return [
             self._misfit(each, found, arguments)
-            for each in misfits(signature, len(self.use.given), arguments)
+            for each in [*twice, *misfits(signature, len(self.use.given), arguments)]
             if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
             if each.kind != "unknown" or each.name.isidentifier()  # else said already
         ]
@@ -179,6 +181,10 @@ class _Check:
     def _misfit(self, misfit: Misfit, found: Definition, arguments: dict[str, Any]) -> Diagnostic:
         here = f"defined at {found.place}"
         at_key = (*(self.use.args or ()), misfit.name)
+        if misfit.name in self.use.named and misfit.kind != "twice":
+            message = f'{self.use.text} takes no whole number as "{misfit.name}"'
+            remedy = "with dataset.shards it is called for each data shard, with shard (its number, from 0) and shards (how many)"
+            return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
         match misfit.kind:
             case "unknown":
                 message = f'{self.use.text} takes no argument "{misfit.name}"'
@@ -202,7 +208,7 @@ class _Check:
                 return self._problem(codes.BAD_ARGUMENT, message, here)
 
     def _length(self, found: Definition) -> list[Diagnostic]:
-        if self.use.path not in {("dataset", "entry"), ("evaluation", "entry")}:
+        if self.use.path not in {("dataset", "entry"), ("evaluation", "entry")} or self.use.named:
             return []
         try:
             reason = why_not_map_style(found, self.resolver)
@@ -211,6 +217,8 @@ class _Check:
         if reason is None:
             return []
         remedy = "a dataset needs __len__ and __getitem__, so that every sample is seen once at any number of workers"
+        if self.use.path == ("dataset", "entry"):
+            remedy += ";\ndata that can only be read in order is read in shards: set dataset.shards (elasticflow explain EF309)"
         message = f"{self.use.text} {reason}"
         return [self._problem(codes.NO_LENGTH, message, f"{remedy}\ndefined at {found.place}")]
 

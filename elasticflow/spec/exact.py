@@ -63,7 +63,7 @@ def _batch(source: Source, shards: int, dataset: DatasetTable | None) -> Iterato
     size, micro = dataset.global_batch_size, dataset.micro_batch_size
     if size % shards:
         message = f"dataset.global_batch_size ({size}) cannot be cut into {shards} equal shards"
-        remedy = f"use virtual_shards = {_nearest(size, shards)}, or a batch of {max(1, round(size / shards)) * shards}"
+        remedy = f"use virtual_shards = {nearest(size, shards)}, or a batch of {max(1, round(size / shards)) * shards}"
         yield source.problem(codes.VIRTUAL_SHARDS, message, _SHARDS, remedy=remedy)
     elif micro is not None and micro < size // shards:
         message = (
@@ -73,7 +73,7 @@ def _batch(source: Source, shards: int, dataset: DatasetTable | None) -> Iterato
         yield source.problem(codes.VIRTUAL_SHARDS, message, ("dataset", "micro_batch_size"), remedy=remedy)
 
 
-def _nearest(size: int, shards: int) -> str:
+def nearest(size: int, shards: int) -> str:
     """Return the divisors of *size* next to *shards*."""
     found = _divisors(size)
     below = max((d for d in found if d < shards), default=0)

@@ -90,8 +90,16 @@ class LrSchedulerTable(Table):
 class DatasetTable(Table):
     """The training data and how it is cut into batches."""
 
-    entry: Entry = Field(description="Any callable that returns a map-style dataset.")
+    entry: Entry = Field(
+        description="Any callable that returns a map-style dataset; with `shards`, the samples of one shard in order."
+    )
     args: Args = Field(default={}, description="Keyword arguments of the callable.")
+    shards: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_NODES,
+        description="For data read in order only: the callable also gets `shard` and `shards`, and is called for each.",
+    )
     prepare: Entry | None = Field(
         default=None, description="Called without arguments once per node before the dataset is opened."
     )

@@ -18,6 +18,7 @@ class Use(NamedTuple):
         path: Its key.
         given: Names of what is passed by place.
         args: Where its named arguments stand; None when it takes none.
+        named: Names of what is passed by name besides.
         is_object: It is not called: the object itself is meant, for its state.
     """
 
@@ -25,6 +26,7 @@ class Use(NamedTuple):
     path: KeyPath
     given: tuple[str, ...] = ()
     args: KeyPath | None = None
+    named: tuple[str, ...] = ()
     is_object: bool = False
 
 
@@ -45,7 +47,9 @@ def uses_in(raw: dict[str, Any]) -> Iterator[Use]:
     for table, key, given, takes_args in fixed:
         text = inside(raw, table).get(key)
         if isinstance(text, str):
-            yield Use(text, (table, key), given, (table, "args") if takes_args else None)
+            args = (table, "args") if takes_args else None
+            is_sharded = (table, key) == ("dataset", "entry") and "shards" in inside(raw, "dataset")
+            yield Use(text, (table, key), given, args, ("shard", "shards") if is_sharded else ())
     for name, text in inside(inside(raw, "evaluation"), "metrics").items():
         if isinstance(text, str):
             yield Use(text, ("evaluation", "metrics", name), batch)

@@ -21,7 +21,7 @@ KEYS = {
     "model": "entry args loss step weights",
     "optimizer": "entry args clip_grad_norm",
     "lr_scheduler": "entry args interval",
-    "dataset": "entry args prepare collate samples global_batch_size micro_batch_size num_workers tail",
+    "dataset": "entry args shards prepare collate samples global_batch_size micro_batch_size num_workers tail",
     "evaluation": "entry args every batch_size metrics best",
     "train": "epochs steps precision compile ema threads on_nonfinite consistency virtual_shards",
     "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",

@@ -86,3 +86,8 @@ class Whole(Curriculum):
 
 forgetful = Curriculum()
 curriculum = Whole()
+
+
+def rows(folder: str, shard: int, shards: int):
+    """Yield the samples of one shard."""
+    yield from sorted(folder)[shard::shards]
