@@ -80,6 +80,10 @@ class StorageError(ElasticflowError):
     """The snapshot URI cannot be read or written."""
 
 
+class ScaleError(ElasticflowError):
+    """`--scale` cannot be read, or asks for nodes outside of the job's range."""
+
+
 class PortTakenError(ElasticflowError):
     """The rendezvous endpoint's port is in use."""
 

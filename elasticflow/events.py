@@ -15,7 +15,10 @@ GENERATION_ENDED = "generation.ended"
 WORKER_FAILED = "worker.failed"
 WORKER_RAISED = "worker.raised"
 NODE_JOINED = "node.joined"
+NODE_LEFT = "node.left"
 NODE_LOST = "node.lost"
+NODE_EXCLUDED = "node.excluded"
+NODE_AWAITED = "node.awaited"
 TRAINING_STARTED = "training.started"
 TRAINING_FIRST_STEP = "training.first_step"
 TRAINING_STOPPED = "training.stopped"
@@ -70,7 +73,13 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     WORKER_RAISED: ("an exception left a worker's train.py", ("class", "error", "traceback")),
     NODE_JOINED: ("a node's agent is ready", ("node", "host", "nproc")),
+    NODE_LEFT: ("a node asked to leave and was let go", ("node",)),
     NODE_LOST: ("a node's agent is gone", ("node", "reason")),
+    NODE_EXCLUDED: (
+        "a node failed twice in a row while others did not: it takes no part",
+        ("node", "reason"),
+    ),
+    NODE_AWAITED: ("fewer nodes are ready than the job needs", ("present", "least")),
     TRAINING_STARTED: (
         "all ranks are about to train",
         ("restored_from", "from_memory", "epoch", "samples", "steps", "device", "parameters"),
@@ -104,7 +113,7 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     STATE_LEFT_OUT: ("an object has state of its own that no snapshot holds", ("name", "type")),
     PRELOAD_REFUSED: ("a module is imported in each worker instead of once per node", ("module", "reason")),
     ENTRY_POINT_EDITED: ("train.py was edited by hand and runs as edited", ("path",)),
-    AGENT_RESTARTED: ("a dead agent was started again, free of charge", ("exit_code",)),
+    AGENT_RESTARTED: ("a dead agent was started again, free of charge", ("node", "exit_code")),
     HANG_DETECTED: ("a rank made no progress for too long", ("rank", "phase", "seconds", "stacks")),
     LOSS_SKIPPED: ("a step with a non-finite loss left the weights alone", ("loss",)),
     STEP: ("one finished optimizer step", ("epoch", "samples", "loss", "lr", "time", "seconds")),

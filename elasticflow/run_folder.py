@@ -73,10 +73,9 @@ class RunFolder:
         """Locked (flock) while a supervisor runs."""
         return self.path / "lock"
 
-    @property
-    def agent_log(self) -> Path:
-        """What the agent, the fork server and the writer print."""
-        return self.path / "logs" / "agent.log"
+    def agent_log(self, node: str = "n0") -> Path:
+        """What the agent of *node*, its fork server and its writer print."""
+        return self.path / "logs" / ("agent.log" if node == "n0" else f"agent-{node}.log")
 
     @property
     def launches(self) -> Path:

@@ -18,6 +18,17 @@ from elasticflow.cli.view import log_format_option, shown, warn
 @click.option(
     "--accept-drift", is_flag=True, help="With --run-id: go on although the job changed the trajectory."
 )
+@click.option(
+    "--simulate-nodes",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    help="Play N nodes on this machine, each with an agent and workers of its own.",
+)
+@click.option(
+    "--scale",
+    metavar="SCHEDULE",
+    help='Play nodes that come and go: "1@0s 3@20s 2@40s"; "2!@40s" kills those that go.',
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @log_format_option
 def command(
@@ -25,6 +36,8 @@ def command(
     overrides: tuple[str, ...],
     run_id: str | None,
     accept_drift: bool,
+    simulate_nodes: int | None,
+    scale: str | None,
     dry_run: bool,
     log_format: str,
 ) -> int:
@@ -34,6 +47,7 @@ def command(
     elasticflow run jobs/mnist.toml
     elasticflow run jobs/mnist.toml --set train.epochs=3
     elasticflow run jobs/mnist.toml --run-id nightly   makes it, or goes on with it
+    elasticflow run jobs/mnist.toml --set nodes.max=3 --scale "1@0s 3@20s 2@40s"
     """
     if dry_run:
         from elasticflow.cli.cmd_plan import command as plan
@@ -42,10 +56,13 @@ def command(
         return int(context.invoke(plan, job_file=job_file, overrides=overrides) or 0)
     from elasticflow.errors import FINISHED
     from elasticflow.launcher.launch import Request, launch
+    from elasticflow.launcher.simulate import parse_scale
     from elasticflow.observe.runs import is_finished
     from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id
     from elasticflow.spec.load import require_job
 
+    if simulate_nodes is not None and scale is not None:
+        raise click.UsageError("--simulate-nodes and --scale both say how many nodes there are: use one")
     if run_id is not None and not RUN_ID.fullmatch(run_id):
         raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
     loaded = require_job(job_file, overrides)
@@ -54,6 +71,7 @@ def command(
     if is_finished(folder):
         click.echo(f"run {folder.run_id} is finished")
         return FINISHED
-    request = Request(loaded.job, loaded.files, overrides, loaded.project_root, folder, accept_drift)
+    changes = parse_scale(scale or f"{simulate_nodes or 1}@0s")
+    request = Request(loaded.job, loaded.files, overrides, loaded.project_root, folder, accept_drift, changes)
     with shown(log_format, folder.path) as show:
         return launch(request, show, warn)

@@ -13,11 +13,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.run import config_from_args, get_args_parser
 
 from elasticflow import environment
+from elasticflow.launcher.presence import Presence
 from elasticflow.launcher.rank_logs import GenerationLogs, RankLog
 from elasticflow.launcher.rendezvous import Feed, SupervisedRendezvous, is_requested, join_store
 from elasticflow.launcher.workers import ForkedWorkers, environment_of
@@ -58,6 +59,8 @@ class Agent(LocalElasticAgent):
         self._heartbeats = heartbeats
         self._folder = RunFolder(Path(config.run_folder))
         self._feed = Feed(store)
+        self._presence = Presence(config, self._feed)
+        self._rendezvous_handler.may_wait = self._presence.look
         self._workers: ForkedWorkers | None = None
         self._rank_logs: list[RankLog] = []
         self._ended_alone: set[int] = set()
@@ -71,6 +74,7 @@ class Agent(LocalElasticAgent):
     def announce(self) -> None:
         """Tell the supervisor that this node is ready: everything is imported."""
         refused = self._server.wait_ready()
+        self._presence.begin()
         self._rendezvous_handler.skip_old()
         spec = self._worker_group.spec
         self._feed.post(
@@ -96,6 +100,27 @@ class Agent(LocalElasticAgent):
         """After `run`: have the writer end what it holds, for at most *patience_s*, and tell what became of it."""
         self._writer.finish(patience_s)
         self._forward()
+
+    def _assign_worker_ranks(
+        self, store: Store, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """Return this node's workers; the round says how many each node has.
+
+        Overrides torch's, where all agents wait for the first one, which may die meanwhile.
+        """
+        place = self._rendezvous_handler.place
+        workers = []
+        for local_rank in range(place.nproc):
+            worker = Worker(local_rank)
+            worker.global_rank = worker.role_rank = place.first_rank + local_rank
+            worker.world_size = worker.role_world_size = place.world_size
+            workers.append(worker)
+        return workers
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 5) -> None:
+        """Leave nothing behind when `run` ends: torch's gives workers 30 s that cannot be set."""
+        super()._shutdown(signal.SIGKILL, timeout)
+        self._presence.end()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Fork this node's workers of the decided generation.
@@ -129,7 +154,14 @@ class Agent(LocalElasticAgent):
             for w in worker_group.workers
         ]
         self._ended_alone = set()
-        self._feed.post({"type": "workers", "generation": round_.generation, "workers": workers})
+        self._feed.post(
+            {
+                "type": "workers",
+                "generation": round_.generation,
+                "node": self._config.node,
+                "workers": workers,
+            }
+        )
         return pids
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -149,6 +181,7 @@ class Agent(LocalElasticAgent):
         while True:
             select.select([self._server.fileno(), self._writer.fileno()], [], [], _POLL_S)
             self._forward()
+            self._presence.look()
             # Without its helpers the agent leaves: the supervisor starts it again with new ones, free of charge.
             if (code := self._writer.process.poll()) is not None:
                 raise RuntimeError(f"the snapshot writer ended with code {code}")
@@ -163,7 +196,7 @@ class Agent(LocalElasticAgent):
                 draining = True
                 self._workers.send(signal.SIGTERM)
             if is_requested(self._control, "stop", generation):
-                return False
+                return False  # what is left of the group is killed next
             if (hang := self._heartbeats.hung()) is not None:
                 self._report_hang(hang)
                 return True

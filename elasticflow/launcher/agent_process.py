@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.errors import PortTakenError
 
 if TYPE_CHECKING:
+    import signal
     from pathlib import Path
 
 
@@ -100,6 +101,11 @@ class AgentProcess:
         """Return how the agent ended, or None while it lives."""
         assert self._process is not None
         return self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send *number* to the agent, if it lives."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def last_words(self) -> str:
         """Return the end of what it printed."""

@@ -8,44 +8,39 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
-from elasticflow.launcher.failures import Failure, first_failure
-from elasticflow.launcher.generation import Generation
-from elasticflow.launcher.verdict import Verdict
+from elasticflow.launcher.formation import TakenOver
+from elasticflow.launcher.generation import Cause, Generation
+from elasticflow.launcher.verdict import Verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from elasticflow.launcher.failures import Failure
+    from elasticflow.launcher.formation import Formation, Nodes
     from elasticflow.launcher.journal import Journal
+    from elasticflow.launcher.members import Member, Members
     from elasticflow.launcher.restarts import Restarts
+    from elasticflow.launcher.verdict import Verdict
 
 
-class Nodes(Protocol):
-    """The agents, as far as they can be asked for something."""
-
-    def form(self, generation: int, nodes: tuple[str, ...], failed_at: float | None) -> None:
-        """Have *nodes* form *generation*."""
-
-    def request(self, what: str, generation: int) -> None:
-        """Ask the workers of *generation* to `drain`."""
+_TOO_LATE = "the grace ended before the workers left"
 
 
 @dataclass(frozen=True)
 class _Drain:
+    """All workers are to leave after the same step.
+
+    Attributes:
+        ends: The launch ends then; else the next generation follows.
+        kind: Why, as a class of `failures.CLASSES`.
+    """
+
+    ends: bool
+    kind: str
     reason: str
     asked: float
     deadline: float
-
-
-@dataclass(frozen=True)
-class _Next:
-    """The generation to be formed as soon as it is time and a node is there."""
-
-    at: float
-    reason: str
-    failed_at: float | None = None
 
 
 class Course:
@@ -61,100 +56,122 @@ class Course:
         journal: Journal,
         restarts: Restarts,
         nodes: Nodes,
-        claim: Callable[[str, int], int | None],
-        first: str,
+        members: Members,
+        formation: Formation,
         grace_s: float,
     ) -> None:
-        """Begin with a generation for the reason *first*; *claim* takes a reason and the last number that it gave.
-
-        It returns the next number, or None if another launch of the run has one after the last.
-        """
         self._journal = journal
         self._restarts = restarts
         self._nodes = nodes
-        self._claim = claim
+        self._members = members
+        self._formation = formation
         self._grace_s = grace_s
-        self._started = time.monotonic()
-        self._node: tuple[str, int] | None = None  # the node that is ready, and its number of workers
-        self._next: _Next | None = _Next(0.0, first)
+        self._verdicts = Verdicts(journal)
         self._drain: _Drain | None = None
         self.generation: Generation | None = None
         self.verdict: Verdict | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether the node's agent is ready and runs no generation."""
-        return self.generation is None and self._node is not None
+        """Whether agents are ready and run no generation."""
+        return self.generation is None and len(self._members) > 0
 
     @property
-    def is_draining(self) -> bool:
-        """Whether a drain was asked for."""
-        return self._drain is not None
+    def is_leaving(self) -> bool:
+        """Whether a drain was asked for with which the launch ends."""
+        return self._drain is not None and self._drain.ends
+
+    def has_node(self, node: str) -> bool:
+        """Return whether the agent of *node* is ready."""
+        return node in self._members
 
     # --- what happens -----------------------------------------------------------------------------------
 
-    def node_joined(self, node: str, host: str, nproc: int, refused: list[dict[str, str]]) -> None:
-        """A node's agent is ready to start *nproc* workers."""
-        self._node = (node, nproc)
-        self._journal.event(events.NODE_JOINED, node=node, host=host, nproc=nproc)
+    def node_joined(self, member: Member, refused: list[dict[str, str]]) -> None:
+        """A node's agent is ready; its fork server has *refused* to import some modules beforehand."""
+        self._members.join(member, time.monotonic())
+        self._journal.event(events.NODE_JOINED, node=member.node, host=member.host, nproc=member.nproc)
         for module in refused:
             self._journal.event(events.PRELOAD_REFUSED, **module)
 
-    def time_passed(self) -> None:
-        """Form the next generation if it is time; end a drain that takes too long."""
-        now = time.monotonic()
-        if (
-            self._next is not None
-            and self._node is not None
-            and now >= self._next.at
-            and self.verdict is None
-        ):
-            coming, self._next = self._next, None
-            self._form(coming, *self._node)
-        if self._drain is not None and now >= self._drain.deadline:
-            self.interrupt("the grace ended before the workers left")
+    def node_leaving(self, node: str) -> None:
+        """A node is about to be taken away: its workers, and with them all others, leave after a step."""
+        if node not in self._members:
+            return
+        self._members.leave(node)
+        if self.generation is None or node not in self.generation.nodes:
+            self._release()
+        elif self._drain is None:
+            self._ask_to_drain("preempted", f"node {node} is leaving", ends=False)
 
-    def asked_to_leave(self, reason: str) -> None:
-        """Drain: all workers leave after the same step, with a snapshot."""
-        now = time.monotonic()
-        self._drain = _Drain(reason, now, now + self._grace_s)
-        self._journal.event(events.DRAIN_REQUESTED, reason=reason, grace_s=self._grace_s)
-        if self.generation is None:
-            self.interrupt(reason)
-        else:
-            self._nodes.request("drain", self.generation.number)
-
-    def group_ended(self, message: dict[str, Any]) -> None:
-        """The workers of a generation have ended, as an agent's message says."""
+    def node_lost(self, node: str, kind: str, error: str) -> None:
+        """A node's agent is gone, and its workers with it."""
+        if self._members.lose(node):
+            self._journal.event(events.NODE_LOST, node=node, reason=error)
+            self._nodes.release(node)  # should it live after all, it must not go on
         generation = self.generation
-        if generation is None or generation.number != message["generation"]:
+        if generation is None or node not in generation.nodes or node in generation.ended:
             return
-        if not message["failed"]:
-            self._group_left(generation)
-            return
-        failure = first_failure(generation.reports(message["node"], message["workers"]))
-        assert failure is not None, "a failed group has a failed worker"
-        self._journal.event(events.WORKER_FAILED, **failure.fields())
-        self._end(failure.failure_class, failure.error)
-        if self._drain is not None:
-            self.interrupt(f"a worker failed while draining: {failure.error}")
-            return
-        failed_at = min(worker["at"] for worker in message["workers"])
-        self._restart_or_fail(generation, failure.failure_class, failure.error, failure, failed_at)
+        generation.lost[node] = (kind, error)
+        self._stop(generation)
+        self._conclude(generation)
 
     def agent_died(self, node: str, code: int, last_words: str) -> bool:
         """Return whether to start the agent again; its workers have died with it."""
-        error = f"the agent ended with code {code}"
-        self._journal.event(events.NODE_LOST, node=node, reason=error)
-        was_ready, self._node = self._node is not None, None
-        generation = self._end("agent_lost", error)
-        if self._drain is not None:
-            self.interrupt("the agent died while draining")
-        elif not was_ready and self._journal.state["generation"] == 0:
-            self._fail("crash", f"{error} before it was ready:\n{last_words}", errors.ANSWER_IS_NO)
+        error = f"the agent of {node} ended with code {code}"
+        was_ready = node in self._members
+        was_needed = self.generation is not None and node in self.generation.nodes
+        self.node_lost(node, "agent_lost", error)
+        if self.verdict is not None or was_needed:
+            return self.verdict is None
+        if self._members:  # the others do; a spare that keeps dying is let go
+            return self._members.may_come_back(node)
+        if was_ready or self._journal.state["generation"] > 0:
+            self._restart_or_fail(None, "agent_lost", error)
         else:
-            self._restart_or_fail(generation, "agent_lost", error)
+            error = f"{error} before it was ready:\n{last_words}"
+            self.verdict = self._verdicts.failed("crash", error, errors.ANSWER_IS_NO)
         return self.verdict is None
+
+    def workers_started(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return all workers of the generation that runs, now that those of one more node have started."""
+        generation = self.generation
+        if generation is None or generation.number != message["generation"]:
+            return []
+        generation.workers[message["node"]] = message["workers"]
+        return [worker for node in generation.nodes for worker in generation.workers.get(node, [])]
+
+    def group_ended(self, message: dict[str, Any]) -> None:
+        """The workers of a generation have ended on one node, as its agent's message says."""
+        generation = self.generation
+        if generation is None or generation.number != message["generation"]:
+            return
+        generation.ended[message["node"]] = message
+        if message["failed"]:
+            self._stop(generation)
+        self._conclude(generation)
+
+    def time_passed(self) -> None:
+        """Form the next generation if it is time, take in nodes that came, end a drain that takes too long."""
+        now = time.monotonic()
+        if self.verdict is not None:
+            return
+        generation = self.generation
+        if generation is None:
+            self._form(now)
+        elif self._drain is None and not generation.is_stopping:
+            if generation.step is not None:
+                self._members.clear_blame()
+            if self._members.has_room_for_more(generation.nodes, now):
+                self._ask_to_drain("resized", f"{len(self._members)} nodes are ready", ends=False)
+        if self._drain is not None and now >= self._drain.deadline:
+            self._drain_took_too_long(self._drain)
+
+    def asked_to_leave(self, reason: str) -> None:
+        """Drain and end: all workers leave after the same step, with a snapshot."""
+        self._ask_to_drain("drained", reason, ends=True)
+        if self.generation is None:
+            self.interrupt(reason)
 
     def fenced(self, generation: int) -> None:
         """A snapshot of *generation* was refused, since a later one exists."""
@@ -165,55 +182,103 @@ class Course:
     def interrupt(self, reason: str, code: int = errors.INTERRUPTED) -> None:
         """End the launch now; the same command goes on. A run that has finished or failed stays so."""
         if self.verdict is None or (code == errors.KILLED_BY_USER and self.verdict.status == "interrupted"):
-            self.verdict = Verdict(
-                "interrupted", code, events.RUN_INTERRUPTED, {"reason": reason, **self._figures()}
-            )
+            self.verdict = self._verdicts.interrupted(reason, code)
 
     # --- what follows -----------------------------------------------------------------------------------
 
-    def _form(self, coming: _Next, node: str, nproc: int) -> None:
-        """Claim the next generation number at the snapshot URI and have the workers started."""
+    def _form(self, now: float) -> None:
         try:
-            number = self._claim(coming.reason, self._journal.generation)
+            self.generation = self._formation.form(now)
         except OSError as error:  # the store does not answer: it may at the next try
             self._restart_or_fail(None, "storage", f"no generation can be claimed: {error}")
-            return
-        if number is None:
+        except TakenOver:
             self._taken_over()
+
+    def _ask_to_drain(self, kind: str, reason: str, *, ends: bool) -> None:
+        now = time.monotonic()
+        was_asked = self._drain is not None
+        self._drain = _Drain(ends, kind, reason, now, now + self._grace_s)
+        self._journal.event(events.DRAIN_REQUESTED, reason=reason, grace_s=self._grace_s)
+        if self.generation is not None and not was_asked:
+            self._nodes.request("drain", self.generation.number)
+
+    def _drain_took_too_long(self, drain: _Drain) -> None:
+        if drain.ends or self.generation is None:
+            self.interrupt(_TOO_LATE)
+        else:
+            self._stop(self.generation, also_alone=True)
+
+    def _stop(self, generation: Generation, *, also_alone: bool = False) -> None:
+        """Have the workers of all nodes killed: they would wait for the one that failed."""
+        if not generation.is_stopping:
+            generation.is_stopping = True
+            if also_alone or len(generation.nodes) > 1:
+                self._nodes.request("stop", generation.number)
+
+    def _conclude(self, generation: Generation) -> None:
+        """Once no worker is left anywhere: what ended the generation, and what comes next."""
+        if not generation.is_over:
             return
-        self.generation = Generation(number)
-        self._journal.generation = number
-        self._journal.event(events.GENERATION_STARTED, world_size=nproc, nodes=1, reason=coming.reason)
-        self._journal.update(at_once=True, generation=number, workers=[])
-        self._nodes.form(number, (node,), coming.failed_at)
+        if generation.is_stopping:
+            self._group_failed(generation)
+        else:
+            self._group_left(generation)
+        self._release()
+
+    def _group_failed(self, generation: Generation) -> None:
+        drain, self._drain = self._drain, None
+        cause = generation.cause()
+        if cause is None:  # killed by us, and nothing else was wrong
+            assert drain is not None, "a failed group has a cause"
+            cause = Cause("", drain.kind, _TOO_LATE)
+        if cause.failure is not None:
+            self._journal.event(events.WORKER_FAILED, **cause.failure.fields())
+        self._end(cause.kind, cause.error)
+        if drain is not None and drain.ends:
+            who = "the agent died" if cause.failure is None else "a worker failed"
+            self.interrupt(f"{who} while draining: {cause.error}")
+            return
+        if cause.failure is not None and self._members.blame(cause.node):
+            self._journal.event(events.NODE_EXCLUDED, node=cause.node, reason=cause.error)
+        self._restart_or_fail(generation, cause.kind, cause.error, cause.failure, generation.failed_at)
 
     def _group_left(self, generation: Generation) -> None:
         """All workers left with code 0: the end of training, or a drain."""
+        drain, self._drain = self._drain, None
         if generation.is_finished:
             stopped = generation.stopped
             reason = "training reached its end" if stopped is None else f"training was stopped by {stopped}"
             self._end("finished", reason)
-            fields = {**self._figures(), "restarts": self._journal.state["restarts"], "stopped": stopped}
-            self.verdict = Verdict("finished", errors.FINISHED, events.RUN_FINISHED, fields)
+            self.verdict = self._verdicts.finished(stopped)
             return
-        self._end("drained", "all workers left after the same step")
-        if self._drain is None:  # somebody asked the workers, not us: the job goes on
+        kind = "drained" if drain is None else drain.kind
+        self._end(kind, "all workers left after the same step")
+        if drain is None:  # somebody asked the workers, not us: the job goes on
             # Leaving without a single step, again and again, would go on for ever if it were free.
             kind = "crash" if generation.step is None else "drained"
             self._restart_or_fail(generation, kind, "the workers left before training reached its end")
             return
-        seconds = round(time.monotonic() - self._drain.asked, 3)
+        seconds = round(time.monotonic() - drain.asked, 3)
         self._journal.event(events.DRAIN_COMPLETED, step=self._journal.state["step"], seconds=seconds)
-        self.interrupt(self._drain.reason)
+        if drain.ends:
+            self.interrupt(drain.reason)
+        else:
+            self._formation.plan(kind, time.monotonic())
 
-    def _end(self, kind: str, reason: str) -> Generation | None:
-        """Return the generation that ran, which now does not."""
-        generation, self.generation = self.generation, None
-        if generation is not None:
-            step = self._journal.state["step"]
-            self._journal.event(events.GENERATION_ENDED, **{"class": kind}, reason=reason, step=step)
+    def _release(self) -> None:
+        """Let the nodes go that asked to, once they run nothing."""
+        for node in self._members.leaving():
+            if self.generation is None or node not in self.generation.nodes:
+                self._members.lose(node)
+                self._journal.event(events.NODE_LEFT, node=node)
+                self._nodes.release(node)
+
+    def _end(self, kind: str, reason: str) -> None:
+        """Have no generation run any more."""
+        self.generation = None
+        step = self._journal.state["step"]
+        self._journal.event(events.GENERATION_ENDED, **{"class": kind}, reason=reason, step=step)
         self._journal.update(at_once=True, workers=[])
-        return generation
 
     def _restart_or_fail(
         self,
@@ -226,23 +291,12 @@ class Course:
         """Go on with another generation or give the verdict."""
         decision = self._restarts.decide(generation or Generation(0), kind, error, failure)
         if decision.restart:
-            self._next = _Next(time.monotonic() + decision.delay_s, kind, failed_at or time.time())
+            self._formation.plan(kind, time.monotonic() + decision.delay_s, failed_at or time.time())
         else:
             code = errors.BUDGET_SPENT if decision.spent else errors.ANSWER_IS_NO
-            self._fail(kind, error, code, failure, decision.reason)
+            self.verdict = self._verdicts.failed(kind, error, code, failure, decision.reason)
 
     def _taken_over(self) -> None:
         """End the launch: going on would take the run away from the other one again."""
         error = f"another launch of this run goes on from its snapshots: generation {self._journal.generation + 1}"
-        self._fail("taken_over", error, errors.ANSWER_IS_NO)
-
-    def _figures(self) -> dict[str, Any]:
-        return {"step": self._journal.state["step"], "seconds": round(time.monotonic() - self._started, 3)}
-
-    def _fail(
-        self, kind: str, error: str, code: int, failure: Failure | None = None, why: str | None = None
-    ) -> None:
-        rank, exit_code = (None, None) if failure is None else (failure.rank, failure.exit_code)
-        fields = {"class": kind, "error": error, "why": why, "rank": rank, "exit_code": exit_code}
-        fields |= self._figures()
-        self.verdict = Verdict("failed", code, events.RUN_FAILED, fields)
+        self.verdict = self._verdicts.failed("taken_over", error, errors.ANSWER_IS_NO)

@@ -25,6 +25,8 @@ _LEVELS = {
     events.SNAPSHOT_REJECTED: "warning",
     events.HANG_DETECTED: "warning",
     events.NODE_LOST: "warning",
+    events.NODE_EXCLUDED: "warning",
+    events.NODE_AWAITED: "warning",
     events.PRELOAD_REFUSED: "warning",
     events.ENTRY_POINT_EDITED: "warning",
     events.LOSS_SKIPPED: "warning",

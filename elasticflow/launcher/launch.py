@@ -13,6 +13,7 @@ from elasticflow.errors import TorchMissingError
 from elasticflow.launcher import continuity
 from elasticflow.launcher.agent_process import listen
 from elasticflow.launcher.lock import locked
+from elasticflow.launcher.simulate import ALONE, check_scale
 from elasticflow.launcher.supervisor import Launch, Supervisor
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.catalog import Catalog
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from elasticflow.launcher.simulate import Change
     from elasticflow.run_folder import RunFolder
     from elasticflow.spec.job import Job
 
@@ -39,6 +41,7 @@ class Request:
         project_root: Folder the job's paths are relative to.
         folder: The run folder; it need not exist.
         accept_drift: Differences that change the trajectory are wanted.
+        scale: How many nodes this machine plays from when on.
     """
 
     job: Job
@@ -47,6 +50,7 @@ class Request:
     project_root: Path
     folder: RunFolder
     accept_drift: bool = False
+    scale: tuple[Change, ...] = ALONE
 
 
 def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Callable[[str], None]) -> int:
@@ -59,12 +63,14 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
 
     Raises:
         TorchMissingError: there is no torch.
+        ScaleError: more nodes are to be simulated than the job may have.
         StorageError: the snapshot URI cannot be written.
         PortTakenError: the endpoint's port is in use.
         RunLockedError: the run is running.
         DriftRefusedError: the job changed in a way that needs consent or would corrupt the run.
     """
     check_torch(warn)
+    check_scale(request.scale, request.job.nodes)
     folder = request.folder
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     uri, prefix = snapshot_place(plan.snapshots.uri, folder, request.project_root)
@@ -95,6 +101,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
             listener=listener,
             is_resumed=number > 1 or catalog.newest_generation() > 0,
             is_edited=edited is not None,
+            scale=request.scale,
         )
         return Supervisor(made, show).run()
 

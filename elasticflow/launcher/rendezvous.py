@@ -1,9 +1,11 @@
-"""Who takes part in the next generation: decided by the supervisor, read by agents (floor 3).
+"""Who takes part in the next generation, as agents read it: decided by the supervisor, in `head.py` (floor 3).
 
 All of it lies in the supervisor's store, under one prefix a launch, in plain keys (`set`, `get`, `add`,
 `check` only, so that another store fits the same interface):
 
     feeds, feed/<f>/<i>     number of agents so far; messages of the f-th to the supervisor, in order
+    beat/<f>                a number that the f-th agent changes several times a second
+    gone/<f>                the f-th agent is to leave: its node was let go, or is taken for lost
     rounds, round/<i>       number of decisions so far; the i-th: a generation to form, or to stop
     drain/<generation>      workers of this generation are asked to leave after a step
     stop/<generation>       workers of this generation are to be killed now: a peer has failed
@@ -17,19 +19,29 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not re-exported
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 if TYPE_CHECKING:
-    from socket import socket
+    from collections.abc import Callable
 
 _POLL_S = 0.002
+_LOOK_S = 0.05
 PREFIX = "elasticflow"
+
+
+class Place(NamedTuple):
+    """A node's part in a generation: its number, its first worker's rank, its workers, all workers."""
+
+    number: int
+    first_rank: int
+    nproc: int
+    world_size: int
 
 
 @dataclass(frozen=True)
@@ -39,14 +51,23 @@ class Round:
     Attributes:
         stop: The launch is over; agents leave.
         generation: Number of the generation to form.
-        nodes: Ids of its nodes in rank order.
+        nodes: Ids of its nodes in rank order, each with its number of workers.
         failed_at: Unix time of the failure it answers, if any.
     """
 
     stop: bool = False
     generation: int = 0
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[tuple[str, int], ...] = ()
     failed_at: float | None = None
+
+    def place(self, node: str) -> Place | None:
+        """Return where *node* takes part, or None if it does not."""
+        first = 0
+        for number, (name, nproc) in enumerate(self.nodes):
+            if name == node:
+                return Place(number, first, nproc, sum(count for _, count in self.nodes))
+            first += nproc
+        return None
 
 
 def join_store(host: str, port: int) -> Store:
@@ -56,11 +77,15 @@ def join_store(host: str, port: int) -> Store:
 
 
 class Feed:
-    """Messages of one agent to the supervisor, in order."""
+    """Messages of one agent to the supervisor, in order.
+
+    Attributes:
+        number: Its number among all agents of the launch.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._number = store.add("feeds", 1)
+        self.number = store.add("feeds", 1)
         self._posted = 0
 
     def post(self, message: dict[str, Any]) -> None:
@@ -70,54 +95,12 @@ class Feed:
         between the two would leave a gap at which the supervisor waits for ever.
         """
         self._posted += 1
-        self._store.set(_feed_key(self._number, self._posted), json.dumps(message))
+        self._store.set(feed_key(self.number, self._posted), json.dumps(message))
 
 
-def _feed_key(feed: int, number: int) -> str:
+def feed_key(feed: int, number: int) -> str:
+    """Return the key of the *number*-th message of the *feed*-th agent."""
     return f"feed/{feed}/{number}"
-
-
-class Head:
-    """The supervisor's side: hosts the store, hears agents, publishes rounds."""
-
-    def __init__(self, listener: socket) -> None:
-        """Serve the launch's store on *listener*; it outlives every agent."""
-        port = listener.getsockname()[1]
-        server = TCPStore(
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
-            timeout=timedelta(seconds=60),
-        )  # fmt: skip
-        self._store = PrefixStore(PREFIX, server)
-        self._taken: list[int] = []  # messages taken so far, by feed
-        self._count = 0
-
-    def take(self) -> list[dict[str, Any]]:
-        """Return the messages that agents have sent since the last call, and forget them."""
-        messages = []
-        self._taken += [0] * (self._store.add("feeds", 0) - len(self._taken))
-        for index in range(len(self._taken)):
-            while self._store.check([key := _feed_key(index + 1, self._taken[index] + 1)]):
-                messages.append(json.loads(self._store.get(key)))
-                self._store.delete_key(key)
-                self._taken[index] += 1
-        return messages
-
-    def form(self, generation: int, nodes: tuple[str, ...], failed_at: float | None) -> None:
-        """Have *nodes* form *generation*."""
-        self._publish(Round(generation=generation, nodes=nodes, failed_at=failed_at))
-
-    def stop(self) -> None:
-        """Have every agent leave."""
-        self._publish(Round(stop=True))
-
-    def request(self, what: str, generation: int) -> None:
-        """Ask the workers of *generation* to `drain`, or have them killed (`stop`)."""
-        self._store.set(f"{what}/{generation}", "1")
-
-    def _publish(self, round_: Round) -> None:
-        self._count += 1
-        self._store.set(f"round/{self._count}", json.dumps(asdict(round_)))
-        self._store.set("rounds", str(self._count))
 
 
 def is_requested(store: Store, what: str, generation: int) -> bool:
@@ -125,16 +108,36 @@ def is_requested(store: Store, what: str, generation: int) -> bool:
     return bool(store.check([f"{what}/{generation}"]))
 
 
+def is_gone(store: Store, feed: int) -> bool:
+    """Return whether the agent with this feed is to leave."""
+    return bool(store.check([f"gone/{feed}"]))
+
+
 class SupervisedRendezvous(RendezvousHandler):
-    """torch's rendezvous interface over the supervisor's rounds: no last call, no election."""
+    """torch's rendezvous interface over the supervisor's rounds: no last call, no election.
+
+    Args:
+        store: The launch's, from `join_store`.
+        node: Id of this node.
+        run_id: The run's.
+        host: Where the store is served.
+        port: Its port.
+
+    Attributes:
+        may_wait: Called several times a second while this node waits; an exception ends the wait.
+        round: The one that `next_rendezvous` returned last.
+        place: This node's part in it.
+    """
 
     def __init__(self, store: Store, node: str, run_id: str, host: str, port: int) -> None:
         self._store = store
         self._node = node
         self._run_id = run_id
         self._address = RendezvousStoreInfo(host, port)
+        self.may_wait: Callable[[], None] = lambda: None
         self._seen = 0
         self.round = Round()
+        self.place = Place(0, 0, 0, 0)
 
     def skip_old(self) -> None:
         """Forget rounds that were published before this agent was started."""
@@ -148,18 +151,25 @@ class SupervisedRendezvous(RendezvousHandler):
             RendezvousGracefulExitError: the launch is over.
         """
         while True:
-            key = f"round/{self._seen + 1}"
-            while not self._store.check([key]):
-                time.sleep(_POLL_S)
+            self._wait_for(f"round/{self._seen + 1}")
             self._seen += 1
-            fields = json.loads(self._store.get(key))
-            self.round = Round(**{**fields, "nodes": tuple(fields["nodes"])})
+            fields = json.loads(self._store.get(f"round/{self._seen}"))
+            nodes = tuple((node, nproc) for node, nproc in fields.pop("nodes"))
+            self.round = Round(nodes=nodes, **fields)
             if self.round.stop:
                 raise RendezvousGracefulExitError("the supervisor ended the launch")
-            if self._node in self.round.nodes:
-                rank = self.round.nodes.index(self._node)
+            if (place := self.round.place(self._node)) is not None:
+                self.place = place
                 store = PrefixStore(f"ranks/{self.round.generation}", self._store)
-                return RendezvousInfo(store, rank, len(self.round.nodes), self._address)
+                return RendezvousInfo(store, place.number, len(self.round.nodes), self._address)
+
+    def _wait_for(self, key: str) -> None:
+        looked = 0.0
+        while not self._store.check([key]):
+            if (now := time.monotonic()) >= looked + _LOOK_S:
+                looked = now
+                self.may_wait()
+            time.sleep(_POLL_S)
 
     def get_backend(self) -> str:
         """Return the backend's name in torch's own events."""

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,14 @@ from elasticflow import environment, errors, events
 from elasticflow.launcher.agent_process import AgentConfig, AgentProcess
 from elasticflow.launcher.budget import Budget
 from elasticflow.launcher.course import Course
+from elasticflow.launcher.formation import Formation
 from elasticflow.launcher.intake import Intake
 from elasticflow.launcher.journal import Journal
+from elasticflow.launcher.local_agents import LocalAgents
+from elasticflow.launcher.members import Member, Members
 from elasticflow.launcher.metrics import Metrics
 from elasticflow.launcher.restarts import Restarts
+from elasticflow.launcher.simulate import ALONE
 from elasticflow.launcher.suspicion import Suspicion
 from elasticflow.snapshots.commit import FENCED
 
@@ -29,15 +34,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.compiler.plan import LaunchPlan
-    from elasticflow.launcher.rendezvous import Head
+    from elasticflow.launcher.head import Head
+    from elasticflow.launcher.simulate import Change
     from elasticflow.launcher.verdict import Verdict
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.catalog import Catalog
 
 _POLL_S = 0.01
-_LEAVE_S = 5.0  # of an agent that has nothing to wait for
+_LEAVE_S = 5.0  # of agents that have nothing to wait for
 _ONE_REQUEST_S = 0.2  # `timeout` signals us and then our group; a closed terminal does, too
-NODE = "n0"
 _ASK_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -55,6 +60,7 @@ class Launch:
         listener: Listening socket of the store.
         is_resumed: The run existed before this launch.
         is_edited: train.py was edited by hand.
+        scale: How many nodes this machine plays from when on.
     """
 
     plan: LaunchPlan
@@ -66,16 +72,17 @@ class Launch:
     listener: socket.socket
     is_resumed: bool = False
     is_edited: bool = False
+    scale: tuple[Change, ...] = ALONE
 
-    def agent(self) -> AgentProcess:
-        """Return this machine's agent, not yet started."""
+    def agent(self, port: int, node: str) -> AgentProcess:
+        """Return the agent of *node*, a node of this machine, not yet started; the store is at *port*."""
         plan = self.plan
         config = AgentConfig(
             launch_folder=str(self.folder.launch(self.number)),
             run_folder=str(self.folder.path),
-            node=NODE,
+            node=node,
             store_host="127.0.0.1",
-            store_port=self.listener.getsockname()[1],
+            store_port=port,
             path=[str(self.project_root / part) for part in plan.module_path],
             modules=list(plan.modules),
             start_method=plan.start_method,
@@ -84,14 +91,14 @@ class Launch:
             writer=self.writer,
         )
         variables = {**plan.environment, environment.RUN_ID: self.folder.run_id}
-        return AgentProcess(config, variables, self.folder.agent_log)
+        return AgentProcess(config, variables, self.folder.agent_log(node))
 
-    def claim(self, reason: str, last: int = 0) -> int | None:
+    def claim(self, reason: str, last: int = 0, nodes: tuple[str, ...] = ()) -> int | None:
         """Return the next generation's number, claimed at the snapshot URI: no other launch can have it.
 
         None if one has claimed a generation after *last*, the one this launch claimed last (0: none yet).
         """
-        claim = {"run_id": self.folder.run_id, "launch": self.number, "reason": reason, "nodes": [NODE]}
+        claim = {"run_id": self.folder.run_id, "launch": self.number, "reason": reason, "nodes": nodes}
         claim |= {"host": socket.gethostname(), "pid": os.getpid()}
         if last == 0:
             return self.catalog.claim_generation(claim)
@@ -106,7 +113,9 @@ class Supervisor:
         self._journal = Journal(launch.folder, launch.number, show)
         self._metrics = Metrics(launch.folder)
         self._intake = Intake(self._journal, self._metrics)
-        self._agent = launch.agent()
+        make = partial(launch.agent, launch.listener.getsockname()[1])
+        self._agents = LocalAgents(make, launch.scale, self._journal)
+        self._members = Members(launch.plan.nodes_min, launch.plan.nodes_max)
         self._signals: list[int] = []
         self._asked_at: float | None = None
 
@@ -115,8 +124,9 @@ class Supervisor:
         previous = {number: signal.signal(number, self._note_signal) for number in _ASK_TO_LEAVE}
         try:
             self._announce()
-            self._agent.start()  # its processes import for seconds, beside the import of torch here
-            from elasticflow.launcher.rendezvous import Head
+            for node in self._agents.begin():  # they import for seconds, beside the import of torch here
+                self._members.expect(node)
+            from elasticflow.launcher.head import Head
 
             head = Head(self._launch.listener)
             course = self._course(head)
@@ -125,7 +135,7 @@ class Supervisor:
                 time.sleep(_POLL_S)
             return self._close(head, course, course.verdict)
         finally:
-            self._agent.end()
+            self._agents.end()
             self._metrics.close()
             self._journal.close()
             for number, handler in previous.items():
@@ -152,28 +162,28 @@ class Supervisor:
         budget = Budget(plan, launch.folder.ledger)
         restarts = Restarts(self._journal, budget, Suspicion(launch.catalog, self._journal))
         first = "resume" if launch.is_resumed else "start"
-        return Course(self._journal, restarts, head, launch.claim, first, plan.grace_s)
+        formation = Formation(self._journal, self._members, head, launch.claim, first)
+        return Course(self._journal, restarts, head, self._members, formation, plan.grace_s)
 
     def _turn(self, head: Head, course: Course) -> None:
         for message in head.take():
             self._hear(message, course)
         self._look_at_signals(course)
-        code = self._agent.exit_code()
-        if (
-            code is not None
-            and course.verdict is None
-            and course.agent_died(NODE, code, self._agent.last_words())
-        ):
-            self._journal.event(events.AGENT_RESTARTED, exit_code=code)
-            self._agent.start()
+        self._agents.turn(course)
+        for node in head.silent():
+            if not self._agents.kill(node):  # one of ours hangs or was stopped: seen to at the next turn
+                course.node_lost(node, "node_lost", "it has given no sign of life")
         course.time_passed()
 
     def _hear(self, message: dict[str, Any], course: Course) -> None:
         match message["type"]:
             case "node":
-                course.node_joined(message["node"], message["host"], message["nproc"], message["refused"])
+                member = Member(message["node"], message["host"], message["nproc"])
+                course.node_joined(member, message["refused"])
+            case "leaving":
+                course.node_leaving(message["node"])
             case "workers":
-                self._journal.update(at_once=True, workers=message["workers"])
+                self._journal.update(at_once=True, workers=course.workers_started(message))
             case "lines":
                 self._intake.lines(message["lines"], course.generation)
             case "writer":
@@ -199,16 +209,16 @@ class Supervisor:
     def _look_at_signals(self, course: Course) -> None:
         if len(self._signals) > 1:
             course.interrupt("a second signal", errors.KILLED_BY_USER)
-        elif self._signals and not course.is_draining and course.verdict is None:
+        elif self._signals and not course.is_leaving and course.verdict is None:
             course.asked_to_leave(signal.Signals(self._signals[0]).name)
 
     def _see_off(self, course: Course, verdict: Verdict) -> Verdict:
-        """Return once the agent has left, whose writer may still be writing a snapshot; a signal cuts that short."""
+        """Return once the agents have left, whose writers may still be writing a snapshot; a signal cuts that short."""
         asked = 1 if verdict.status == "interrupted" else 0  # signals that led to the verdict
         grace_s = self._launch.plan.restarts.grace_s
         began = time.monotonic()
         deadline = max(began + _LEAVE_S, (self._asked_at or began) + grace_s)
-        while self._agent.exit_code() is None and time.monotonic() < deadline:
+        while not self._agents.are_gone and time.monotonic() < deadline:
             if len(self._signals) > asked:
                 if verdict.exit_code == errors.INTERRUPTED:
                     course.interrupt("a second signal", errors.KILLED_BY_USER)
@@ -217,11 +227,11 @@ class Supervisor:
         return verdict
 
     def _close(self, head: Head, course: Course, verdict: Verdict) -> int:
-        """End the agent, take in what it still has to say, and write the verdict."""
+        """End the agents, take in what they still have to say, and write the verdict."""
         head.stop()
         if course.is_idle:
             verdict = self._see_off(course, verdict)
-        self._agent.end()
+        self._agents.end()
         for message in head.take():
             if message["type"] in ("lines", "writer"):
                 self._hear(message, course)

@@ -164,12 +164,29 @@ def _state_left_out(record: Record) -> Line:
     return Line("warning", "notice", "left out", text)
 
 
+def _node_left(record: Record) -> Line:
+    return Line("note", "plain", "node left", f"{record.get('node')} asked to leave and was let go")
+
+
+def _node_excluded(record: Record) -> Line:
+    text = f"{record.get('node')} failed twice in a row while others did not, and takes no part: {record.get('reason')}"
+    return Line("wrong", "bad", "node excluded", text)
+
+
+def _nodes_awaited(record: Record) -> Line:
+    text = f"{whole(record, 'present')} of at least {plural(whole(record, 'least'), 'node')} ready"
+    return Line("warning", "notice", "waiting", text)
+
+
 ALONE: dict[str, Callable[[Record], Line]] = {
     events.SNAPSHOT_REJECTED: _snapshot_rejected,
     events.SNAPSHOT_CLEARED: _snapshot_cleared,
     events.SNAPSHOT_FAILED: _snapshot_failed,
     events.DRAIN_REQUESTED: _drain_requested,
     events.DRAIN_COMPLETED: _drain_completed,
+    events.NODE_LEFT: _node_left,
+    events.NODE_EXCLUDED: _node_excluded,
+    events.NODE_AWAITED: _nodes_awaited,
     events.BUDGET_SPENT: _budget_spent,
     events.BUDGET_REFILLED: _budget_refilled,
     events.PRELOAD_REFUSED: _preload_refused,

@@ -239,7 +239,8 @@ class Story:
 
     def _agent_restarted(self, record: Record) -> Line:
         self._is_after_failure = True
-        text = f"ended with code {record.get('exit_code')}, started again free of charge"
+        where = f"{record['node']} " if record.get("node") else ""
+        text = f"{where}ended with code {record.get('exit_code')}, started again free of charge"
         return Line("again", "notice", "agent", text)
 
     def _place(self) -> tuple[str, ...]:

@@ -86,8 +86,9 @@ class Running:
 
     def told(self) -> str:
         """Return what the command printed, and the agent's log."""
-        agent = self.run.agent_log.read_text() if self.run.agent_log.exists() else ""
-        return f"{self.output.read_text()}\n--- agent.log\n{agent[-3000:]}"
+        logs = sorted(self.run.agent_log().parent.glob("agent*.log"))
+        agents = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
+        return self.output.read_text() + agents
 
     def tree(self) -> list[psutil.Process]:
         """Return every living process of this run, found by the mark in its environment."""

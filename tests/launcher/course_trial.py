@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.compiler.plan import RestartPlan
 from elasticflow.launcher.budget import Budget
 from elasticflow.launcher.course import Course
+from elasticflow.launcher.formation import Formation
 from elasticflow.launcher.journal import Journal
+from elasticflow.launcher.members import Member, Members
 from elasticflow.launcher.restarts import Restarts
 from elasticflow.launcher.suspicion import Suspicion
 from elasticflow.snapshots.catalog import Catalog
@@ -26,14 +28,19 @@ class FakeNodes:
     def __init__(self) -> None:
         self.formed: list[tuple[int, tuple[str, ...], float | None]] = []
         self.requests: list[tuple[str, int]] = []
+        self.released: list[str] = []
 
-    def form(self, generation: int, nodes: tuple[str, ...], failed_at: float | None) -> None:
+    def form(self, generation: int, nodes: tuple[tuple[str, int], ...], failed_at: float | None) -> None:
         """Note a generation to form."""
-        self.formed.append((generation, nodes, failed_at))
+        self.formed.append((generation, tuple(node for node, _ in nodes), failed_at))
 
     def request(self, what: str, generation: int) -> None:
         """Note a request."""
         self.requests.append((what, generation))
+
+    def release(self, node: str) -> None:
+        """Note a node that was let go."""
+        self.released.append(node)
 
 
 @dataclass
@@ -42,6 +49,8 @@ class Trial:
 
     folder: RunFolder
     budget: int = 2
+    least: int = 1
+    most: int = 1
     nodes: FakeNodes = field(default_factory=FakeNodes)
     records: list[dict[str, Any]] = field(default_factory=list)
     claimed: list[str] = field(default_factory=list)
@@ -64,7 +73,13 @@ class Trial:
         )
         ledger = Budget(plan, self.folder.ledger, lambda: self.clock)
         restarts = Restarts(self.journal, ledger, Suspicion(self.catalog, self.journal))
-        self.course = Course(self.journal, restarts, self.nodes, self.claim, "start", GRACE_S)
+        self.members = Members(self.least, self.most)
+        formation = Formation(self.journal, self.members, self.nodes, self.claimed_number, "start")
+        self.course = Course(self.journal, restarts, self.nodes, self.members, formation, GRACE_S)
+
+    def claimed_number(self, reason: str, last: int, nodes: tuple[str, ...]) -> int | None:
+        """Return the next generation number, by the test's own claim if it has one."""
+        return self.claim(reason, last)
 
     def claim(self, reason: str, last: int) -> int | None:
         """Return the next generation number."""
@@ -76,9 +91,9 @@ class Trial:
         self.join()
         self.course.time_passed()
 
-    def join(self) -> None:
-        """Say that the node is ready."""
-        self.course.node_joined("n0", "host", 2, [])
+    def join(self, node: str = "n0", *, refused: tuple[dict[str, str], ...] = ()) -> None:
+        """Say that a node is ready."""
+        self.course.node_joined(Member(node, "host", 2), list(refused))
 
     def wait(self, seconds: float) -> None:
         """Let time pass."""
@@ -92,21 +107,28 @@ class Trial:
         generation.step, generation.epoch, generation.is_finished = step, 0, finished
         self.journal.update(step=step)
 
-    def leave(self) -> None:
-        """Have all workers leave with code 0."""
+    def leave(self, node: str = "n0") -> None:
+        """Have all workers of a node leave with code 0."""
         assert self.course.generation is not None
         number = self.course.generation.number
         self.course.group_ended(
-            {"generation": number, "node": "n0", "failed": False, "workers": [worker(0, 0), worker(1, 0)]}
+            {"generation": number, "node": node, "failed": False, "workers": [worker(0, 0), worker(1, 0)]}
         )
 
-    def fail(self, *workers: dict[str, Any], generation: int | None = None) -> None:
+    def killed(self, node: str) -> None:
+        """Have a node's agent say that it killed its workers."""
+        assert self.course.generation is not None
+        number = self.course.generation.number
+        found = [worker(2, -9, ended_by_us=True), worker(3, -9, ended_by_us=True)]
+        self.course.group_ended({"generation": number, "node": node, "failed": False, "workers": found})
+
+    def fail(self, *workers: dict[str, Any], generation: int | None = None, node: str = "n0") -> None:
         """Have the workers fail: by default rank 1 killed, rank 0 ended by the agent."""
         if generation is None:
             assert self.course.generation is not None
             generation = self.course.generation.number
         found = list(workers) or [worker(0, -9, ended_by_us=True), worker(1, -9)]
-        self.course.group_ended({"generation": generation, "node": "n0", "failed": True, "workers": found})
+        self.course.group_ended({"generation": generation, "node": node, "failed": True, "workers": found})
 
     def names(self) -> list[str]:
         """Return the names of the events so far."""

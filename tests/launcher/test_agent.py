@@ -15,8 +15,8 @@ import pytest
 
 from elasticflow.launcher.agent import Agent, build_agent
 from elasticflow.launcher.agent_process import AgentConfig, listen
+from elasticflow.launcher.head import Head
 from elasticflow.launcher.heartbeats import Heartbeats
-from elasticflow.launcher.rendezvous import Head
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import Warm, is_alive, wait_until
 
@@ -45,7 +45,7 @@ class Node:
     def form(self, generation: int, code: str) -> None:
         """Have the agent form *generation* of two workers that run *code*, and wait until they have started."""
         self.warm.write("import os, pathlib, signal, sys, time\n" + textwrap.dedent(code))
-        self.head.form(generation, ("n0",), None)
+        self.head.form(generation, (("n0", 2),), None)
         self.message("workers", generation)
 
     def message(self, kind: str, generation: int | None = None) -> dict[str, Any]:

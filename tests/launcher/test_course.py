@@ -29,7 +29,7 @@ def test_first_generation_waits_for_a_node_and_no_longer(trial: Trial) -> None:
 
 def test_refused_modules_are_told(trial: Trial) -> None:
     """What the fork server would not import beforehand becomes an event each."""
-    trial.course.node_joined("n0", "host", 2, [{"module": "m", "reason": "reads RANK at import"}])
+    trial.join(refused=({"module": "m", "reason": "reads RANK at import"},))
 
     assert ("m", "reads RANK at import") == (trial.records[-1]["module"], trial.records[-1]["reason"])
 
@@ -209,7 +209,7 @@ def test_agent_that_never_gets_ready_fails_with_its_last_words(trial: Trial) -> 
 
     assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
     assert trial.course.verdict is not None
-    expected = "the agent ended with code 1 before it was ready:\nImportError: libgomp.so.1"
+    expected = "the agent of n0 ended with code 1 before it was ready:\nImportError: libgomp.so.1"
     assert expected == trial.course.verdict.fields["error"]
 
 
@@ -304,7 +304,7 @@ def test_store_that_does_not_answer_is_tried_again(trial: Trial, monkeypatch: py
 
     trial.begin()
     trial.step(7)
-    monkeypatch.setattr(trial.course, "_claim", claim)
+    monkeypatch.setattr(trial, "claim", claim)
     trial.fail()
     trial.course.time_passed()
     assert 1 == len(trial.nodes.formed)
@@ -322,7 +322,7 @@ def test_store_that_never_answers_spends_the_budget(trial: Trial, monkeypatch: p
     def claim(reason: str, last: int) -> int:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(trial.course, "_claim", claim)
+    monkeypatch.setattr(trial, "claim", claim)
     trial.begin()
     for _ in range(3):
         trial.wait(60)
@@ -339,7 +339,7 @@ def test_another_launch_has_claimed_the_next_generation(
     asked: list[int] = []
     trial.begin()
     trial.step(7)
-    monkeypatch.setattr(trial.course, "_claim", lambda _, last: asked.append(last))
+    monkeypatch.setattr(trial, "claim", lambda _, last: asked.append(last))
     trial.fail()
     trial.wait(60)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from elasticflow.launcher.rendezvous import Feed, Head, SupervisedRendezvous, is_requested, join_store
+from elasticflow.launcher.head import Head
+from elasticflow.launcher.rendezvous import Feed, SupervisedRendezvous, is_requested, join_store
 from elasticflow.runtime import group
 from elasticflow.runtime.identity import Identity
 from tests.launcher.conftest import wait_until
@@ -42,7 +43,7 @@ def launch() -> Launch:
 def test_lone_node_forms_a_generation_without_a_last_call(launch: Launch) -> None:
     """The node set is known; torch 2.13's own rendezvous waits 30 s for others when fewer than the most are there."""
     agent = launch.agent()
-    launch.head.form(4, ("n0",), 12.5)
+    launch.head.form(4, (("n0", 2),), 12.5)
     began = time.monotonic()
     info = agent.next_rendezvous()
 
@@ -54,10 +55,10 @@ def test_lone_node_forms_a_generation_without_a_last_call(launch: Launch) -> Non
 def test_keys_of_a_generation_are_not_seen_in_the_next(launch: Launch) -> None:
     """Torch 2.13 hands all attempts one store without a prefix: attempt 2 reads the addresses of attempt 1."""
     agent = launch.agent()
-    launch.head.form(1, ("n0",), None)
+    launch.head.form(1, (("n0", 2),), None)
     first = agent.next_rendezvous().store
     first.set("MASTER_ADDR", "stale")
-    launch.head.form(2, ("n0",), None)
+    launch.head.form(2, (("n0", 2),), None)
     second = agent.next_rendezvous().store
 
     assert first.check(["MASTER_ADDR"])
@@ -89,11 +90,11 @@ def test_process_groups_of_two_generations_share_no_key(launch: Launch, tmp_path
 
 def test_agent_started_late_skips_old_rounds(launch: Launch) -> None:
     """An agent that takes over forms the generation decided after it joined, not its predecessor's."""
-    launch.head.form(1, ("n0",), None)
-    launch.head.form(2, ("n0",), None)
+    launch.head.form(1, (("n0", 2),), None)
+    launch.head.form(2, (("n0", 2),), None)
     agent = launch.agent()
     agent.skip_old()
-    launch.head.form(3, ("n0",), None)
+    launch.head.form(3, (("n0", 2),), None)
     agent.next_rendezvous()
 
     assert 3 == agent.round.generation
@@ -103,7 +104,7 @@ def test_first_agent_has_nothing_to_skip(launch: Launch) -> None:
     """Before any round is published, skipping changes nothing."""
     agent = launch.agent()
     agent.skip_old()
-    launch.head.form(1, ("n0",), None)
+    launch.head.form(1, (("n0", 2),), None)
     agent.next_rendezvous()
 
     assert 1 == agent.round.generation
@@ -112,11 +113,12 @@ def test_first_agent_has_nothing_to_skip(launch: Launch) -> None:
 def test_rounds_without_this_node_are_passed_over(launch: Launch) -> None:
     """A node takes part when it is named, at its place in the order of nodes."""
     agent = launch.agent("n1")
-    launch.head.form(1, ("n0",), None)
-    launch.head.form(2, ("n0", "n1"), None)
+    launch.head.form(1, (("n0", 2),), None)
+    launch.head.form(2, (("n0", 3), ("n1", 2)), None)
     info = agent.next_rendezvous()
 
     assert (2, 1, 2) == (agent.round.generation, info.rank, info.world_size)
+    assert (1, 3, 2, 5) == agent.place
 
 
 def test_stop_lets_every_agent_leave(launch: Launch) -> None:
@@ -135,7 +137,7 @@ def test_one_agent_cannot_close_the_rendezvous_for_all(launch: Launch) -> None:
     agent, other = launch.agent("n0"), launch.agent("n1")
     agent.set_closed()
     agent.shutdown()
-    launch.head.form(1, ("n1",), None)
+    launch.head.form(1, (("n1", 2),), None)
     other.next_rendezvous()
 
     assert 1 == other.round.generation
@@ -175,6 +177,6 @@ def test_messages_arrive_once_and_in_order(launch: Launch) -> None:
 def test_agent_killed_before_it_spoke_holds_up_nobody(launch: Launch) -> None:
     """The next agent's messages arrive, whatever the one before it was about to say."""
     Feed(join_store("127.0.0.1", launch.port))
-    Feed(join_store("127.0.0.1", launch.port)).post({"type": "node"})
+    Feed(join_store("127.0.0.1", launch.port)).post({"type": "node", "node": "n0"})
 
-    wait_until(lambda: [{"type": "node"}] == launch.head.take(), 5)
+    wait_until(lambda: [{"type": "node", "node": "n0"}] == launch.head.take(), 5)

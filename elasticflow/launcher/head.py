@@ -1,0 +1,98 @@
+"""The supervisor's side of the launch's store: hears agents, publishes rounds (floor 3). Keys: `rendezvous.py`."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not re-exported
+
+from elasticflow.launcher.rendezvous import PREFIX, Round, feed_key
+
+if TYPE_CHECKING:
+    from socket import socket
+
+# An agent tells that it lives ten times in this; a loaded machine may keep it from doing so for a while.
+SILENT_S = 2.5
+_LOOK_S = 0.25
+
+
+class Head:
+    """Serves the launch's store on *listener*; it outlives every agent."""
+
+    def __init__(self, listener: socket) -> None:
+        host, port = listener.getsockname()[:2]
+        server = TCPStore(
+            "127.0.0.1" if host in ("0.0.0.0", "::") else host,  # noqa: S104  # where this process finds it
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            timeout=timedelta(seconds=60),
+        )
+        self._store = PrefixStore(PREFIX, server)
+        self._taken: list[int] = []  # messages taken so far, by feed
+        self._feeds: dict[str, int] = {}  # the feed of each node that has joined
+        self._beats: dict[str, tuple[bytes, float]] = {}  # what each node said last, and when it was new
+        self._looked = 0.0
+        self._count = 0
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the messages that agents have sent since the last call, and forget them."""
+        messages = []
+        self._taken += [0] * (self._store.add("feeds", 0) - len(self._taken))
+        for index in range(len(self._taken)):
+            while self._store.check([key := feed_key(index + 1, self._taken[index] + 1)]):
+                message = json.loads(self._store.get(key))
+                if message.get("type") == "node":
+                    self._feeds[message["node"]] = index + 1
+                    self._beats.pop(message["node"], None)
+                messages.append(message)
+                self._store.delete_key(key)
+                self._taken[index] += 1
+        return messages
+
+    def silent(self) -> list[str]:
+        """Return the nodes that have given no sign of life for `SILENT_S`; looks a few times a second."""
+        now = time.monotonic()
+        if now < self._looked + _LOOK_S:
+            return []
+        # A pause of this process, of a laptop that slept for instance, is no silence of theirs.
+        paused, self._looked = now - self._looked > SILENT_S / 2, now
+        found = []
+        for node, feed in self._feeds.items():
+            key = f"beat/{feed}"
+            beat = self._store.get(key) if self._store.check([key]) else b""
+            last = self._beats.get(node)
+            if last is None or beat != last[0] or paused:
+                self._beats[node] = (beat, now)
+            elif now - last[1] >= SILENT_S:
+                found.append(node)
+        return found
+
+    def form(self, generation: int, nodes: tuple[tuple[str, int], ...], failed_at: float | None) -> None:
+        """Have *nodes*, each with its number of workers, form *generation*."""
+        self._publish(Round(generation=generation, nodes=nodes, failed_at=failed_at))
+
+    def stop(self) -> None:
+        """Have every agent leave."""
+        self._publish(Round(stop=True))
+
+    def request(self, what: str, generation: int) -> None:
+        """Ask the workers of *generation* to `drain`, or have them killed (`stop`)."""
+        self._store.set(f"{what}/{generation}", "1")
+
+    def release(self, node: str) -> None:
+        """Have the agent of *node* leave; it is not listened for any more."""
+        feed = self._feeds.pop(node, None)
+        self._beats.pop(node, None)
+        if feed is not None:
+            self._store.set(f"gone/{feed}", "1")
+
+    def _publish(self, round_: Round) -> None:
+        self._count += 1
+        self._store.set(f"round/{self._count}", json.dumps(asdict(round_)))
+        self._store.set("rounds", str(self._count))

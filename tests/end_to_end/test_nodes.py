@@ -1,0 +1,63 @@
+"""Several nodes played on one machine: killed workers, lost nodes, joining nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+
+import psutil
+
+from elasticflow import events
+from tests.end_to_end import trajectory_jobs as jobs
+from tests.end_to_end import trajectory_models as models
+from tests.end_to_end.harness import Project, Running, named, processes_of, steps_of, tensors
+
+EPOCHS = 60
+
+
+def group_of(running: Running, size: int, generation: int) -> int:
+    """Return the number of a generation after *generation* with *size* workers that has trained a few steps."""
+
+    def formed() -> int | None:
+        state = running.state()
+        fits = state.get("generation", 0) > generation and len(state.get("workers", ())) == size
+        return int(state["generation"]) if fits else None
+
+    found = int(running.wait_for(f"a group of {size}", formed))
+    running.wait_for_step(running.state()["step"] + 3, generation=generation)
+    return found
+
+
+def test_job_outlives_a_worker_and_the_node_of_rank_0(project: Project) -> None:
+    """A worker is killed, then the agent of rank 0's node: each costs one generation and no sample."""
+    jobs.write_jobs(project)
+    options = ("--simulate-nodes=2", "--set=nodes.max=2", "--set=nodes.nproc_per_node=1")
+    running = project.start(
+        "run",
+        "jobs/counting.toml",
+        "--run-id=nodes",
+        f"--set=train.epochs={EPOCHS}",
+        *options,
+        run_id="nodes",
+        job="counting",
+    )
+    first = group_of(running, 2, 0)
+    os.kill(running.pid_of(1), signal.SIGKILL)
+    second = group_of(running, 2, first)
+    agent = psutil.Process(running.pid_of(0)).parents()[1]
+    assert "elasticflow.launcher.node" in agent.cmdline()
+    agent.kill()
+    alone = group_of(running, 1, second)
+    group_of(running, 2, alone)
+
+    assert running.end() == 0, running.told()
+    counts = struct.unpack(f"<{models.COUNTED}f", tensors(running.run)["model/counts"])
+    assert [EPOCHS] * models.COUNTED == list(counts)
+    steps = steps_of(running.run)
+    assert list(range(1, len(steps) + 1)) == steps
+    happened = running.events()
+    reasons = [g["reason"] for g in named(happened, events.GENERATION_STARTED)]
+    assert ["start", "crash", "agent_lost", "resized"] == reasons
+    assert ["crash"] == [charged["class"] for charged in named(happened, events.BUDGET_CHARGED)]
+    assert [] == processes_of("nodes")
