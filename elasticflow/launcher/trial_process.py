@@ -75,7 +75,7 @@ class TrialRun:
             TrialFailedError: a launch ended otherwise than it should.
         """
         self._records.mkdir(parents=True)
-        self.run.agent_log.parent.mkdir(parents=True)
+        self.run.agent_log().parent.mkdir(parents=True)
         try:
             for each in self._trial.launches:
                 self._launch(each, tell)
