@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elasticflow import faults
-from elasticflow.runtime.share import address_of, copy
+from elasticflow.runtime.copying import copy
+from elasticflow.runtime.share import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

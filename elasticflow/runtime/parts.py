@@ -8,16 +8,18 @@ memory. So those are looked at, and the walk is repeated when one of them is ano
 
 from __future__ import annotations
 
+import marshal
 import operator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.copying import Copies
 from elasticflow.runtime.tree import Encoder
 
 if TYPE_CHECKING:
@@ -44,9 +46,15 @@ class Stock:
 
     def refresh(self) -> None:
         """Pack the scalars anew."""
-        with torch.no_grad():
-            for key, scalars in self.scalars.items():
-                torch.stack(scalars, out=self.tensors[key])
+        self._packing.make()
+
+    @cached_property
+    def _packing(self) -> Copies:
+        return Copies(
+            pair
+            for key, scalars in self.scalars.items()
+            for pair in zip(self.tensors[key].unbind(), scalars, strict=True)
+        )
 
 
 _NO_TENSORS = Stock({}, {}, {}, {})
@@ -60,7 +68,7 @@ def part_of(name: str, thing: Any) -> Part:
 
 
 class Part:
-    """Something with `state_dict` and `load_state_dict`, read whole each time.
+    """Something with `state_dict` and `load_state_dict`, which is asked each time.
 
     Attributes:
         name: What it is called in snapshots and messages.
@@ -69,14 +77,20 @@ class Part:
 
     def __init__(self, name: str, thing: Any) -> None:
         self.name, self.thing = name, thing
+        self._mark: bytes | None = None
+        self._read: tuple[Any, Stock] | None = None
 
     def read(self) -> tuple[Any, Stock]:
-        """Return its state now as JSON and tensors; the same Stock as before as long as the tensors are the same.
+        """Return its state now as JSON and tensors; the same objects as before as long as they say the same.
 
         Raises:
             StateError: it holds something that neither JSON nor safetensors can express; named.
         """
-        return self._encode(self.thing.state_dict())
+        state = self.thing.state_dict()
+        mark = _mark_of(state)
+        if self._read is None or mark is None or mark != self._mark:
+            self._read, self._mark = self._encode(state), mark
+        return self._read
 
     def _encode(self, value: Any, *, in_place: bool = False) -> tuple[Any, Stock]:
         encoder = Encoder(in_place=in_place)
@@ -96,8 +110,8 @@ class ModulePart(Part):
     def __init__(self, name: str, thing: nn.Module) -> None:
         super().__init__(name, thing)
         self._tables: list[dict[Any, Any]] = []
+        self._empty_tables: list[dict[Any, Any]] = []
         self._watch: Watch | None = None
-        self._read: tuple[Any, Stock] | None = None
 
     def read(self) -> tuple[Any, Stock]:
         """Return its state now; see `Part`."""
@@ -105,16 +119,20 @@ class ModulePart(Part):
             self._read[1].refresh()
             return self._read
         modules = list(self.thing.modules())
-        self._tables = [table for module in modules for table in _tables_of(module)]
+        tables = [table for module in modules for table in _tables_of(module)]
+        self._tables = [table for table in tables if table]
+        self._empty_tables = [table for table in tables if not table]
         tree, stock = self._encode(self.thing.state_dict(), in_place=True)
         frozen = {f"{self.name}/{key}" for key, p in self.thing.named_parameters() if not p.requires_grad}
         self._read = tree, replace(stock, frozen=frozenset(frozen & stock.tensors.keys()))
         is_plain = all(map(_has_plain_state, modules))
-        self._watch = Watch(self._things, _place_and_form) if is_plain else None
+        self._watch = Watch(self._things, _places_and_forms) if is_plain else None
         return self._read
 
     def _things(self) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, self._tables)))
+        things: list[Any] = list(chain.from_iterable(map(dict.values, self._tables)))
+        things.append(any(self._empty_tables))
+        return things
 
 
 class OptimizerPart(Part):
@@ -122,9 +140,7 @@ class OptimizerPart(Part):
 
     def __init__(self, name: str, thing: Optimizer) -> None:
         super().__init__(name, thing)
-        self._options: Any = None  # of the groups as they are in `_read`
         self._watch: Watch | None = None
-        self._read: tuple[Any, Stock] | None = None
 
     def read(self) -> tuple[Any, Stock]:
         """Return its state now; see `Part`."""
@@ -137,19 +153,18 @@ class OptimizerPart(Part):
                     self._read = {**tree, "param_groups": groups}, stock
                 return self._read
         tree, stock = self._encode(self.thing.state_dict())
-        self._options = None
+        self._mark = None  # of the groups' options
         self._read = tree, replace(stock)  # one of its own: it stands for the groups, too
-        self._watch = Watch(self._things, Tensor.data_ptr) if self._is_plain() else None
+        self._watch = Watch(self._things, _places) if self._is_plain() else None
         return self._read
 
     def _groups(self, before: list[dict[str, Any]]) -> tuple[Any, Stock]:
         options = [{k: v for k, v in group.items() if k != "params"} for group in self.thing.param_groups]
-        kinds = [list(map(type, group.values())) for group in options]
-        if (options, kinds) == self._options:
+        mark = _mark_of(options)
+        if mark is not None and mark == self._mark:
             return before, _NO_TENSORS
         found, stock = self._encode(options)
-        is_fixed = all(_is_fixed(value) for group in options for value in group.values())
-        self._options = (options, kinds) if is_fixed else None
+        self._mark = mark
         return [{**group, "params": old["params"]} for group, old in zip(found, before, strict=True)], stock
 
     def _is_plain(self) -> bool:
@@ -160,16 +175,13 @@ class OptimizerPart(Part):
 
     def _things(self) -> list[Any]:
         optimizer = self.thing
-        found: list[Any] = [
+        return [
             *optimizer._optimizer_state_dict_pre_hooks.values(),
             *optimizer._optimizer_state_dict_post_hooks.values(),
+            *chain.from_iterable(group["params"] for group in optimizer.param_groups),
+            *optimizer.state,
+            *chain.from_iterable(map(dict.values, optimizer.state.values())),
         ]
-        for group in optimizer.param_groups:
-            found += group["params"]
-        for parameter, state in optimizer.state.items():
-            found.append(parameter)
-            found += state.values()
-        return found
 
 
 class Watch:
@@ -177,14 +189,14 @@ class Watch:
 
     Args:
         find: Returns the things.
-        place: Returns where a tensor is; its `.data` can be given other memory without anything else to tell it.
+        look: Returns where tensors are; their `.data` can be given other memory without anything else to tell it.
     """
 
-    def __init__(self, find: Callable[[], list[Any]], place: Callable[[Tensor], Any]) -> None:
-        self._find, self._place = find, place
+    def __init__(self, find: Callable[[], list[Any]], look: Callable[[list[Tensor]], list[Any]]) -> None:
+        self._find, self._look = find, look
         self._things = find()
         self._tensors = [thing for thing in self._things if isinstance(thing, Tensor)]
-        self._places = list(map(place, self._tensors))
+        self._seen = look(self._tensors)
 
     def sees_the_same(self) -> bool:
         """True if nothing changed but the values of tensors."""
@@ -192,19 +204,31 @@ class Watch:
         return (
             len(things) == len(self._things)
             and all(map(operator.is_, things, self._things))
-            and list(map(self._place, self._tensors)) == self._places
+            and self._look(self._tensors) == self._seen
         )
 
 
-def _place_and_form(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.requires_grad
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
-def _is_fixed(value: Any) -> bool:
-    """True if *value* cannot change without being another object."""
-    if type(value) is tuple:
-        return all(map(_is_fixed, value))
-    return type(value) in (bool, int, float, str, type(None))
+# Loops without Python in them: a step has driven all of this out of the processor's caches.
+def _places(tensors: list[Tensor]) -> list[Any]:
+    return list(map(Tensor.data_ptr, tensors))
+
+
+def _places_and_forms(tensors: list[Tensor]) -> list[Any]:
+    looks = Tensor.data_ptr, Tensor.size, Tensor.stride, _REQUIRES_GRAD
+    return [found for look in looks for found in map(look, tensors)]
+
+
+def _mark_of(value: Any) -> bytes | None:
+    """Return what two values have in common if and only if their JSON is the same; None if that cannot be told."""
+    try:
+        return marshal.dumps(
+            value, 2
+        )  # of plain types only, by value; a quarter of the time that encoding takes
+    except ValueError:
+        return None
 
 
 def _tables_of(module: nn.Module) -> list[dict[Any, Any]]:

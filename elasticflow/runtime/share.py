@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from elasticflow import faults
 from elasticflow.runtime import storable
+from elasticflow.runtime.copying import Copies
 from elasticflow.snapshots.staging import TensorEntry
 
 if TYPE_CHECKING:
@@ -38,34 +40,44 @@ class Share:
             dtype, shape = storable.DTYPES[tensor.dtype], tuple(tensor.shape)
             self.entries.append(TensorEntry(key, dtype, shape, self.nbytes, size, key in frozen))
             self.nbytes += size
-        self._views: dict[int, dict[str, Tensor]] = {}
+        self._places: dict[int, _Place] = {}
 
     def copy_into(self, target: memoryview) -> list[TensorEntry]:
         """Copy the tensors to the start of *target*; return where each lies."""
-        views = self.views_in(target)
-        targets, sources = list(views.values()), [self.tensors[key] for key in views]
-        half = len(targets) // 2
-        copy(targets[:half], sources[:half])
+        place = self._place(target)
+        place.first.make()
         faults.reach("snapshot.mid_copy")
-        copy(targets[half:], sources[half:])
+        place.second.make()
         faults.reach("snapshot.after_copy")
         return self.entries
 
     def views_in(self, target: memoryview) -> dict[str, Tensor]:
         """Return *target* as tensors by key, those without elements left out; made once for each buffer."""
-        if not self.nbytes:
-            return {}
-        address = address_of(target)
-        views = self._views.get(address)
-        if views is None:
-            if len(self._views) == _BUFFERS:  # they keep the memory mapped
-                self._views.clear()
-            views = self._views[address] = {
+        return self._place(target).views
+
+    def _place(self, target: memoryview) -> _Place:
+        address = address_of(target) if self.nbytes else 0
+        place = self._places.get(address)
+        if place is None:
+            if len(self._places) == _BUFFERS:  # they keep the memory mapped
+                self._places.clear()
+            views = {
                 entry.key: view_of(target, storable.BY_NAME[entry.dtype], entry.shape, entry.offset)
                 for entry in self.entries
                 if entry.nbytes
             }
-        return views
+            place = self._places[address] = _Place(views, self.tensors)
+        return place
+
+
+class _Place:
+    """A staging buffer as a share sees it."""
+
+    def __init__(self, views: dict[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+        self.views = views
+        pairs = [(view, sources[key]) for key, view in views.items()]
+        half = len(pairs) // 2
+        self.first, self.second = Copies(pairs[:half]), Copies(pairs[half:])
 
 
 class Sharing:
@@ -116,13 +128,6 @@ def _spread(sizes: Mapping[str, int], parts: int, ahead: int = 0) -> list[list[s
     return found
 
 
-def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy tensors in one call: many small ones take longer to name than to copy."""
-    if targets:
-        with torch.no_grad():
-            torch._foreach_copy_(targets, sources)
-
-
 def view_of(data: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
     """Return a tensor over *data* from *offset* on; nothing is copied."""
     count = math.prod(shape)
@@ -133,7 +138,7 @@ def view_of(data: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, 
 
 def address_of(data: memoryview) -> int:
     """Return where *data* begins in memory."""
-    return torch.frombuffer(data, dtype=torch.uint8, count=1).data_ptr()
+    return ctypes.addressof(ctypes.c_char.from_buffer(data))
 
 
 def nbytes_of(tensor: Tensor) -> int:

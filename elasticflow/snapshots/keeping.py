@@ -89,8 +89,10 @@ class Keeper:
         """See that the newest set is on the store or on its way: no worker comes any more."""
         self._board.end_open()
         self._board.await_free()
-        self._tier.wish(Wish(0, 0, _AT_THE_END))
-        self.begin()
+        held = self._tier.newest()
+        if held is not None:
+            self._tier.wish(Wish(*held.place, _AT_THE_END))
+            self.begin()
 
     def note(self, report: Message) -> None:
         """Take note of an outcome."""

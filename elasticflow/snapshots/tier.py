@@ -90,6 +90,11 @@ class Wish:
     step: int
     trigger: str
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Generation and step."""
+        return self.generation, self.step
+
 
 class Tier:
     """Slots of all ranks of a node; safe to use from all the writer's threads."""
@@ -178,16 +183,20 @@ class Tier:
             return HeldSet(generation, step, shares)
 
     def wish(self, wish: Wish | None) -> None:
-        """A snapshot is wanted on the store; the newest wish stands for those before, None for none."""
+        """A snapshot is wanted on the store; the newest wish stands for those before, None for none.
+
+        Every rank has the same wish: one that comes when another rank's was granted already is not heard.
+        """
         with self._lock:
-            self._wish = wish
+            if wish is None or wish.place > self._written:
+                self._wish = wish
 
     def granted(self) -> tuple[HeldSet, Wish] | None:
         """Return the newest set, locked for writing, if a snapshot is wished for; the same set only once."""
         with self._lock:
             for _ in range(_TRIES):
                 wish, held = self._wish, self.newest()
-                if wish is None or held is None or held.place < (wish.generation, wish.step):
+                if wish is None or held is None or held.place < wish.place:
                     return None
                 if held.place == self._written:
                     self._wish = None

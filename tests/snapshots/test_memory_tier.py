@@ -304,6 +304,22 @@ def test_same_step_is_never_written_twice(bench: Bench) -> None:
     assert [5] == [found.step for found in bench.catalog.committed()]
 
 
+def test_wish_of_a_slower_rank_is_the_same_wish(bench: Bench) -> None:
+    """One rank's wish was granted, and newer steps are held when the other's comes: nothing more is written."""
+    writer = bench.writer()
+    ranks = settled(joined(bench, writer))
+    for rank in ranks:
+        rank.hold(5)
+    ranks[0].client.wish(5, "steps")
+    assert [("snapshot.committed", 5)] == bench.outcomes(ranks[0].client.flush(20))
+    for rank in ranks:
+        rank.hold(6)
+    ranks[1].client.send({"wish": {"step": 5, "trigger": "steps"}})  # as if it had not heard yet
+    die(ranks)
+    assert [content(6), content(6)] == recalled(joined(bench, writer, generation=2))
+    assert [5] == [found.step for found in bench.catalog.committed()]
+
+
 def test_record_that_changed_much_is_told_anew(bench: Bench) -> None:
     """What is too much for a label goes into a new outline, and comes back whole."""
     writer = bench.writer()
