@@ -68,6 +68,10 @@ class LogsNotFoundError(ElasticflowError):
     """The run has no log of that generation or rank."""
 
 
+class NotRunningError(ElasticflowError):
+    """The run is not running on this machine."""
+
+
 class NothingToResumeError(ElasticflowError):
     """There is no run that could go on."""
 

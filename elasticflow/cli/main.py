@@ -28,6 +28,8 @@ COMMANDS: dict[str, str] = {
     "resume": "Go on with a run from its newest good snapshot.",
     "runs": "List runs.",
     "status": "Show how a run is doing.",
+    "why": "Say what went wrong in a run, root cause first.",
+    "cancel": "Have a run leave after its step, with a snapshot.",
     "logs": "Show a run's logs by rank and generation.",
     "snapshots": "List, check, keep, prune and export a run's snapshots.",
     "verify-elastic": "Train a job briefly at several world sizes, and compare.",

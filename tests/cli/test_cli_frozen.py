@@ -24,6 +24,8 @@ PROMISED = {
     "resume": {"[RUN]", "--set", "--accept-drift", "--log-format"},
     "runs": {"[JOB]", "--format"},
     "status": {"[RUN]", "--format"},
+    "why": {"[RUN]", "--format"},
+    "cancel": {"[RUN]", "--now"},
     "logs": {"[RUN]", "--rank", "--generation", "--follow", "--level", "--format"},
     "snapshots": set(),
     "verify-elastic": {"JOB", "--worlds", "--steps", "--set", "--tolerance", "--keep", "--format"},
