@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, str] = {
     "validate": "Check job files; nothing is run and torch is not needed.",
     "plan": "Show what a run of a job file would do.",
-    "compile": "Write a job's launch folder: train.py, torchrun.sh, plan.json.",
+    "compile": "Write a job's launch folder: train.py, torchrun.sh, plan.",
     "run": "Train a job, or go on with its run.",
     "resume": "Go on with a run from its newest good snapshot.",
     "runs": "List runs.",
