@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from elasticflow.runtime import data, order, snapshot, worker
 from elasticflow.runtime.exact import FixedOrder
 from elasticflow.runtime.replicas import DataParallel
+from tests.end_to_end.trajectory_models import Transformer, cnn, mlp
 
 HERE = Path(__file__).resolve().parent
 STEPS = 12
@@ -47,39 +48,6 @@ class Images:
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.inputs[index] + 0.1 * torch.randn(1, 8, 8) + 0.1 * random.random(), self.targets[index]
-
-
-class Transformer(nn.Module):
-    """Eight rows of eight pixels as tokens; input and output weights are tied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(8, 16, bias=False)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.project = nn.Linear(16, 8, bias=False)
-        self.project.weight = nn.Parameter(torch.randn(8, 16) / 4)
-        self.head = nn.Linear(8, 16, bias=False)
-        self.head.weight = self.embed.weight  # tied
-        self.last = nn.Linear(16, 4)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits."""
-        tokens = self.layers(self.embed(inputs.squeeze(1)))
-        result: Tensor = self.last(self.head(self.project(tokens)).mean(1))
-        return result
-
-
-def mlp() -> nn.Module:
-    """Return a small net with dropout."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 4))
-
-
-def cnn() -> nn.Module:
-    """Return a net with BatchNorm and dropout."""
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(288, 4)
-    )
 
 
 def training_step(model: nn.Module, batch: Any) -> Any:
