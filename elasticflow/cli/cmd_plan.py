@@ -31,7 +31,7 @@ def command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
     from elasticflow.cli.plan_text import PlanView, lines_of
     from elasticflow.cli.terminal import print_json, show_warnings
     from elasticflow.compiler.plan import plan_job
-    from elasticflow.compiler.split import num_steps
+    from elasticflow.compiler.split import num_steps, steps_per_epoch
     from elasticflow.spec.load import require_job
 
     loaded = require_job(job_file, overrides)
@@ -52,6 +52,7 @@ def command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
         **plan.model_dump(mode="json"),
         "samples": samples,
         "steps": steps,
+        "steps_per_epoch": None if samples is None else steps_per_epoch(job, samples),
         "drift": None,
     }
     if newest is not None and drift is not None:

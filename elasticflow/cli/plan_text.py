@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
+from elasticflow.compiler.split import steps_per_epoch
 from elasticflow.observe.formats import plural
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from elasticflow.spec.job import Job
 
 _MARGIN = 13
-_HEADER = ("nodes", "workers", "samples of a full batch, each", "forwards per step, each")
+_HEADER = ("nodes", "workers", "samples each", "forwards each", "samples in one")
+_EXACT_HEADER = ("instead of", "gradient sums", "traffic")
 
 
 class PlanView(NamedTuple):
@@ -56,6 +58,7 @@ def lines_of(view: PlanView) -> Iterator[str]:
     yield from _drift(view)
     yield ""
     yield from _table(plan.worlds)
+    yield from _notes(view)
     yield ""
     yield "python -m torch.distributed.run \\"
     *options, entry_point = plan.torchrun_args
@@ -93,12 +96,19 @@ def _nodes(plan: LaunchPlan) -> str:
 
 def _steps(view: PlanView) -> str:
     train, dataset = view.job.train, view.job.dataset
-    if train.steps is not None:
-        return str(train.steps)
+    unknown = "is known after the first run (or set dataset.samples)"
     epochs = plural(train.epochs or 0, "epoch")
-    if view.samples is None or view.steps is None:
-        return f"{epochs}; how many steps is known after the first run (or set dataset.samples)"
-    return f"{view.steps}: {epochs} of {plural(view.samples, 'sample')} by {dataset.global_batch_size}"
+    if view.samples is None:
+        return (
+            f"{epochs}; how many steps {unknown}"
+            if train.steps is None
+            else f"{train.steps}; how many an epoch has {unknown}"
+        )
+    per_epoch = _or(*steps_per_epoch(view.job, view.samples))
+    of = f"{plural(view.samples, 'sample')} by {dataset.global_batch_size}"
+    if train.steps is None:
+        return f"{view.steps}: {epochs} of {of}, {per_epoch} each"
+    return f"{train.steps}; an epoch of {of} has {per_epoch}"
 
 
 def _restarts(view: PlanView) -> str:
@@ -137,15 +147,49 @@ def _drift(view: PlanView) -> Iterator[str]:
 
 
 def _table(worlds: Sequence[WorldRow]) -> Iterator[str]:
-    rows = [_HEADER, *(_row(world) for world in worlds)]
+    header = _HEADER if worlds[0].exact is None else _HEADER + _EXACT_HEADER
+    rows = [header, *(_row(world) for world in worlds)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
 
 
 def _row(world: WorldRow) -> tuple[str, ...]:
-    if world.samples_per_rank is None:
-        return str(world.nodes), "as found", "as found", "as found"
-    fewest, most = world.samples_per_rank
-    samples = str(most) if fewest == most else f"{fewest} or {most}"
-    return str(world.nodes), str(world.world_size), samples, str(world.micro_batches)
+    if world.world_size is None or world.samples_per_rank is None or world.micro_batch_size is None:
+        return str(world.nodes), *("as found" for _ in _HEADER[1:])
+    row = str(world.nodes), str(world.world_size), _or(*world.samples_per_rank)
+    row = *row, str(world.micro_batches), _or(*world.micro_batch_size)
+    if world.exact is None:
+        return row
+    traffic = "none" if world.exact.traffic is None else f"{world.exact.traffic:g}"
+    return *row, str(world.exact.batch_micro_batches), str(world.exact.gradient_copies), traffic
+
+
+def _or(fewest: int, most: int) -> str:
+    """Return `4`, `4 or 5` or `4 to 6`."""
+    if fewest == most:
+        return str(most)
+    return f"{fewest} or {most}" if most == fewest + 1 else f"{fewest} to {most}"
+
+
+def _notes(view: PlanView) -> Iterator[str]:
+    """Yield what stands under the table: the formulas of what it leaves out, and what its columns mean."""
+    job, worlds = view.job, view.plan.worlds
+    batch, micro, shards = (
+        job.dataset.global_batch_size,
+        job.dataset.micro_batch_size,
+        job.train.virtual_shards,
+    )
+    if len(worlds) <= view.plan.nodes_max - view.plan.nodes_min or worlds[0].world_size is None:
+        yield ""
+        if shards is None:
+            size = "" if micro is None else f", in as few even forwards of at most {micro} as that takes"
+            yield f"with W workers: each takes {batch} / W samples, rounded down or up{size}"
+        else:
+            yield f"with W workers: each runs {shards} / W forwards of {plural(batch // shards, 'sample')}, rounded down or up"
+    if shards is not None:
+        yield ""
+        yield f"exact: a batch is {plural(shards, 'virtual shard')} of {plural(batch // shards, 'sample')}, a forward and backward each, instead of the"
+        yield "forwards of batch mode; a worker holds at most so many sums of gradients, where batch mode holds one, and"
+        yield "sends so many times the bytes of a ring all-reduce (at most log2(shards / workers) + 1 sums, and 1 times,"
+        yield "where shards and workers are powers of two)"

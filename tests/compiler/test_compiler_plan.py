@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.compiler.plan import LaunchPlan, plan_job
-from elasticflow.compiler.split import num_steps, world_row
-from elasticflow.runtime.order import Schedule
+from elasticflow.compiler.split import exact_cost, num_steps, steps_per_epoch, world_row
+from elasticflow.runtime.order import Schedule, split
+from elasticflow.runtime.treesum import TreeSum
 from tests.compiler.jobs import make_job
 
 ROOT = Path("/project")
@@ -72,17 +73,62 @@ def test_what_best_means(best: str | None, mode: str | None) -> None:
 def test_worlds_from_the_smallest_to_the_largest() -> None:
     """Every number of nodes of a short range has a row."""
     rows = _planned(nodes__min=1, nodes__max=3, dataset__micro_batch_size=10).worlds
-    assert [(r.nodes, r.world_size, r.samples_per_rank, r.micro_batches) for r in rows] == [
-        (1, 2, (32, 32), 4),
-        (2, 4, (16, 16), 2),
-        (3, 6, (10, 11), 2),
+    assert [
+        (r.nodes, r.world_size, r.samples_per_rank, r.micro_batches, r.micro_batch_size) for r in rows
+    ] == [
+        (1, 2, (32, 32), 4, (8, 8)),
+        (2, 4, (16, 16), 2, (8, 8)),
+        (3, 6, (10, 11), 2, (5, 10)),
     ]
+    assert {row.exact for row in rows} == {None}
 
 
-def test_long_ranges_are_shown_by_doublings() -> None:
+def test_exact_mode_costs_forwards_memory_and_traffic() -> None:
+    """Of 8 shards on 1 to 4 workers: forwards instead of one, sums held, bytes against a ring all-reduce."""
+    exact = {"train__consistency": "exact", "train__virtual_shards": 8, "nodes__nproc_per_node": 1}
+    rows = _planned(nodes__max=4, **exact).worlds
+    costs = [row.exact for row in rows if row.exact is not None]
+    assert [
+        (r.samples_per_rank, r.micro_batches, r.micro_batch_size, c.batch_micro_batches)
+        for r, c in zip(rows, costs, strict=True)
+    ] == [
+        ((64, 64), 8, (8, 8), 1),
+        ((32, 32), 4, (8, 8), 1),
+        ((16, 24), 3, (8, 8), 1),
+        ((16, 16), 2, (8, 8), 1),
+    ]
+    assert [(c.gradient_copies, c.traffic) for c in costs] == [(4, None), (3, 1.0), (3, 1.5), (2, 1.0)]
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_cost_of_exact_mode_is_that_of_its_sums(shards: int, world_size: int) -> None:
+    """What the closed form says of memory and traffic, the runtime's tree does."""
+    world_size = min(world_size, shards)
+    copies, sums = 0, []
+    for rank in range(world_size):
+        tree: TreeSum[None] = TreeSum(shards, lambda *_: None)
+        for shard in range(*split(shards, world_size, rank)):
+            copies = max(copies, len(tree.nodes) + 1)
+            tree.push(0, shard, None)
+        sums.append(len(tree.nodes))
+    cost = exact_cost(shards, world_size, 1)
+    traffic = None if world_size == 1 else (max(sums) + 1) / 2
+    assert (cost.gradient_copies, cost.traffic) == (copies, traffic)
+
+
+def test_long_ranges_show_what_divides_evenly() -> None:
     """A range up to the greatest number of nodes takes a handful of rows, and no time."""
     rows = _planned(nodes__min=3, nodes__max=65_536, dataset__global_batch_size=10**9).worlds
-    assert [row.nodes for row in rows] == [3, 6, 12, 24, 48, 96, 192, 384, 768, 1536, 3072, 65_536]
+    assert [row.nodes for row in rows] == [3, 4, 20, 64, 200, 500, 1250, 3200, 8000, 20_000, 62_500, 65_536]
+    even = [row for row in rows[1:-1] if row.samples_per_rank]
+    assert all(row.samples_per_rank[0] == row.samples_per_rank[1] for row in even if row.samples_per_rank)
+
+
+def test_long_ranges_that_nothing_divides_show_doublings() -> None:
+    """Also where a machine tells how many workers a node has."""
+    for changes in ({"dataset__global_batch_size": 999_983}, {"nodes__nproc_per_node": "gpu"}):
+        rows = _planned(nodes__min=3, nodes__max=60, **changes).worlds
+        assert [row.nodes for row in rows] == [3, 6, 12, 24, 48, 60]
 
 
 def test_workers_counted_on_the_machine_are_unknown() -> None:
@@ -114,6 +160,20 @@ def test_steps_are_those_of_the_schedule(samples: int, batch: int, epochs: int, 
         return
     job = make_job(train__epochs=epochs, dataset__global_batch_size=batch, dataset__tail=tail)
     assert num_steps(job, samples) == Schedule(samples, batch, epochs=epochs, tail=tail).steps
+
+
+@given(st.integers(1, 500), st.integers(1, 60), st.sampled_from(["spill", "short", "drop"]))
+def test_steps_of_an_epoch_are_those_of_the_schedule(samples: int, batch: int, tail: str) -> None:
+    """Over twenty epochs of the runtime's schedule, each ends as many steps as `plan` says."""
+    if tail == "drop" and samples < batch:
+        return
+    schedule = Schedule(samples, batch, epochs=20, tail=tail)
+    position, ended = schedule.start, [0] * 21
+    while not schedule.is_end(position) and position.epoch < 19:  # the last epoch's last batch is short
+        position = schedule.batch(position)[2]
+        ended[(position.offset - 1) // samples] += 1
+    fewest, most = steps_per_epoch(make_job(dataset__global_batch_size=batch, dataset__tail=tail), samples)
+    assert {fewest, most} >= set(ended[:18])
 
 
 def test_declared_steps_need_no_dataset() -> None:
