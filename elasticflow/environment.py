@@ -18,4 +18,5 @@ HEARTBEAT_FD = "ELASTICFLOW_HEARTBEAT_FD"  # shared memory of the node's heartbe
 WITNESS = "ELASTICFLOW_WITNESS"  # folder in which rank 0 records what every step made of the state
 
 HEARTBEAT = struct.Struct("<qqd16s")  # beats, finished steps, unix time, phase
+HELD = struct.Struct("<q")  # right behind: newest step whose state this rank holds in memory; 0: none
 HEARTBEAT_SLOT = 64  # bytes per local rank: a cache line, so that ranks do not disturb each other

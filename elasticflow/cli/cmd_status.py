@@ -58,6 +58,8 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         match = SNAPSHOT_NAME.fullmatch(status.snapshot)
         at = f"step {int(match['step'])}, " if match else ""
         rows.append(("snapshot", f"{at}{status.snapshot}"))
+    if status.held is not None:
+        rows.append(("in memory", f"step {status.held}"))
     if status.workers:
         who = ", ".join(f"rank {w.rank} pid {w.pid}" for w in status.workers[:8])
         more = f" and {len(status.workers) - 8} more" if len(status.workers) > 8 else ""

@@ -224,7 +224,7 @@ class Agent(LocalElasticAgent):
         """Send new lines of the rank logs and the writer's reports to the supervisor."""
         lines = [line for log in self._rank_logs for line in log.lines()]
         if lines:
-            self._feed.post({"type": "lines", "lines": lines})
+            self._feed.post({"type": "lines", "lines": lines, "held": self._heartbeats.held()})
         reports = self._writer.reports()
         if reports:
             self._feed.post({"type": "writer", "reports": reports})

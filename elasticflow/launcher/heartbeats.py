@@ -9,7 +9,7 @@ import tempfile
 import time
 from typing import Any
 
-from elasticflow.environment import HEARTBEAT, HEARTBEAT_SLOT
+from elasticflow.environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
 
 MOST_WORKERS = 1024  # of one node; the bound of nodes.nproc_per_node
 
@@ -37,6 +37,11 @@ class Heartbeats:
         """Start anew for the next generation of *workers* local ranks."""
         self._memory[:] = bytes(len(self._memory))
         self._seen = [(0, time.monotonic())] * workers
+
+    def held(self) -> int | None:
+        """Return the newest step whose state all local ranks hold in memory; None if one of them holds none."""
+        offsets = (rank * HEARTBEAT_SLOT + HEARTBEAT.size for rank in range(len(self._seen)))
+        return min((HELD.unpack_from(self._memory, offset)[0] for offset in offsets), default=0) or None
 
     def hung(self) -> dict[str, Any] | None:
         """Return the rank that has stood still longest if that is longer than the limit, else None."""

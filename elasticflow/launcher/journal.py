@@ -109,6 +109,7 @@ class Journal:
             "launch": launch,
             "generation": 0,
             **_carried_over(folder),
+            "held": None,
             "workers": [],
             "verdict": None,
             "pid": os.getpid(),

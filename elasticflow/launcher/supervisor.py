@@ -185,6 +185,7 @@ class Supervisor:
             case "workers":
                 self._journal.update(at_once=True, workers=course.workers_started(message))
             case "lines":
+                self._journal.update(held=message["held"])
                 self._intake.lines(message["lines"], course.generation)
             case "writer":
                 fenced = [r["generation"] for r in message["reports"] if r.get("reason") == FENCED]

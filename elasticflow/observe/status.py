@@ -47,6 +47,7 @@ class RunStatus:
         samples_per_s: Speed over the last steps.
         seconds_left: To the end of training at that speed, while the run is running.
         snapshot: Name of the newest committed snapshot.
+        held: Newest step that all workers hold in their node's memory; it lives no longer than the launch.
         started: Unix time at which the newest launch began.
         updated: Unix time of the last sign of life.
         pid: The supervisor's process id while it runs.
@@ -70,6 +71,7 @@ class RunStatus:
     samples_per_s: float | None
     seconds_left: float | None
     snapshot: str | None
+    held: int | None
     started: float | None
     updated: float | None
     pid: int | None
@@ -126,6 +128,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         samples_per_s=per_s,
         seconds_left=(total - step) / steps_per_s if is_running and total and steps_per_s else None,
         snapshot=state.get("snapshot") or (committed[-1].get("name") if committed else None),
+        held=whole(state, "held") or None if is_running else None,
         started=moment(state.get("started")) or (moment(happened[0].get("timestamp")) if happened else None),
         updated=moment(state.get("updated")) or (moment(happened[-1].get("timestamp")) if happened else None),
         pid=state.get("pid") if is_running else None,

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.environment import HEARTBEAT, HEARTBEAT_SLOT
+from elasticflow.environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +42,11 @@ class Heartbeat:
         if self._memory is not None:
             self._beats += 1
             HEARTBEAT.pack_into(self._memory, self._offset, self._beats, self._step, time.time(), self._phase)
+
+    def hold(self, step: int) -> None:
+        """Say that the state after *step* is held in the node's memory."""
+        if self._memory is not None:
+            HELD.pack_into(self._memory, self._offset + HEARTBEAT.size, step)
 
 
 # How long and for how many a line waits: formatting several at once is three times as fast as in the midst of a step.

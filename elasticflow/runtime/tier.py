@@ -154,6 +154,7 @@ class Tier:
         if not self._holding.seal(slot, name, step, record):
             self._holding.outline(share.entries, share.nbytes, record)
             self._holding.seal(slot, name, step, record)
+        self._me.heartbeat.hold(step)
 
     def holds(self, position: Position) -> bool:
         """True if the state after *position* is what was held last, by this generation."""
@@ -173,6 +174,7 @@ class Tier:
         names = me.gather_text(name)
         if held is None or not name or set(names) != {name}:
             return None
+        me.heartbeat.hold(held.step)
         return Held.of(held, me.run_id)
 
     def _is_due_by_time(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -116,6 +117,16 @@ def test_status_of_a_run_that_its_own_code_stopped(ran: Callable[..., Ran], proj
     assert lines[1:3] == ["  step        47 of 60 (78 %)", "  stopped by  rank 1: good enough"]
 
 
+def test_status_of_a_run_that_is_held_in_memory(ran: Callable[..., Ran], project: Path) -> None:
+    """The newest step in memory stands beside the newest snapshot on the store."""
+    change(project, status="running", held=47)
+    with (project / "runs" / "mnist" / RUN_ID / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lines = ran("status")[1].splitlines()
+    at = lines.index("  snapshot    step 40, 000000000040-0002-0a1b2c3d")
+    assert lines[at + 1] == "  in memory   step 47"
+
+
 def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
     """The keys are frozen: scripts read them."""
     code, out, _ = ran("status", "--format", "json")
@@ -129,6 +140,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "failure",
         "folder",
         "generation",
+        "held",
         "job",
         "launch",
         "loss",

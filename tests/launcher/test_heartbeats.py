@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.environment import HEARTBEAT, HEARTBEAT_SLOT
+from elasticflow.environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
 from elasticflow.launcher import heartbeats as heartbeats_module
 from elasticflow.launcher.heartbeats import MOST_WORKERS, Heartbeats
 from elasticflow.runtime.progress import Heartbeat
@@ -51,7 +51,20 @@ def watched(clock: Clock) -> Iterator[Heartbeats]:
 
 def test_slot_holds_a_heartbeat() -> None:
     """No rank writes into its neighbour's slot."""
-    assert HEARTBEAT.size <= HEARTBEAT_SLOT
+    assert HEARTBEAT.size + HELD.size <= HEARTBEAT_SLOT
+
+
+def test_newest_step_that_all_hold(watched: Heartbeats) -> None:
+    """What one rank does not hold yet is not held; beats leave it as it is, and the next generation begins anew."""
+    ranks = [Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)]
+    ranks[0].hold(8)
+    assert watched.held() is None
+    ranks[1].hold(7)
+    for rank in ranks:
+        rank.beat(9)
+    assert 7 == watched.held()
+    watched.reset(2)
+    assert watched.held() is None
 
 
 def test_rank_that_stands_still_is_found(watched: Heartbeats, clock: Clock) -> None:

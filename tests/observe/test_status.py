@@ -52,6 +52,17 @@ def test_running_with_a_held_lock_is_running(run: Path) -> None:
     assert status.seconds_left == pytest.approx(13 / 20, rel=0.01)
 
 
+def test_what_is_held_in_memory_goes_with_the_launch(run: Path) -> None:
+    """While a run runs its status has the newest step in memory, and afterwards none; old runs never said."""
+    with (run / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        change(run, status="running")
+        assert read_status(RunFolder(run)).held is None
+        change(run, held=46)
+        assert read_status(RunFolder(run)).held == 46
+    assert read_status(RunFolder(run)).held is None
+
+
 def test_running_with_a_free_lock_is_interrupted(run: Path) -> None:
     """A supervisor that was killed could not write so; its lock is free, and its workers are gone."""
     change(run, status="running")
