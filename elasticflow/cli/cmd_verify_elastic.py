@@ -74,7 +74,8 @@ def command(
     differs from the first one: the first step and tensor that do are named.
 
     With consistency = "exact", every tensor of model, optimizer and averaged model must have the same bits after
-    every step, those that were done again after the kill included.
+    every step, those that were done again after the kill included. A tensor that differs is shown as the CRC-32 of its
+    bytes.
 
     With "batch", the same samples make up the same steps, but sums are rounded otherwise at another world size, and
     dropout and BatchNorm see a batch cut into other parts. So losses are compared, each smoothed over the last tenth
@@ -100,7 +101,7 @@ def command(
     assert job is not None  # else it would have raised
     show_warnings(loaded)
     check_torch(warn)
-    trials.check(job, worlds, steps, count_gpus())
+    steps = trials.check(job, worlds, steps, count_gpus())
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)  # like Ctrl-C: whatever was started ends, the scratch folder goes
     view = View(job, worlds, steps, tolerance, quiet=form == "json")
@@ -108,7 +109,8 @@ def command(
     outcomes = []
     with scratch_folder(keep) as scratch, view:
         try:
-            for outcome in verify(subject, worlds, steps, tolerance, scratch, view.begin):
+            trying = verify(subject, worlds, steps, tolerance, scratch, view.begin, is_kept=keep is not None)
+            for outcome in trying:
                 outcomes.append(outcome)
                 view.show(outcome)
         except TrialFailedError as error:
@@ -131,7 +133,7 @@ def _facts(view: View, outcomes: list[Outcome], *, is_same: bool, kept: bool) ->
     return {
         "job": view.job.job.name,
         "consistency": view.job.train.consistency,
-        "tolerance": None if view.is_exact else view.tolerance,
+        "tolerance": None if view.is_exact else view.tolerance,  # of the largest smoothed loss
         "steps": outcomes[0].steps,
         "same": is_same,
         "trials": [

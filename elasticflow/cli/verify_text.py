@@ -48,10 +48,9 @@ class View:
 
     def __enter__(self) -> Self:
         if not self._quiet:
-            what = "the same bits" if self.is_exact else f"the same curve within {_percent(self.tolerance)}"
-            name = paint(self.job.job.name, bold=True)
-            sizes = ", ".join(map(str, self._worlds))
-            click.echo(f"{name}: {plural(self._steps, 'step')} at world size {sizes}; {what}\n")
+            what = "to the last bit" if self.is_exact else f"the loss within {_percent(self.tolerance)}"
+            name, sizes = paint(self.job.job.name, bold=True), ", ".join(map(str, self._worlds))
+            click.echo(f"{name}: the same {plural(self._steps, 'step')} at world size {sizes}, {what}?\n")
             click.echo(paint(_cells(_HEADER), dim=True))
         return self
 
@@ -69,7 +68,8 @@ class View:
     def begin(self, trial: Trial) -> Callable[[int], None]:
         """Return what shows the steps of *trial* so far."""
         self._begun += 1
-        label = f"trial {self._begun} of {len(self._worlds) + 1}  {_workers(trial)} workers"
+        noun = "worker" if trial.worlds[-1] == 1 else "workers"
+        label = f"trial {self._begun} of {len(self._worlds) + 1}  {_workers(trial)} {noun}"
 
         def tell(step: int) -> None:
             now = time.monotonic()
@@ -111,17 +111,17 @@ class View:
     def _agreed(self, compared: Sequence[Comparison]) -> str:
         steps, values = compared[0].steps, compared[0].values
         if self.is_exact:
-            return f"{plural(values, 'tensor')} and numbers of model and optimizer, bit for bit after each of {plural(steps, 'step')}"
+            return f"{values} tensors and numbers of model and optimizer, bit for bit, after each of {steps} steps"
         farthest = max(each.distance or 0.0 for each in compared)
-        return f"the loss is at most {_percent(farthest)} from the reference's at each of {plural(steps, 'step')}"
+        return f"the smoothed losses are at most {_percent(farthest)} apart in {steps} steps"
 
     def _result(self, found: Comparison | None) -> str:
         if found is None:
             return "reference"
-        distance = "" if found.distance is None else f", at most {_percent(found.distance)} off"
-        if found.difference is None:
-            return paint("same bits" if self.is_exact else f"same curve{distance}", "green")
-        return paint("differs" if self.is_exact else "another curve", "red")
+        words = ("same bits", "other bits") if self.is_exact else ("same curve", "another curve")
+        far = "" if found.distance is None else f", {_percent(found.distance)} off at most"
+        is_same = found.difference is None
+        return paint(f"{words[0] if is_same else words[1]}{far}", "green" if is_same else "red")
 
     def _clear(self) -> None:
         if sys.stderr.isatty():
@@ -144,7 +144,8 @@ def _progress(step: int, trial: Trial) -> str:
 def _done_to(trial: Trial) -> str:
     if trial.killed_after is None:
         return "nothing"
-    return f"kill -9 after step {trial.killed_after}, resized after step {trial.drained_after}"
+    then = "resized" if len(set(trial.worlds)) > 1 else "drained"
+    return f"kill -9 after step {trial.killed_after}, {then} after step {trial.drained_after}"
 
 
 def _steps(outcome: Outcome) -> str:

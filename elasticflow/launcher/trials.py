@@ -23,6 +23,7 @@ FEWEST_STEPS = 6
 
 _NEVER = "999999999 steps"  # but when it leaves
 _SNAPSHOTS = 10  # in a disturbed trial
+_GRACE = "1 h"  # a drain takes one more step, and nobody waits for the machine
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def disturbed(number: int, first: int, second: int, steps: int) -> Trial:
 def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
     """Return *job* as that launch of the trial runs it; nothing of it lies outside the scratch folder."""
     every = _NEVER if trial.snapshot_every is None else f"{trial.snapshot_every} steps"
-    snapshots: dict[str, Any] = {"uri": None, "options": {}, "every": every}
+    snapshots: dict[str, Any] = {"uri": None, "options": {}, "every": every, "grace": _GRACE}
     if trial.snapshot_every is None:
         snapshots["memory"] = None
     return job.model_copy(
@@ -109,8 +110,8 @@ def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
     )
 
 
-def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> None:
-    """Return if the job can be tried at each of *worlds* on this machine.
+def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
+    """Return how many steps each trial has, if the job can be tried at each of *worlds* on this machine.
 
     Args:
         job: The resolved job.
@@ -138,8 +139,9 @@ def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> None:
             "which rounds otherwise",
             f"leave out world sizes above {gpus}, or compare on the CPU: CUDA_VISIBLE_DEVICES= elasticflow ...",
         )
-    length = steps if job.train.steps is None else min(steps, job.train.steps)
+    length = min(steps, job.train.steps or steps)
     check_length(length)
+    return length
 
 
 def check_length(steps: int) -> None:

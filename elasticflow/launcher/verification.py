@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticflow.errors import TrialRefusedError
 from elasticflow.launcher import prove, trials
 from elasticflow.launcher.trial_process import TrialRun
 
@@ -54,6 +55,8 @@ def verify(
     tolerance: float,
     scratch: Path,
     begin: Callable[[Trial], Callable[[int], None]],
+    *,
+    is_kept: bool = True,
 ) -> Iterator[Outcome]:
     """Yield what came of each trial as soon as it is over: one at each of *worlds*, the first being the reference.
 
@@ -66,6 +69,7 @@ def verify(
         tolerance: Of `prove.curves`.
         scratch: Where the trials live.
         begin: Called with each trial before it starts; returns what is called with its steps so far.
+        is_kept: Leave the runs there; False: each goes as soon as it is over.
 
     Raises:
         TrialFailedError: the job itself failed in a trial.
@@ -78,6 +82,8 @@ def verify(
         began = time.monotonic()
         played = TrialRun(trial, subject, scratch, mark)
         records = played.play(begin(trial))
+        if not is_kept:
+            shutil.rmtree(played.run.path, ignore_errors=True)  # snapshots of a large model fill a disk
         comparison = None
         if not reference:
             reference.extend(records)
@@ -99,12 +105,23 @@ def verify(
 
 @contextmanager
 def scratch_folder(keep: Path | None) -> Iterator[Path]:
-    """Yield *keep*, or else a temporary folder (TMPDIR says where) that is gone afterwards."""
+    """Yield *keep*, or else a temporary folder (TMPDIR says where) that is gone afterwards.
+
+    Raises:
+        TrialRefusedError: it cannot be made.
+    """
+    try:
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+        path = Path(tempfile.mkdtemp(prefix="elasticflow-verify-")) if keep is None else keep.resolve()
+    except OSError as error:
+        place = keep or tempfile.gettempdir()
+        raise TrialRefusedError(
+            f"cannot make a folder for the trials in {place}: {error.strerror}"
+        ) from error
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep.resolve()
+        yield path
         return
-    path = Path(tempfile.mkdtemp(prefix="elasticflow-verify-"))
     try:
         yield path
     finally:

@@ -66,6 +66,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--worlds", "1,3", "--set=train.consistency=exact", "--set=train.virtual_shards=2"), "3 workers cannot share 2 virtual shards"),
         (("--worlds", "1,2", "--set=train.epoch=3"), "EF"),
         (("--worlds", "1,2", "--keep", "small.toml"), "is a file"),
+        (("--worlds", "1,2", "--keep", "small.toml/below"), "cannot make a folder for the trials"),
     ],
 )  # fmt: skip
 def test_nothing_starts_where_the_answer_is_known(

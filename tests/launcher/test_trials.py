@@ -66,7 +66,7 @@ def test_nothing_of_a_trial_lies_outside_its_run_folder() -> None:
     assert (given.train, given.dataset, given.lr_scheduler, given.optimizer) == (
         made.train, made.dataset, made.lr_scheduler, made.optimizer
     )  # fmt: skip
-    assert "s3://mine" == given.snapshots.uri
+    assert ("s3://mine", "1 h") == (given.snapshots.uri, made.snapshots.grace)
     plan_job(made, project_root=Path("/project"), job_files=[Path("/project/job.toml")])
 
 
@@ -105,5 +105,6 @@ def test_what_cannot_be_tried_is_refused(name: str) -> None:
 
 def test_what_can_be_tried_is_not_refused() -> None:
     """At the bounds; a machine without GPUs has no bound of its own."""
-    trials.check(job(), (8, 1), 6, 0)
-    trials.check(job(train={"consistency": "exact", "virtual_shards": 4}), (4,), 50, 4)
+    assert 6 == trials.check(job(), (8, 1), 6, 0)
+    assert 50 == trials.check(job(train={"consistency": "exact", "virtual_shards": 4}), (4,), 50, 4)
+    assert 7 == trials.check(job(train={"epochs": None, "steps": 7}), (1,), 50, 0)
