@@ -84,6 +84,14 @@ class StorageError(ElasticflowError):
     """The snapshot URI cannot be read or written."""
 
 
+class NodeRefusedError(ElasticflowError):
+    """This machine may not take part in the run: other versions, another job, or it does not see the snapshots."""
+
+
+class HeadNotFoundError(ElasticflowError):
+    """Nobody serves a launch at the address given to `--join`."""
+
+
 class ScaleError(ElasticflowError):
     """`--scale` cannot be read, or asks for nodes outside of the job's range."""
 

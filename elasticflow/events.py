@@ -52,7 +52,7 @@ WORKER_FIELDS = ("node", "rank", "world_size", "step")
 
 # name -> (what it means, its own fields)
 SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
-    RUN_STARTED: ("a launch began", ("launch", "resumed", "pid", "torch", "uri")),
+    RUN_STARTED: ("a launch began", ("launch", "resumed", "pid", "torch", "uri", "endpoint")),
     RUN_FINISHED: (
         "training reached its end, or the job's code stopped it, and the last snapshot is committed",
         ("step", "seconds", "restarts", "stopped"),

@@ -13,7 +13,7 @@ PACKAGE = Path(events.__file__).parent
 NOT_EVENTS = (".py", ".json", ".jsonl", ".log", ".load_weights")
 
 FROZEN = {
-    "run.started": {"launch", "pid", "resumed", "torch", "uri"},
+    "run.started": {"endpoint", "launch", "pid", "resumed", "torch", "uri"},
     "run.finished": {"restarts", "seconds", "step", "stopped"},
     "run.failed": {"class", "error", "exit_code", "rank", "seconds", "step", "why"},
     "run.interrupted": {"reason", "seconds", "step"},

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from elasticflow.cli.view import log_format_option, shown, warn
+
+if TYPE_CHECKING:
+    from elasticflow.spec.load import LoadedJob
 
 
 @click.command("run")
@@ -29,6 +33,12 @@ from elasticflow.cli.view import log_format_option, shown, warn
     metavar="SCHEDULE",
     help='Play nodes that come and go: "1@0s 3@20s 2@40s"; "2!@40s" kills those that go.',
 )
+@click.option(
+    "--join",
+    "endpoint",
+    metavar="HOST:PORT",
+    help="Take part, as one more node, in the run of this job that another machine has started.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @log_format_option
 def command(
@@ -38,6 +48,7 @@ def command(
     accept_drift: bool,
     simulate_nodes: int | None,
     scale: str | None,
+    endpoint: str | None,
     dry_run: bool,
     log_format: str,
 ) -> int:
@@ -47,6 +58,7 @@ def command(
     elasticflow run jobs/mnist.toml
     elasticflow run jobs/mnist.toml --set train.epochs=3
     elasticflow run jobs/mnist.toml --run-id nightly   makes it, or goes on with it
+    elasticflow run jobs/mnist.toml --join head:29400   one more node of the run that `head` started
     elasticflow run jobs/mnist.toml --set nodes.max=3 --scale "1@0s 3@20s 2@40s"
     """
     if dry_run:
@@ -67,6 +79,10 @@ def command(
         raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
     loaded = require_job(job_file, overrides)
     assert loaded.job is not None
+    if endpoint is not None:
+        if run_id or simulate_nodes or scale or accept_drift:
+            raise click.UsageError("--join takes part in a run as its head started it: give it alone")
+        return _join(loaded, overrides, endpoint)
     folder = RunFolder.of(loaded.project_root, loaded.job.job.name, run_id or new_run_id())
     if is_finished(folder):
         click.echo(f"run {folder.run_id} is finished")
@@ -75,3 +91,17 @@ def command(
     request = Request(loaded.job, loaded.files, overrides, loaded.project_root, folder, accept_drift, changes)
     with shown(log_format, folder.path) as show:
         return launch(request, show, warn)
+
+
+def _join(loaded: LoadedJob, overrides: tuple[str, ...], endpoint: str) -> int:
+    from elasticflow.launcher.join import Head, join
+    from elasticflow.launcher.launch import Request
+    from elasticflow.run_folder import RunFolder
+
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise click.BadParameter("write it like head:29400", param_hint="--join")
+    assert loaded.job is not None
+    folder = RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
+    request = Request(loaded.job, loaded.files, overrides, loaded.project_root, folder)
+    return join(request, Head(host, int(port)), lambda text: click.echo(text, err=True), warn)

@@ -6,6 +6,7 @@ and reports how the generation ended. Whether to restart is never its round_.
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
@@ -18,6 +19,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.run import config_from_args, get_args_parser
 
 from elasticflow import environment
+from elasticflow.launcher import interface
 from elasticflow.launcher.presence import Presence
 from elasticflow.launcher.rank_logs import GenerationLogs, RankLog
 from elasticflow.launcher.rendezvous import Feed, SupervisedRendezvous, is_requested, join_store
@@ -60,6 +62,7 @@ class Agent(LocalElasticAgent):
         self._folder = RunFolder(Path(config.run_folder))
         self._feed = Feed(store)
         self._presence = Presence(config, self._feed)
+        self._interface = _interface_variables(config)
         self._rendezvous_handler.may_wait = self._presence.look
         self._workers: ForkedWorkers | None = None
         self._rank_logs: list[RankLog] = []
@@ -139,6 +142,7 @@ class Agent(LocalElasticAgent):
             environment.WRITER: self._writer.address,
             environment.FAILED_AT: "" if round_.failed_at is None else repr(round_.failed_at),
             environment.HEARTBEAT_FD: str(self._heartbeats.fd),
+            **self._interface,
         }
         envs = {w.local_rank: environment_of(w, worker_group, extra) for w in worker_group.workers}
         entry_point = str(Path(self._config.launch_folder) / "train.py")
@@ -246,6 +250,14 @@ class Agent(LocalElasticAgent):
                 "workers": workers,
             }
         )
+
+
+def _interface_variables(config: AgentConfig) -> dict[str, str]:
+    """Return what has the workers talk over the interface that leads to the supervisor, unless the job names one."""
+    if any(name in os.environ for name in interface.VARIABLES):
+        return {}
+    found = interface.towards(config.store_host, config.store_port)
+    return {} if found is None else dict.fromkeys(interface.VARIABLES, found)
 
 
 def build_agent(

@@ -11,11 +11,15 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import environment
 from elasticflow.errors import PortTakenError
 
 if TYPE_CHECKING:
     import signal
     from pathlib import Path
+
+    from elasticflow.compiler.plan import LaunchPlan
+    from elasticflow.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class AgentProcess:
-    """The agent of this machine; it dies with the thread that started it."""
+    """The agent of a node on this machine; it dies with the thread that started it."""
 
-    def __init__(self, config: AgentConfig, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, config: AgentConfig, variables: dict[str, str], log: Path) -> None:
         self._config = config
-        self._environment = environment
+        self._variables = variables
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -90,7 +94,7 @@ class AgentProcess:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self._environment},
+                env={**os.environ, **self._variables},
                 start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only
             )
         assert self._process.stdin is not None
@@ -116,3 +120,40 @@ class AgentProcess:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+def agent_of(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    launch_folder: Path,
+    node: str,
+    store: tuple[str, int],
+    project_root: Path,
+    writer: dict[str, Any],
+) -> AgentProcess:
+    """Return the agent of *node* on this machine, not yet started.
+
+    Args:
+        plan: The launch's.
+        folder: The run folder on this machine.
+        launch_folder: Where train.py and torchrun.args lie.
+        node: Id of the node inside the launch.
+        store: Host and port of the supervisor's store.
+        project_root: Folder that the plan's paths are relative to.
+        writer: Configuration of the snapshot writer.
+    """
+    config = AgentConfig(
+        launch_folder=str(launch_folder),
+        run_folder=str(folder.path),
+        node=node,
+        store_host=store[0],
+        store_port=store[1],
+        path=[str(project_root / part) for part in plan.module_path],
+        modules=list(plan.modules),
+        start_method=plan.start_method,
+        hang_timeout_s=plan.restarts.hang_timeout_s,
+        grace_s=plan.restarts.grace_s,
+        writer=writer,
+    )
+    variables = {**plan.environment, environment.RUN_ID: folder.run_id}
+    return AgentProcess(config, variables, folder.agent_log(node))

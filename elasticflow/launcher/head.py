@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not re-exported
 
-from elasticflow.launcher.rendezvous import PREFIX, Round, feed_key
+from elasticflow.launcher.rendezvous import EXIT_CODE, INVITATION, PREFIX, Round, feed_key
 
 if TYPE_CHECKING:
     from socket import socket
+
+    from elasticflow.launcher.invitation import Invitation
 
 # An agent tells that it lives ten times in this; a loaded machine may keep it from doing so for a while.
 SILENT_S = 2.5
@@ -77,8 +79,13 @@ class Head:
         """Have *nodes*, each with its number of workers, form *generation*."""
         self._publish(Round(generation=generation, nodes=nodes, failed_at=failed_at))
 
-    def stop(self) -> None:
-        """Have every agent leave."""
+    def invite(self, invitation: Invitation) -> None:
+        """Tell other machines what they need to take part."""
+        self._store.set(INVITATION, invitation.to_json())
+
+    def stop(self, exit_code: int = 0) -> None:
+        """Have every agent leave, and machines that joined with *exit_code*."""
+        self._store.set(EXIT_CODE, str(exit_code))
         self._publish(Round(stop=True))
 
     def request(self, what: str, generation: int) -> None:

@@ -93,6 +93,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
         continuity.record_job(folder, catalog, plan, request.job)
         made = Launch(
             plan=plan,
+            job=request.job,
             folder=folder,
             number=number,
             project_root=request.project_root,

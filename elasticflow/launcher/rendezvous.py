@@ -3,6 +3,8 @@
 All of it lies in the supervisor's store, under one prefix a launch, in plain keys (`set`, `get`, `add`,
 `check` only, so that another store fits the same interface):
 
+    invitation              what another machine has to know to take part (`invitation.py`)
+    exit_code               of the launch, once it is over
     feeds, feed/<f>/<i>     number of agents so far; messages of the f-th to the supervisor, in order
     beat/<f>                a number that the f-th agent changes several times a second
     gone/<f>                the f-th agent is to leave: its node was let go, or is taken for lost
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _POLL_S = 0.002
 _LOOK_S = 0.05
 PREFIX = "elasticflow"
+INVITATION = "invitation"
+EXIT_CODE = "exit_code"
 
 
 class Place(NamedTuple):

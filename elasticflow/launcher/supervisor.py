@@ -14,12 +14,14 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import environment, errors, events
-from elasticflow.launcher.agent_process import AgentConfig, AgentProcess
+from elasticflow import errors, events
+from elasticflow.compiler.resolved import job_to_json
+from elasticflow.launcher.agent_process import AgentProcess, agent_of
 from elasticflow.launcher.budget import Budget
 from elasticflow.launcher.course import Course
 from elasticflow.launcher.formation import Formation
 from elasticflow.launcher.intake import Intake
+from elasticflow.launcher.invitation import Invitation, versions
 from elasticflow.launcher.journal import Journal
 from elasticflow.launcher.local_agents import LocalAgents
 from elasticflow.launcher.members import Member, Members
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.verdict import Verdict
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.catalog import Catalog
+    from elasticflow.spec.job import Job
 
 _POLL_S = 0.01
 _LEAVE_S = 5.0  # of agents that have nothing to wait for
@@ -52,6 +55,7 @@ class Launch:
 
     Attributes:
         plan: What was written to plan.json.
+        job: The resolved job.
         folder: The run folder.
         number: Number of the launch, from 1.
         project_root: Where the job's own code is found.
@@ -64,6 +68,7 @@ class Launch:
     """
 
     plan: LaunchPlan
+    job: Job
     folder: RunFolder
     number: int
     project_root: Path
@@ -76,22 +81,35 @@ class Launch:
 
     def agent(self, port: int, node: str) -> AgentProcess:
         """Return the agent of *node*, a node of this machine, not yet started; the store is at *port*."""
-        plan = self.plan
-        config = AgentConfig(
-            launch_folder=str(self.folder.launch(self.number)),
-            run_folder=str(self.folder.path),
-            node=node,
-            store_host="127.0.0.1",
-            store_port=port,
-            path=[str(self.project_root / part) for part in plan.module_path],
-            modules=list(plan.modules),
-            start_method=plan.start_method,
-            hang_timeout_s=plan.restarts.hang_timeout_s,
-            grace_s=plan.restarts.grace_s,
-            writer=self.writer,
+        return agent_of(
+            self.plan,
+            self.folder,
+            self.folder.launch(self.number),
+            node,
+            (self._host(), port),
+            self.project_root,
+            self.writer,
         )
-        variables = {**plan.environment, environment.RUN_ID: self.folder.run_id}
-        return AgentProcess(config, variables, self.folder.agent_log(node))
+
+    def _host(self) -> str:
+        """Return where agents of this machine find the store: by the address that others use, if there may be others."""
+        return "127.0.0.1" if self.plan.endpoint is None else self.plan.endpoint.rpartition(":")[0]
+
+    def endpoint(self) -> str | None:
+        """Return what other machines give to `--join`; None if the job has one node."""
+        if self.plan.nodes_max == 1:
+            return None
+        return self.plan.endpoint or f"127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def invitation(self) -> Invitation:
+        """Return what another machine has to know to take part."""
+        entry_point = self.folder.launch(self.number) / "train.py"
+        return Invitation(
+            run_id=self.folder.run_id,
+            job=job_to_json(self.job),
+            entry_point=entry_point.read_text(encoding="utf-8"),
+            versions=versions(),
+        )
 
     def claim(self, reason: str, last: int = 0, nodes: tuple[str, ...] = ()) -> int | None:
         """Return the next generation's number, claimed at the snapshot URI: no other launch can have it.
@@ -129,6 +147,7 @@ class Supervisor:
             from elasticflow.launcher.head import Head
 
             head = Head(self._launch.listener)
+            head.invite(self._launch.invitation())
             course = self._course(head)
             while course.verdict is None:
                 self._turn(head, course)
@@ -150,6 +169,7 @@ class Supervisor:
             pid=os.getpid(),
             torch=version("torch"),
             uri=launch.catalog.storage.uri,
+            endpoint=launch.endpoint(),
         )
         if launch.is_edited:
             self._journal.event(
@@ -180,6 +200,8 @@ class Supervisor:
             case "node":
                 member = Member(message["node"], message["host"], message["nproc"])
                 course.node_joined(member, message["refused"])
+            case "died":
+                course.node_lost(message["node"], "agent_lost", message["error"])
             case "leaving":
                 course.node_leaving(message["node"])
             case "workers":
@@ -229,7 +251,7 @@ class Supervisor:
 
     def _close(self, head: Head, course: Course, verdict: Verdict) -> int:
         """End the agents, take in what they still have to say, and write the verdict."""
-        head.stop()
+        head.stop(verdict.exit_code)
         if course.is_idle:
             verdict = self._see_off(course, verdict)
         self._agents.end()

@@ -107,6 +107,8 @@ class Story:
         uri = str(record.get("uri") or "")
         if "://" in uri:
             parts.append(f"snapshots in {uri}")
+        if record.get("endpoint"):
+            parts.append(f"others join at {record['endpoint']}")
         return Line("start", "head", "resume" if record.get("resumed") else "run", ", ".join(parts))
 
     def _run_finished(self, record: Record) -> Line:

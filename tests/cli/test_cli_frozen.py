@@ -18,6 +18,7 @@ PROMISED = {
         "--accept-drift",
         "--simulate-nodes",
         "--scale",
+        "--join",
         "--dry-run",
         "--log-format",
     },

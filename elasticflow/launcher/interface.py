@@ -1,0 +1,33 @@
+"""The network interface by which a node reaches the others (floor 3)."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+# Read by gloo and NCCL; without them gloo takes the address that the host name stands for, often 127.0.1.1.
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def towards(host: str, port: int) -> str | None:
+    """Return the name of the interface whose IPv4 address this machine has towards a listening *host*:*port*.
+
+    None where that is the loopback, which all nodes share then, or where no interface has the address.
+    """
+    with socket.create_connection((host, port), timeout=10) as connection:
+        address = connection.getsockname()[0]
+    if address.startswith("127.") or address == "::1":
+        return None
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
+
+
+def _address_of(interface: str) -> str | None:
+    request = struct.pack("256s", interface.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+        except OSError:  # it has none
+            return None
+    return socket.inet_ntoa(answer[20:24])

@@ -1,0 +1,65 @@
+"""What a launch tells another machine that is to take part in it (floor 3)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import elasticflow
+from elasticflow.compiler.drift import compare
+from elasticflow.compiler.resolved import job_from_json
+from elasticflow.errors import NodeRefusedError
+
+if TYPE_CHECKING:
+    from elasticflow.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Read by a machine that joins; holds no secret: each machine has its own.
+
+    Attributes:
+        run_id: The run's.
+        job: The resolved job, as job.json has it.
+        entry_point: Text of train.py, which may have been edited by hand.
+        versions: Of what must be the same on all nodes, by name.
+    """
+
+    run_id: str
+    job: dict[str, Any]
+    entry_point: str
+    versions: dict[str, str]
+
+    def to_json(self) -> str:
+        """Return the form that is sent."""
+        return json.dumps(asdict(self))
+
+    def check(self, job: Job) -> None:
+        """Return if a machine with *job* may take part.
+
+        Raises:
+            NodeRefusedError: it would train something else, or with other code.
+        """
+        here = versions()
+        for name, there in self.versions.items():
+            if here.get(name) != there:
+                raise NodeRefusedError(
+                    f"the run uses {name} {there}, this machine has {here.get(name)}",
+                    f"install {name} {there} here",
+                )
+        differences = [d for d in compare(job_from_json(self.job), job) if d.weight != "harmless"]
+        if differences:
+            told = "; ".join(f"{d.key} is {d.old!r} there, {d.new!r} here" for d in differences)
+            raise NodeRefusedError(
+                f"the job file here is not the run's: {told}",
+                "check the same commit out on all machines, and give the same --set to all",
+            )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that all nodes of a run have in common."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return {"elasticflow": elasticflow.__version__, "torch": version("torch"), "python": python}
