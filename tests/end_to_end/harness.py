@@ -119,13 +119,14 @@ class Project:
 
     root: Path
     started: list[Running] = field(default_factory=list)
+    prefix: tuple[str, ...] = ()  # of every command: what runs it on another host
 
     def start(self, *arguments: str, run_id: str, job: str = "mnist", **environment: str) -> Running:
         """Start `elasticflow ARGUMENTS` in the project; output goes to a file."""
         output = self.root / f"output-{len(self.started)}.txt"
         with output.open("w") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", "elasticflow", *arguments],
+                [*self.prefix, sys.executable, "-m", "elasticflow", *arguments],
                 cwd=self.root,
                 stdout=stream,
                 stderr=subprocess.STDOUT,

@@ -1,0 +1,140 @@
+"""Two hosts for real, each in a network namespace of its own: one joins, its link is cut, it comes back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow import events
+from tests.end_to_end.harness import Project, Running, named, steps_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.integration
+
+PORT = 29400
+
+
+class Hosts:
+    """Two network namespaces with a link between them."""
+
+    def __init__(self) -> None:
+        self.names = tuple(f"ef{os.getpid()}-{number}" for number in (1, 2))
+        self.addresses = ("10.77.0.1", "10.77.0.2")
+
+    def make(self) -> None:
+        """Make them; both ends of the link are up."""
+        first, second = self.names
+        for name in self.names:
+            ip("netns", "add", name)
+        ip("-n", first, "link", "add", "link0", "type", "veth", "peer", "name", "link0", "netns", second)
+        for name, address in zip(self.names, self.addresses, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "link0")
+            for device in ("link0", "lo"):
+                ip("-n", name, "link", "set", device, "up")
+
+    def link(self, state: str) -> None:
+        """Cut the link (`down`) or mend it (`up`)."""
+        ip("-n", self.names[0], "link", "set", "link0", state)
+
+    def remove(self) -> None:
+        """Remove what `make` made."""
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def ip(*arguments: str) -> None:
+    """Run iproute2's `ip`."""
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Yield two hosts; skips where they cannot be made."""
+    if shutil.which("ip") is None:
+        pytest.skip("iproute2 is not installed")
+    made = Hosts()
+    try:
+        made.make()
+    except subprocess.CalledProcessError as error:
+        made.remove()
+        pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
+    yield made
+    made.remove()
+
+
+def wait_for_group(running: Running, size: int, generation: int) -> int:
+    """Return the number of a generation after *generation* with *size* workers that has trained a few steps."""
+
+    def formed() -> int | None:
+        state = running.state()
+        fits = state.get("generation", 0) > generation and len(state.get("workers", ())) == size
+        return int(state["generation"]) if fits else None
+
+    found = int(running.wait_for(f"a group of {size}", formed))
+    running.wait_for_step(running.state()["step"] + 3, generation=generation)
+    return found
+
+
+def test_host_joins_is_cut_off_and_comes_back(
+    projects: Callable[[str], Project], hosts: Hosts, tmp_path: Path
+) -> None:
+    """One host begins; another joins; its link is cut and mended: no step is lost or repeated in the metrics."""
+    head, other = projects("head"), projects("other")
+    for project, name in zip((head, other), hosts.names, strict=True):
+        project.prefix = ("ip", "netns", "exec", name)
+    address = f"{hosts.addresses[0]}:{PORT}"
+    sets = (
+        f"nodes.endpoint={address}",
+        "nodes.max=2",
+        "nodes.nproc_per_node=1",
+        "train.epochs=5000",
+        f"snapshots.uri={tmp_path / 'shared'}",
+    )
+    running = head.run("jobs/mnist.toml", "hosts", *sets)
+    options = [f"--set={text}" for text in sets]
+    joined = other.start("run", "jobs/mnist.toml", f"--join={address}", *options, run_id="hosts")
+    both = wait_for_group(running, 2, 0)
+    hosts.link("down")
+    alone = wait_for_group(running, 1, both)
+    hosts.link("up")
+    wait_for_group(running, 2, alone)
+    os.kill(joined.process.pid, signal.SIGTERM)
+    assert 75 == joined.end(), joined.told()
+    os.kill(running.process.pid, signal.SIGTERM)
+    assert 75 == running.end(), running.told()
+
+    happened = running.events()
+    assert "it has given no sign of life" in [lost["reason"] for lost in named(happened, events.NODE_LOST)]
+    assert {"resized", "node_lost", "preempted"} <= {
+        formed["reason"] for formed in named(happened, events.GENERATION_STARTED)
+    }
+    steps = steps_of(running.run)
+    assert list(range(1, len(steps) + 1)) == steps
+
+
+def test_host_with_another_job_is_refused(
+    projects: Callable[[str], Project], hosts: Hosts, tmp_path: Path
+) -> None:
+    """It would train something else: refused before it starts anything, with what differs; the run does not notice."""
+    head, other = projects("head"), projects("other")
+    for project, name in zip((head, other), hosts.names, strict=True):
+        project.prefix = ("ip", "netns", "exec", name)
+    address = f"{hosts.addresses[0]}:{PORT}"
+    sets = (f"nodes.endpoint={address}", "nodes.max=2", f"snapshots.uri={tmp_path / 'shared'}")
+    running = head.run("jobs/mnist.toml", "refused", *sets)
+    options = [f"--set={text}" for text in (*sets, "job.seed=7")]
+    joined = other.start("run", "jobs/mnist.toml", f"--join={address}", *options, run_id="refused")
+
+    assert 2 == joined.end(), joined.told()
+    assert "job.seed is 1234 there, 7 here" in joined.output.read_text()
+    os.kill(running.process.pid, signal.SIGTERM)
+    assert running.end() in {0, 75}, running.told()
+    assert [] == named(running.events(), events.NODE_LOST)
