@@ -37,6 +37,7 @@ BUDGET_CHARGED = "budget.charged"
 BUDGET_SPENT = "budget.spent"
 BUDGET_REFILLED = "budget.refilled"
 DATASET_OPENED = "dataset.opened"
+DATASET_PASSED = "dataset.passed"
 STATE_LEFT_OUT = "state.left_out"
 PRELOAD_REFUSED = "preload.refused"
 ENTRY_POINT_EDITED = "entry_point.edited"
@@ -109,7 +110,14 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     BUDGET_CHARGED: ("a failure was counted", ("class", "left")),
     BUDGET_SPENT: ("no restart is left", ("class", "budget")),
     BUDGET_REFILLED: ("the budget is full again", ("budget",)),
-    DATASET_OPENED: ("which data is trained or evaluated on", ("name", "samples", "fingerprint", "source")),
+    DATASET_OPENED: (
+        "which data is trained or evaluated on",
+        ("name", "samples", "shards", "fingerprint", "source"),
+    ),
+    DATASET_PASSED: (
+        "a data shard without `skip` is read again up to where the run goes on; said every ten seconds",
+        ("shard", "samples"),
+    ),
     STATE_LEFT_OUT: ("an object has state of its own that no snapshot holds", ("name", "type")),
     PRELOAD_REFUSED: ("a module is imported in each worker instead of once per node", ("module", "reason")),
     ENTRY_POINT_EDITED: ("train.py was edited by hand and runs as edited", ("path",)),
@@ -135,6 +143,7 @@ FROM_WORKERS = frozenset(
         SNAPSHOT_FAILED,
         SNAPSHOT_REMOVED,
         DATASET_OPENED,
+        DATASET_PASSED,
         STATE_LEFT_OUT,
         LOSS_SKIPPED,
     }

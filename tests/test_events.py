@@ -43,7 +43,8 @@ FROZEN = {
     "budget.charged": {"class", "left"},
     "budget.spent": {"budget", "class"},
     "budget.refilled": {"budget"},
-    "dataset.opened": {"fingerprint", "name", "samples", "source"},
+    "dataset.opened": {"fingerprint", "name", "samples", "shards", "source"},
+    "dataset.passed": {"samples", "shard"},
     "state.left_out": {"name", "type"},
     "preload.refused": {"module", "reason"},
     "entry_point.edited": {"path"},
@@ -55,6 +56,7 @@ FROZEN = {
 }
 FROZEN_FROM_WORKERS = {
     "dataset.opened",
+    "dataset.passed",
     "loss.skipped",
     "snapshot.chosen",
     "snapshot.committed",

@@ -58,6 +58,7 @@ class Story:
             events.SNAPSHOT_COMMITTED: self._snapshot_committed,
             events.BUDGET_CHARGED: self._budget_charged,
             events.DATASET_OPENED: self._dataset_opened,
+            events.DATASET_PASSED: self._dataset_passed,
             events.NODE_JOINED: self._node_joined,
             events.NODE_LOST: self._node_lost,
             events.AGENT_RESTARTED: self._agent_restarted,
@@ -221,12 +222,15 @@ class Story:
         if name in self._datasets and self._datasets[name] == fingerprint:
             return None
         self._datasets[name] = fingerprint
-        text = f"{name}: {plural(whole(record, 'samples'), 'sample')}"
-        if record.get("source"):
-            text += f" of {record['source']}"
-        if fingerprint:
-            text += f", fingerprint {str(fingerprint)[:8]}"
+        shards = whole(record, "shards")
+        text = f"{name}: {plural(shards or whole(record, 'samples'), 'data shard' if shards else 'sample')}"
+        text += f" of {record['source']}" if record.get("source") else ""
+        text += f", fingerprint {str(fingerprint)[:8]}" if fingerprint else ""
         return Line("note", "plain", "data", text)
+
+    def _dataset_passed(self, record: Record) -> Line:
+        samples = plural(whole(record, "samples"), "sample")
+        return Line("note", "quiet", "data", f"shard {record.get('shard')}: {samples} read again")
 
     def _node_joined(self, record: Record) -> Line | None:
         if self._world is None:

@@ -16,6 +16,28 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+class AnySchedule(Protocol):
+    """What says where a run begins and ends: the `Schedule` of data read by index, in `order.py`, or of data shards."""
+
+    @property
+    def start(self) -> Position:
+        """Before the first step."""
+
+    @property
+    def samples(self) -> int | None:
+        """Length of the dataset; None if nobody knows."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per step."""
+
+    def is_end(self, position: Position) -> bool:
+        """True if no step is left after *position*."""
+
+    def remaining(self, position: Position) -> int | None:
+        """Return how many steps are left after *position*; None if nobody knows."""
+
+
 class Supply(Protocol):
     """The samples of all data shards in the epoch that is being read."""
 

@@ -30,7 +30,9 @@ def check(dataset: Any, name: str, samples: int | None) -> int:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DatasetError(
             f"{where}.entry returned a {kind}, which cannot be read by index",
-            "return a map-style dataset: an object with __len__ and __getitem__",
+            "return an object with __len__ and __getitem__, or set dataset.shards to read it in order"
+            if name == "train"
+            else "return an object with __len__ and __getitem__, such as a list of the samples",
         )
     try:
         length = len(dataset)

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # changed buffers, generators drawn from, and the wishes of `vote`.
 _LOSS, _COUNT, _SHARDS, _BUFFERS, _DRAWN, _WISHES = range(6)
 
+_EMPTY = (None, 0), 0  # a virtual shard without samples
+
 
 class FixedOrder:
     """A model with one replica per rank whose steps have the same bits at every world size.
@@ -113,10 +115,12 @@ class FixedOrder:
         for shard in range(self._low, self._high):
             level, place, flat = self._where(tree, shard)
             piece = next(pieces, None)
-            if piece is not None:  # a last, small batch leaves shards empty
-                (data, count), key = piece
+            (data, count), key = piece or _EMPTY  # a last, small batch has none for the last shards
+            if count:
                 me.generators.seed_model(key)
                 self._run_shard(flat, shard, data, count, batch.samples)
+            elif shard == 0:
+                self._buffers.carry_nothing()
             if shard == self._high - 1:
                 self._vote(flat)
             tree.push(level, place, flat)

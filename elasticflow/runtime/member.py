@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch._C._distributed_c10d import Store
 
+    from elasticflow.runtime.cursors import AnySchedule
     from elasticflow.runtime.identity import Identity
-    from elasticflow.runtime.order import Position, Schedule
+    from elasticflow.runtime.order import Position
     from elasticflow.runtime.witness import Witness
 
 
@@ -128,9 +129,10 @@ class Worker:
         self.all_true(mine=True)
 
     def start_training(
-        self, position: Position, schedule: Schedule, model: nn.Module, log_every: int
+        self, position: Position, schedule: AnySchedule, model: nn.Module, log_every: int
     ) -> None:
         """Begin training at *position*; every rank."""
+        left = schedule.remaining(position)  # None: nobody knows the data's length
         model.train()
         self.started_at = position
         self.generators.rest()
@@ -142,7 +144,7 @@ class Worker:
                 from_memory=self.is_from_memory,
                 epoch=position.epoch,
                 samples=position.samples,
-                steps=position.step + schedule.remaining(position),
+                steps=None if left is None else position.step + left,
                 device=str(self.device),
                 parameters=sum(p.numel() for p in model.parameters()),
             )

@@ -11,8 +11,9 @@ from elasticflow.run_folder import snapshot_name
 from elasticflow.runtime import order
 
 if TYPE_CHECKING:
+    from elasticflow.runtime.cursors import AnySchedule
     from elasticflow.runtime.member import Worker
-    from elasticflow.runtime.order import Position, Schedule
+    from elasticflow.runtime.order import Position
     from elasticflow.runtime.state import Captured, State
 
 
@@ -28,7 +29,7 @@ class Recorder:
         parent: The committed snapshot that this generation goes on from, if any.
     """
 
-    def __init__(self, me: Worker, state: State, schedule: Schedule) -> None:
+    def __init__(self, me: Worker, state: State, schedule: AnySchedule) -> None:
         self._me, self._evaluation = me, state.evaluation
         self._schedule = {"samples": schedule.samples, "global_batch_size": schedule.global_batch_size}
         self._versions = {"torch": str(torch.__version__)}

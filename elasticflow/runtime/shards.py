@@ -46,10 +46,15 @@ class ShardBuffers:
         if means:
             torch._foreach_add_(views[:means], self._means)
         if is_first:
-            was = {id(b): old for b, old in zip(self._all, self._before, strict=True)}
+            was = self._was()
             for view, counter in zip(views[means:], self._counters, strict=True):
                 view.add_(counter - was[id(counter)])
             self._first = [b.clone() for b in self._others]
+
+    def carry_nothing(self) -> None:
+        """The first shard has no samples: what it would have made of buffers other than BatchNorm's, they were."""
+        was = self._was()
+        self._first = [was[id(b)] for b in self._others]
 
     def end(self, views: list[Tensor], shards: float) -> None:
         """Take over what the shards made of them together."""
@@ -65,9 +70,12 @@ class ShardBuffers:
 
     def restore_counters(self) -> None:
         """Put back the counters the step began with."""
-        was = {id(b): old for b, old in zip(self._all, self._before, strict=True)}
+        was = self._was()
         for counter in self._counters:
             counter.copy_(was[id(counter)])
+
+    def _was(self) -> dict[int, Tensor]:
+        return {id(b): old for b, old in zip(self._all, self._before, strict=True)}
 
 
 class Additions:

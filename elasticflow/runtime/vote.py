@@ -17,11 +17,13 @@ class Vote:
         snapshot_wanted: Rank 0's clock, asked once per step.
         evaluation_wanted: The same for evaluations.
         memory_wanted: The same for the memory tier.
+        count_wanted: One of this rank's data shards may end in the next step; see `iterable`.
         leave: All ranks leave after this step.
         stop: All ranks end training before this step: it is not applied.
         snapshot: All ranks take a snapshot after this step, because of the time.
         evaluation: All ranks evaluate after this step, because of the time.
         memory: All ranks hold their state in memory after this step, because of the time.
+        count: All ranks compare what their data shards still have before the next step.
     """
 
     def __init__(self) -> None:
@@ -30,24 +32,29 @@ class Vote:
         self.snapshot_wanted: Callable[[], bool] = bool
         self.evaluation_wanted: Callable[[], bool] = bool
         self.memory_wanted: Callable[[], bool] = bool
-        self.leave = self.stop = self.snapshot = self.evaluation = self.memory = False
+        self.count_wanted = False
+        self.leave = self.stop = self.snapshot = self.evaluation = self.memory = self.count = False
 
-    def wishes(self) -> tuple[float, float, float, float, float]:
-        """Return what this rank wants now, 1 or 0 each: to leave, to stop, a snapshot, an evaluation, a hold in memory."""
+    def wishes(self) -> tuple[float, float, float, float, float, float]:
+        """Return what this rank wants now, 1 or 0 each, in the order of `settle`."""
         return (
             self.leave_wanted,
             self.stop_wanted is not None,
             self.snapshot_wanted(),
             self.evaluation_wanted(),
             self.memory_wanted(),
+            self.count_wanted,
         )
 
-    def settle(self, leave: float, stop: float, snapshot: float, evaluation: float, memory: float) -> None:
+    def settle(
+        self, leave: float, stop: float, snapshot: float, evaluation: float, memory: float, count: float
+    ) -> None:
         """Take over what any rank wished: what is more than 0."""
-        self.leave, self.stop, self.snapshot, self.evaluation, self.memory = (
+        self.leave, self.stop, self.snapshot, self.evaluation, self.memory, self.count = (
             leave > 0,
             stop > 0,
             snapshot > 0,
             evaluation > 0,
             memory > 0,
+            count > 0,
         )

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from elasticflow.runtime.order import Position, Schedule
+    from elasticflow.runtime.cursors import AnySchedule
+    from elasticflow.runtime.order import Position
     from elasticflow.runtime.policy import Policy
 
 _OTHERS_LEAVE_S = 30.0
@@ -115,7 +116,7 @@ def _listen(me: Worker) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def leave(me: Worker, position: Position, schedule: Schedule) -> NoReturn:
+def leave(me: Worker, position: Position, schedule: AnySchedule) -> NoReturn:
     """End this process once its last snapshot is committed; never returns. Every rank.
 
     It ends here, while model and process group are alive: their destructors can wait for each other for ever

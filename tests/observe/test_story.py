@@ -197,6 +197,16 @@ def test_other_data_is_said_again() -> None:
     ]
 
 
+def test_data_shards_are_told_by_their_number() -> None:
+    """Nobody knows their length; where one is read again, the line says how far that is."""
+    opened = event(1, "dataset.opened", name="train", samples=None, shards=16, fingerprint="ab", source="x")
+    passed = event(2, "dataset.passed", shard=3, samples=120000)
+    assert [line.text for line in told([opened, passed])] == [
+        "train: 16 data shards of x, fingerprint ab",
+        "shard 3: 120,000 samples read again",
+    ]
+
+
 @pytest.mark.parametrize("name", sorted(ALONE))
 def test_every_warning_and_note_has_a_line(name: str) -> None:
     """Events that need no context give a line even when fields are missing."""
