@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from elasticflow.runtime.member import Worker
-    from elasticflow.runtime.order import Position, Schedule
+    from elasticflow.runtime.cursors import AnySchedule
+    from elasticflow.runtime.order import Position
 
 _LOSS = "loss"
 
@@ -48,7 +49,7 @@ class Evaluation:
         model: nn.Module,
         training_step: Callable[[nn.Module, Any], Any],
         dataset: Any,
-        schedule: Schedule,
+        schedule: AnySchedule,
         *,
         every: tuple[str, ...] = ("1 epoch",),
         metrics: Mapping[str, Callable[..., Any]] | None = None,

@@ -23,7 +23,8 @@ from elasticflow.snapshots.staging import BEGUN
 
 if TYPE_CHECKING:
     from elasticflow.runtime.member import Worker
-    from elasticflow.runtime.order import Position, Schedule
+    from elasticflow.runtime.cursors import AnySchedule
+    from elasticflow.runtime.order import Position
     from elasticflow.runtime.restore import Found
     from elasticflow.runtime.state import Captured, State
     from elasticflow.snapshots.policy import Place
@@ -45,7 +46,7 @@ class Snapshots:
         policy: When, where, which stay.
     """
 
-    def __init__(self, me: Worker, state: State, schedule: Schedule, dataset: Any, policy: Policy) -> None:
+    def __init__(self, me: Worker, state: State, schedule: AnySchedule, dataset: Any, policy: Policy) -> None:
         self._me, self._state, self._schedule = me, state, schedule
         self._catalog = policy.catalog(me.run_folder, me.run_id)
         self._client = node_writer.connect(me, policy, self._catalog.prefix, state)
