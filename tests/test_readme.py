@@ -39,6 +39,7 @@ EXECUTED = {
     "run",
     "runs",
     "status",
+    "why",
     "logs",
     "schema",
     "explain",
