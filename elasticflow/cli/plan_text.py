@@ -49,6 +49,11 @@ def lines_of(view: PlanView) -> Iterator[str]:
     yield _fact(
         "batch", f"{plural(job.dataset.global_batch_size, 'sample')} per step, at every number of nodes"
     )
+    if job.dataset.shards is not None:
+        data = (
+            f"{plural(job.dataset.shards, 'shard')} of unknown lengths; what a worker reads is whole shards"
+        )
+        yield _fact("data", data)
     yield _fact("steps", _steps(view))
     yield _fact("restarts", _restarts(view))
     yield _fact("snapshots", _snapshots(view))
@@ -97,6 +102,8 @@ def _nodes(plan: LaunchPlan) -> str:
 def _steps(view: PlanView) -> str:
     train, dataset = view.job.train, view.job.dataset
     unknown = "is known after the first run (or set dataset.samples)"
+    if dataset.shards is not None:
+        unknown = "nobody knows before they are read"
     epochs = plural(train.epochs or 0, "epoch")
     if view.samples is None:
         return (
@@ -157,8 +164,10 @@ def _table(worlds: Sequence[WorldRow]) -> Iterator[str]:
 def _row(world: WorldRow) -> tuple[str, ...]:
     if world.world_size is None or world.samples_per_rank is None or world.micro_batch_size is None:
         return str(world.nodes), *("as found" for _ in _HEADER[1:])
-    row = str(world.nodes), str(world.world_size), _or(*world.samples_per_rank)
-    row = *row, str(world.micro_batches), _or(*world.micro_batch_size)
+    row = (
+        *(str(world.nodes), str(world.world_size), _or(*world.samples_per_rank)),
+        *(str(world.micro_batches), _or(*world.micro_batch_size)),
+    )
     if world.exact is None:
         return row
     traffic = "none" if world.exact.traffic is None else f"{world.exact.traffic:g}"

@@ -7,17 +7,16 @@ ballot travels as the gradient of one small parameter of our own, so it costs no
 from __future__ import annotations
 
 import math
-from ctypes import c_float
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticflow import StopTraining
+from elasticflow.errors import StateError
 from elasticflow.runtime import buffers, stopping
-from elasticflow.runtime.loss import NonFinite, parse_loss
-from elasticflow.runtime.vote import Vote
+from elasticflow.runtime.loss import NonFinite
+from elasticflow.runtime.step_module import SIZE, StepModule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from elasticflow.runtime.data import Batch
     from elasticflow.runtime.member import Worker
 
-# The ballot: weighted loss, samples counted by the user's step, changed buffers, generators drawn from, and the
-# wishes of `vote`.
-_LOSS, _SIZE = 0, 4 + len(Vote().wishes())
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -45,6 +41,9 @@ class DataParallel:
         on_nonfinite: What a loss that is not finite does: "stop", or "skip" the step.
         ddp: Options of DistributedDataParallel, and sync_batchnorm.
         scaler: For fp16.
+
+    Raises:
+        StateError: sync_batchnorm without CUDA.
     """
 
     def __init__(
@@ -59,12 +58,15 @@ class DataParallel:
         scaler: GradScaler | None = None,
     ) -> None:
         options = dict(ddp)
-        if options.pop("sync_batchnorm", False) and me.world_size > 1:
-            nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        self._is_synced = bool(options.pop("sync_batchnorm", False))
+        if self._is_synced:
+            _require_cuda(me)
+            if me.world_size > 1:
+                nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         self._me = me
         me.autocast_dtype = AUTOCAST.get(precision)
         self._autocast = me.autocast_dtype
-        self._step = _StepModule(me, model, training_step, scaler).to(me.device)
+        self._step = StepModule(me, model, training_step, scaler, is_synced=self._is_synced).to(me.device)
         self._ballot, self._tally = self._step.ballot, self._step.tally
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._nonfinite = NonFinite(me, on_nonfinite, self._parameters, scaler)
@@ -80,7 +82,7 @@ class DataParallel:
         # DDP orders its buckets anew after the first backward: without these two, a run that goes on from a
         # snapshot would sum in another order than one that was never interrupted (seen at 3 workers).
         for _ in range(2):
-            torch.autograd.backward(ddp(None, 0, 1, lambda: (0.0,) * (_SIZE - 2)))
+            torch.autograd.backward(ddp(None, 0, 1, lambda: (0.0,) * (SIZE - 2)))
         for parameter in self._step.parameters():
             parameter.grad = None
 
@@ -92,6 +94,7 @@ class DataParallel:
         Raises:
             NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
         """
+        me = self._me
         if self._send_buffers and self._ddp is not None:
             self._buffers.make_equal()
         self._generators.look()  # what the optimizer drew
@@ -99,8 +102,15 @@ class DataParallel:
         self._ballot.grad = None
         left = len(batch.model_keys)
         if left == 0:
+            if self._is_synced:
+                raise StateError(
+                    f"step {batch.end.step} has {batch.samples} samples, too few for {me.world_size} workers: "
+                    "ddp.sync_batchnorm needs some on each",
+                    'use dataset.tail = "drop", or train.steps instead of epochs',
+                )
             self._backward(None, 0, batch.samples, self._wishes)
-        pieces = stopping.micro_batches(batch, self._vote)
+        # SyncBatchNorm's forwards wait for each other: none is left out.
+        pieces = batch.micro_batches if self._is_synced else stopping.micro_batches(batch, self._vote)
         for (data, count), key in zip(pieces, batch.model_keys, strict=True):
             self._generators.seed_model(key)
             left -= 1
@@ -151,83 +161,9 @@ class DataParallel:
         return float(loss)
 
 
-class _StepModule(nn.Module):
-    """What DistributedDataParallel wraps: the user's step on the bare model, and the ballot."""
-
-    def __init__(
-        self,
-        me: Worker,
-        model: nn.Module,
-        step: Callable[[nn.Module, Any], Any],
-        scaler: GradScaler | None,
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.ballot = nn.Parameter(torch.zeros(_SIZE))
-        self.tally = _Tally()
-        self._call, self._world_size, self._scaler, self._vote = step, me.world_size, scaler, me.vote
-        self._is_here = me.device.type == "cpu"
-        self._values = torch.zeros(_SIZE)
-        # Written without torch's bookkeeping: read in the same step only. What a float cannot hold becomes inf.
-        memory: Any = self._values.numpy()
-        self._array: Any = (c_float * _SIZE).from_buffer(memory)
-
-    def forward(
-        self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
-    ) -> tuple[Tensor, ...]:
-        """Return what to differentiate: the loss and, with *wishes*, what casts the ballot."""
-        loss = None
-        if data is not None:
-            try:
-                loss = self._loss(data, count / total)
-            except StopTraining as stop:
-                stopping.want(self._vote, stop)
-        if loss is None:
-            loss = _nothing(self.model)
-        if self._scaler is not None:
-            loss = self._scaler.scale(loss)
-        if wishes is None:
-            return (loss,)
-        # The gradient of this dot product by the ballot is what this rank votes.
-        return loss, torch.dot(self.ballot, self._votes(wishes()))
-
-    def _loss(self, data: Any, weight: float) -> Tensor:
-        loss, samples = parse_loss(self._call(self.model, data))
-        if samples is not None:
-            weight = 1.0
-            self.tally.count += samples
-        self.tally.loss += (loss.item() if self._is_here else loss.detach().float()) * weight
-        weight *= self._world_size
-        return loss if weight == 1.0 else loss * weight
-
-    def _votes(self, wishes: tuple[float, ...]) -> Tensor:
-        if self._is_here:
-            self._array[:] = [self.tally.loss, self.tally.count, *wishes]
-            return self._values
-        self._array[:] = [0.0, self.tally.count, *wishes]
-        values = self._values.to(self.ballot.device)
-        values[_LOSS] = self.tally.loss  # stays on the device: nothing waits for it here
-        return values
-
-
-class _Tally:
-    """What this rank has of the step so far: weighted loss, and samples if the user's step counts them."""
-
-    loss: float | Tensor
-    count: float
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.loss, self.count = 0.0, 0.0
-
-
-def _nothing(model: nn.Module) -> Tensor:
-    # An empty slice: gradients are zeros of the right shape even where a weight is not finite. The order of
-    # the sum makes the gradients ready in the order a real backward has: last layer first.
-    parts = [(p if p.dim() else p.reshape(1))[:0].sum() for p in model.parameters() if p.requires_grad]
-    loss = parts[0].float()
-    for part in parts[1:]:
-        loss = loss + part
-    return loss
+def _require_cuda(me: Worker) -> None:
+    if me.device.type != "cuda":
+        raise StateError(
+            f"ddp.sync_batchnorm needs CUDA: torch has no SyncBatchNorm for {me.device.type}",
+            'leave it out; with train.consistency = "exact" running statistics are the mean over all shards',
+        )

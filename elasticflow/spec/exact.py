@@ -35,7 +35,7 @@ def check(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
         yield source.problem(codes.VIRTUAL_SHARDS, message, ("train", "consistency"), remedy=remedy)
     else:
         yield from _world(source, train.virtual_shards, nodes)
-        yield from _batch(source, train.virtual_shards, dataset)
+        yield from _batch(source, train.virtual_shards, dataset, nodes)
     for key, value in ddp.model_dump().items() if ddp is not None else ():
         if value not in (None, False):
             message = (
@@ -57,13 +57,21 @@ def _world(source: Source, shards: int, nodes: NodesTable | None) -> Iterator[Di
         yield source.problem(codes.VIRTUAL_SHARDS, message, _SHARDS, remedy=remedy)
 
 
-def _batch(source: Source, shards: int, dataset: DatasetTable | None) -> Iterator[Diagnostic]:
+def _batch(
+    source: Source, shards: int, dataset: DatasetTable | None, nodes: NodesTable | None
+) -> Iterator[Diagnostic]:
     if dataset is None:
         return
     size, micro = dataset.global_batch_size, dataset.micro_batch_size
     if size % shards:
         message = f"dataset.global_batch_size ({size}) cannot be cut into {shards} equal shards"
-        remedy = f"use virtual_shards = {nearest(size, shards)}, or a batch of {max(1, round(size / shards)) * shards}"
+        fewest = 1 if nodes is None else largest_world_size(nodes)[0]  # each worker needs one
+        batches = " or ".join(
+            str(each) for each in (size // shards * shards, -(-size // shards) * shards) if each
+        )
+        remedy = f"use a batch of {batches}"
+        if fewest <= size:
+            remedy = f"use virtual_shards = {nearest(size, shards, fewest)}, or a batch of {batches}"
         yield source.problem(codes.VIRTUAL_SHARDS, message, _SHARDS, remedy=remedy)
     elif micro is not None and micro < size // shards:
         message = (
@@ -73,9 +81,9 @@ def _batch(source: Source, shards: int, dataset: DatasetTable | None) -> Iterato
         yield source.problem(codes.VIRTUAL_SHARDS, message, ("dataset", "micro_batch_size"), remedy=remedy)
 
 
-def nearest(size: int, shards: int) -> str:
-    """Return the divisors of *size* next to *shards*."""
-    found = _divisors(size)
+def nearest(size: int, shards: int, fewest: int = 1) -> str:
+    """Return the divisors of *size* next to *shards* that are at least *fewest*."""
+    found = {d for d in _divisors(size) if d >= fewest}
     below = max((d for d in found if d < shards), default=0)
     above = min((d for d in found if d > shards), default=0)
     return " or ".join(str(d) for d in (below, above) if d)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from elasticflow.errors import NonFiniteLossError
+from elasticflow import StopTraining
+from elasticflow.errors import NonFiniteLossError, StateError
 from elasticflow.runtime import evaluate
 from elasticflow.runtime.data import Batch
 from elasticflow.runtime.order import Schedule
@@ -120,6 +121,52 @@ def test_step_of_another_kind_is_refused(me: Any) -> None:
     _, group = make(me, lambda *_: "0.5")
     with pytest.raises(TypeError, match="the training step returned a str: it must return a loss"):
         group.gradients(batch(10))
+
+
+def test_synchronised_batchnorm_needs_cuda(me: Any) -> None:
+    """It is refused by name before the first step, at any world size, with what to do."""
+    with pytest.raises(
+        StateError, match=r"ddp\.sync_batchnorm needs CUDA: torch has no SyncBatchNorm for cpu"
+    ):
+        make(me, ddp={"sync_batchnorm": True})
+
+
+def test_stop_within_a_step_leaves_it_out(me: Any) -> None:
+    """From the micro-batch that raises it on, nothing is read or run; the reason is known after the step."""
+    seen: list[int] = []
+
+    def step(model: nn.Module, inputs: Tensor) -> Tensor:
+        seen.append(len(inputs))
+        if len(seen) == 2:
+            raise StopTraining("good enough")
+        return mean_step(model, inputs)
+
+    _, group = make(me, step)
+    whole = batch(5, 2, 1, 2)
+    assert math.isnan(group.gradients(whole))
+    assert seen == [5, 2]
+    assert me.stopped == ("good enough", 0)
+    assert len(list(whole.micro_batches)) == 2
+
+
+def test_evaluation_that_stops_measures_nothing(me: Any) -> None:
+    """A metric that raises StopTraining ends training; half a measurement is never the best one."""
+
+    def metric(*_: Any) -> float:
+        raise StopTraining("good enough")
+
+    evaluation = evaluate.Evaluation(
+        me,
+        nn.Linear(1, 1),
+        loss_step,
+        Pairs(),
+        SCHEDULE,
+        batch_size=4,
+        best="min loss",
+        metrics={"m": metric},
+    )
+    assert evaluation.run(SCHEDULE.end) == {}
+    assert (me.stopped, me.best, me.events) == (("good enough", 0), None, [])
 
 
 def test_vote_is_settled_with_the_step(me: Any) -> None:
