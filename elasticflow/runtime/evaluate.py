@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
@@ -179,7 +180,9 @@ class Evaluation:
         value = found[self._best_name]
         self._measured = (position.step, value)
         better = max if self.best_mode == "max" else min
-        self._best = self._me.best = value if self._best is None else better(self._best, value)
+        if self._best is not None and not math.isnan(self._best):
+            value = better(self._best, value)
+        self._best = self._me.best = value
 
 
 class _Recorder:

@@ -19,6 +19,10 @@ _IN_OUR_WORDS = {
         "a parameter of the model got no gradient in the step before",
         "if steps leave parameters out, set ddp.find_unused_parameters = true",
     ),
+    "Expected to mark a variable ready only once": (
+        "a parameter of the model got its gradient twice in one backward",
+        "where blocks that share it are recomputed, use checkpoint(..., use_reentrant=False)",
+    ),
 }
 
 

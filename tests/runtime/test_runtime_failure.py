@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from elasticflow import StopTraining
 from elasticflow.errors import DatasetError, NonFiniteLossError, StorageError
 from elasticflow.runtime import failure
 
@@ -39,6 +40,22 @@ def test_parameters_without_gradient_are_told_in_keys_of_the_job_file() -> None:
         "  help: if steps leave parameters out, set ddp.find_unused_parameters = true"
     )
     assert expected == failure.describe(error)
+
+
+def test_gradient_that_comes_twice_is_told_with_what_to_do() -> None:
+    """Reentrant checkpoints that share parameters are what DistributedDataParallel cannot reduce."""
+    told = failure.describe(
+        RuntimeError("Expected to mark a variable ready only once. This error is caused by")
+    )
+    assert "use_reentrant=False" in told
+
+
+def test_stop_where_ranks_cannot_agree_is_told_with_where_they_can() -> None:
+    """An optimizer's hook on one rank has applied what the others have not."""
+    told = failure.describe(StopTraining("good enough"))
+    assert told.startswith(
+        "StopTraining was raised where the ranks cannot agree on it: good enough\n  help: raise it"
+    )
 
 
 def test_other_errors_are_told_as_they_are() -> None:

@@ -231,6 +231,26 @@ def test_evaluation_weighs_batches_by_their_samples(me: Any) -> None:
     assert model.training
 
 
+def test_best_is_a_number_where_there_is_one(me: Any) -> None:
+    """A metric that is once not a number is neither better nor worse than any other."""
+    values = iter([math.nan, 3.0, math.nan, 2.0])
+    evaluation = evaluate.Evaluation(
+        me,
+        nn.Linear(1, 1),
+        loss_step,
+        Pairs(),
+        SCHEDULE,
+        batch_size=10,
+        best="max m",
+        metrics={"m": lambda *_: next(values)},
+    )
+    bests = []
+    for _ in range(4):
+        evaluation.run(SCHEDULE.end)
+        bests.append(me.best)
+    assert bests[1:] == [3.0, 3.0, 3.0]
+
+
 def test_evaluation_is_due_by_epochs_and_at_the_end(me: Any) -> None:
     """After a resume, what was due before is not done again."""
     schedule = Schedule(10, 4, epochs=3)
