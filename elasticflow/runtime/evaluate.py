@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from elasticflow import events
 from elasticflow.runtime import buffers, data, streams
 from elasticflow.runtime.order import split
+from elasticflow.runtime.reader import EVALUATION, Reader
 from elasticflow.snapshots.policy import Due
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class Evaluation:
         self._metrics = dict(metrics or {})
         mode, _, self._best_name = (best or "").partition(" ")
         self.best_mode: Literal["max", "min"] | None = {"max": "max", "min": "min"}.get(mode)  # type: ignore[assignment]
-        self._batch_size, self._collate, self._uses_loss = batch_size, collate or default_collate, uses_loss
+        self._batch_size, self._uses_loss = batch_size, uses_loss
+        self._reader = Reader(dataset, collate, me.seed, use=EVALUATION, generators=me.generators)
         self._best: float | None = None
         self._last: Position | None = None
         self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
@@ -162,7 +163,7 @@ class Evaluation:
     def _batch(self, number: int) -> tuple[Any, int]:
         begin = number * self._batch_size
         end = min(begin + self._batch_size, len(self._dataset))
-        batch = self._collate([self._dataset[i] for i in range(begin, end)])
+        batch = self._reader.read(begin, list(range(begin, end)))
         return data.to_device(batch, self._me.device), end - begin
 
     def _measure(self, batch: Any) -> list[float]:
