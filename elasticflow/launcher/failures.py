@@ -122,6 +122,8 @@ def classify(
     """
     if raised is not None:
         named = raised.get("class")
+        if named == "crash" and oom_killed:  # a process of the worker's was killed, not the worker
+            return "oom"
         return named if named in CLASSES else "user_error"
     if hung:
         return "hang"

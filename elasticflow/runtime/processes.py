@@ -12,6 +12,7 @@ import threading
 import traceback
 import weakref
 from contextlib import suppress
+from multiprocessing import connection
 from multiprocessing.queues import Queue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +25,6 @@ from elasticflow.runtime import notes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import FrameType
 
     from elasticflow.runtime.reader import Reader
     from elasticflow.runtime.steps import Read
@@ -37,7 +37,12 @@ _OUT_OF_SHARED_MEMORY = (
 )
 _CRASHED = "a library that the dataset uses crashed: the process's stack is in the rank's standard error"
 _REMEDIES = {signal.SIGKILL: _OUT_OF_MEMORY, signal.SIGBUS: _OUT_OF_SHARED_MEMORY}
+_IGNORED = (signal.SIGTERM, signal.SIGINT)
 _NOTHING = -1
+_DYING_S = 2.0
+_LOOK_S = 0.2  # a process that ended is missed after so long
+_WAITED = "DataLoader timed out"  # torch's words for it, which say nothing yet
+_ENDING = (RuntimeError, OSError, EOFError)  # what it looks like to fetch from a process that ends
 
 
 class Processes:
@@ -52,8 +57,8 @@ class Processes:
 
     Raises:
         Exception: while iterating, what dataset or collate raised; its cause is the traceback there.
-        LoaderProcessError: anywhere in the main thread, as soon as one of the processes was killed.
-        DatasetError: so, as soon as one has ended by itself.
+        LoaderProcessError: while iterating, one of the processes was killed.
+        DatasetError: so, one has ended by itself.
     """
 
     def __init__(
@@ -72,50 +77,47 @@ class Processes:
             worker_init_fn=_Become(os.getpid()),
             generator=torch.Generator(),  # leaves the global generator alone
             multiprocessing_context=context,
+            timeout=_LOOK_S,
         )
-        self._batches: Any = iter(loader)
-        self._is_told = False
-        if threading.current_thread() is threading.main_thread():
-            self._listen()
+        before = signal.getsignal(signal.SIGCHLD)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)  # until a process has learnt to ignore them
+        batches: Any = iter(loader)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, before)  # torch's handler raises wherever the main thread is
+        # Source: torch 2.13, _MultiProcessingDataLoaderIter.
+        self._batches, self._processes = batches, batches._workers  # noqa: SLF001
+        # They ignore what Python ends them with at its own end, and would be waited for.
+        weakref.finalize(self, _kill, self._processes, os.getpid())
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        try:
-            found = next(self._batches)
-        except RuntimeError as error:  # torch looks every five seconds whether all are alive
-            death = self._death()
-            if death is None:
+        while True:
+            try:
+                found = next(self._batches)
+            except _ENDING as error:
+                if _WAITED in str(error):
+                    continue
+                self._refuse_deaths()
                 raise
-            raise death from error
-        if isinstance(found, _Failed):
-            raise found.error()
-        return found
+            if isinstance(found, _Failed):
+                raise found.error()
+            return found
 
-    def _listen(self) -> None:
-        # A death is told at once, wherever the main thread is. torch's handler, which does the same, stays below:
-        # it knows neither the dataset nor of processes that end with code 0.
-        ours, torchs = weakref.ref(self), signal.getsignal(signal.SIGCHLD)
+    def _refuse_deaths(self) -> None:
+        ended = connection.wait([process.sentinel for process in self._processes], timeout=_DYING_S)
+        for number, process in enumerate(self._processes):
+            if process.sentinel in ended:
+                process.join()
+                raise _death(process.pid, process.exitcode, self._name, self._at[number])
 
-        def heard(number: int, frame: FrameType | None) -> None:
-            me = ours()
-            death = None if me is None or me._is_told else me._death()  # noqa: SLF001
-            if death is not None:
-                raise death
-            if callable(torchs):
-                torchs(number, frame)
 
-        signal.signal(signal.SIGCHLD, heard)
-
-    def _death(self) -> WorkerError | None:
-        # Source: torch 2.13, _MultiProcessingDataLoaderIter: `_workers`, and `_shutdown` when they end as they should.
-        for number, process in enumerate([] if self._batches._shutdown else self._batches._workers):  # noqa: SLF001
-            code = process.exitcode
-            if code is not None:
-                self._is_told = True
-                return _death(process.pid, code, self._name, self._at[number])
-        return None
+def _kill(processes: list[Any], parent: int) -> None:
+    if os.getpid() == parent:
+        for process in processes:
+            process.kill()
 
 
 def _death(pid: int, code: int, name: str, sample: int) -> WorkerError:
@@ -193,9 +195,9 @@ class _Become:
 
     def __call__(self, _: int) -> None:
         # A drain signal sent to the whole session is the worker's business; without the worker this process has none.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
         with suppress(OSError, ValueError, RuntimeError):  # standard error without a descriptor
             faulthandler.enable()
         # Else a batch that cannot be sent is dropped, and the worker waits for it for ever.

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from elasticflow.runtime import streams
+from elasticflow.runtime.evaluate import Evaluation
 from elasticflow.runtime.order import Schedule
 from elasticflow.runtime.processes import Processes
 from elasticflow.runtime.reader import EVALUATION, Reader
@@ -170,6 +172,7 @@ def test_reading_leaves_the_model_its_resting_state() -> None:
     assert first == random.random()
 
 
+@settings(max_examples=25)
 @given(data=st.data(), size=st.integers(1, 9), epochs=st.integers(1, 2))
 def test_changes_of_everything_keep_samples_and_streams(data: st.DataObject, size: int, epochs: int) -> None:
     """Batch size, world size and micro-batches change at will, loaders are ahead: each sample once, always the same."""
@@ -211,3 +214,17 @@ def test_loader_processes_read_the_same(draw: Callable[[], float]) -> None:
     for number in (1, 2):
         reader = Reader(dataset, list, 7)
         assert expected == list(Processes(reader, dataset, batches(), number, pins_memory=False))
+
+
+def test_an_evaluation_reads_each_sample_alike_in_any_batches(me: Any) -> None:
+    """So metrics over noisy data are those of any world size; and again the same at the next evaluation."""
+    found = []
+    schedule = Schedule(SAMPLES, 4, epochs=1)
+    for size in (23, 4, 4):
+        evaluation = Evaluation(
+            me, nn.Identity(), lambda _, batch: batch[1].mean(), Noisy(DRAWS["all"]), schedule, batch_size=size, uses_loss=False
+        )  # fmt: skip
+        found += [evaluation.run(schedule.end)["loss"] for _ in range(2)]
+        assert not me.generators.look()
+    assert found == pytest.approx([found[0]] * 6)
+    assert len(set(found[2:])) == 1
