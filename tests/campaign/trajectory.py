@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import __version__
 from tests.campaign.disturbed import Outcome, Series
 from tests.end_to_end.harness import project_at
-from tests.end_to_end.trajectory_jobs import MODELS, Act, count, digest, disturb, draw_sets, write_jobs
+from tests.end_to_end.trajectory_jobs import (
+    EPOCHS,
+    MODELS,
+    Act,
+    count,
+    digest,
+    disturb,
+    draw_sets,
+    write_jobs,
+)
 from tests.end_to_end.trajectory_models import COUNTED, STEPS
 
 if TYPE_CHECKING:
@@ -31,6 +40,43 @@ SEED = 20261121
 TABLE = Path(__file__).with_name("trajectory.md")
 WORLDS, PLAIN_WORLDS, PROCESSES = (1, 2, 3, 4, 5), (1, 2, 3), (0, 2)
 TAILS = ("spill", "short", "drop")
+
+TEXT = """# Trajectories
+
+{date}, {facts}, {cores} cores shared with other work; {minutes} min.
+Made by `python -m tests.campaign.trajectory`.
+
+## The same bits
+
+{steps} steps of three models (`tests/end_to_end/trajectory_models.py`) in 8 virtual shards: an MLP with dropout; a CNN
+with BatchNorm and dropout; a transformer with dropout, tied weights, clipping, EMA and bf16 autocast. All with AdamW,
+warm-up and cosine schedule, noise in the data, batches of 16 of 100 samples and a short one at each epoch's end. A
+digest is the SHA-256 of every step's loss and every tensor of the last snapshot, optimizer and all. Beside it the same
+jobs with `consistency = "batch"`, which is DistributedDataParallel.
+
+| model | workers | 0 loader processes | 2 loader processes | DistributedDataParallel |
+|---|---:|---|---|---|
+{same}
+
+The same jobs disturbed, drawn from the seed {seed}. *Done*: **workers and loader processes** of each launch; *kill 1
+@7*: kill -9 of rank 1 once step 7 is finished; *kill all*: kill -9 of every process; *drain*: SIGTERM. *As
+undisturbed*: every step's loss, done again or not, and every tensor at the end have the bits of the run above.
+
+| run | done | digest | as undisturbed |
+|---|---|---|---|
+{disturbed}
+
+## Every sample once
+
+{epochs} epochs of {samples} samples; a parameter counts how often each was trained on. Launches differ in batch size
+and most samples of a forward, too. *Once*: in every snapshot and at the end the parameter counts each sample as often
+as the schedule has it up to there ({epochs} times at the end; with `drop`, less what the batch size in force leaves
+over), and the samples of each line in metrics.jsonl add up to it.
+
+| run | done | samples | once |
+|---|---|---:|---|
+{counted}
+"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +150,7 @@ def exact(project: Project, model: str, seed: int, expected: dict[str, Any]) -> 
 def counting(project: Project, number: int) -> Disturbed:
     """Disturb a run that counts its samples, batch size and all, and look at the counts and the ledger."""
     tail = TAILS[number % len(TAILS)]
-    first, acts = draw_acts(random.Random(f"{SEED} counting {number}"), 5 * COUNTED // 24, counting=True)
+    first, acts = draw_acts(random.Random(f"{SEED} counting {number}"), EPOCHS * COUNTED // 24, counting=True)
     series = Series(project, f"counting-{number}", f"dataset.tail={tail}", *first, job="counting")
     outcome = Outcome("", "")
     acts = [Act(act.step, act.what, (f"dataset.tail={tail}", *act.sets) if act.sets else ()) for act in acts]
@@ -134,51 +180,17 @@ def table(
             (platform.system(), platform.release().partition("-")[0]),
         )
     )
-    lines = [
-        "# Trajectories",
-        "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {facts}, {os.cpu_count()} cores shared with other work; {minutes:.0f} min.",
-        "Made by `python -m tests.campaign.trajectory`.",
-        "",
-        "## The same bits",
-        "",
-        f"{STEPS} steps of three models (`tests/end_to_end/trajectory_models.py`) in 8 virtual shards: an MLP with dropout; a CNN",
-        "with BatchNorm and dropout; a transformer with dropout, tied weights, clipping, EMA and bf16 autocast. All with AdamW,",
-        "warm-up and cosine schedule, noise in the data, batches of 16 of 100 samples and a short one at each epoch's end. A",
-        "digest is the SHA-256 of every step's loss and every tensor of the last snapshot, optimizer and all. Beside it the same",
-        'jobs with `consistency = "batch"`, which is DistributedDataParallel.',
-        "",
-        "| model | workers | 0 loader processes | 2 loader processes | DistributedDataParallel |",
-        "|---|---:|---|---|---|",
-    ]
-    lines += [
+    same = "\n".join(
         f"| {model} | {world} | `{found[world, 0][:16]}` | `{found[world, 2][:16]}` "
         f"| {f'`{plain[model][world][:16]}`' if world in plain[model] else ''} |"
         for model, found in digests.items()
         for world in WORLDS
-    ]
-    lines += [
-        "",
-        f"The same jobs disturbed, drawn from the seed {SEED}. *Done*: **workers and loader processes** of each launch; *kill 1 @7*:",
-        "kill -9 of rank 1 once step 7 is finished; *kill all*: kill -9 of every process; *drain*: SIGTERM. *As undisturbed*: every",
-        "step's loss, done again or not, and every tensor at the end have the bits of the run above.",
-        "",
-        "| run | done | digest | as undisturbed |",
-        "|---|---|---|---|",
-        *(run.row() for run in disturbed),
-        "",
-        "## Every sample once",
-        "",
-        f"Five epochs of {COUNTED} samples; a parameter counts how often each was trained on. Launches differ in batch size and most",
-        "samples of a forward, too. *Once*: in every snapshot and at the end the parameter counts each sample as often as the",
-        "schedule has it up to there (five times at the end; with `drop`, less what the batch size in force leaves over), and the",
-        "samples of each line in metrics.jsonl add up to it.",
-        "",
-        "| run | done | samples | once |",
-        "|---|---|---:|---|",
-        *(run.row() for run in counted),
-    ]
-    return "\n".join(lines) + "\n"
+    )
+    return TEXT.format(
+        date=f"{datetime.now(UTC):%Y-%m-%d}", facts=facts, cores=os.cpu_count(), minutes=f"{minutes:.0f}",
+        steps=STEPS, seed=SEED, epochs=EPOCHS, samples=COUNTED, same=same,
+        disturbed="\n".join(run.row() for run in disturbed), counted="\n".join(run.row() for run in counted),
+    )  # fmt: skip
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.campaign.disturbed import Outcome, Series
     from tests.end_to_end.harness import Project
 
-SEED = 77
+SEED, EPOCHS = 77, 5
 MODELS = {
     "mlp": ('entry = "trajectory_models:mlp"\nstep = "trajectory_models:mean_step"', "", ""),
     "cnn": ('entry = "trajectory_models:cnn"\nstep = "trajectory_models:sums_step"', "", ""),
@@ -89,7 +89,7 @@ entry = "trajectory_models:Numbers"
 global_batch_size = 16
 
 [train]
-epochs = 5
+epochs = {epochs}
 
 [nodes]
 nproc_per_node = 2
@@ -112,7 +112,7 @@ def write_jobs(project: Project) -> None:
                 name=job, seed=SEED, steps=models.STEPS, model=model, clip=clip, train=consistency + train
             )
             project.write(f"jobs/{job}.toml", text)
-    project.write("jobs/counting.toml", COUNTING.format(seed=SEED))
+    project.write("jobs/counting.toml", COUNTING.format(seed=SEED, epochs=EPOCHS))
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def digest(found: dict[str, Any]) -> str:
 
 
 def count(series: Series, tail: str, sizes: Sequence[int], outcome: Outcome) -> int:
-    """Return the samples trained on by an ended run of `counting`; note what a sample's count, or the ledger, has wrong.
+    """Return the samples trained on by an ended run of `counting`; note where its parameter or its ledger is wrong.
 
     Args:
         series: The run.
@@ -162,40 +162,46 @@ def count(series: Series, tail: str, sizes: Sequence[int], outcome: Outcome) -> 
         sizes: Global batch size of each of its launches.
         outcome: Takes the problems.
     """
+    counts_at = _replayed(series, tail, sizes, outcome)
+    *_, last = counts_at.values()
+    if tail != "drop" and last != [EPOCHS] * models.COUNTED:
+        outcome.problems.append("a sample was repeated or lost")
+    catalog, compared = series.catalog, set()
+    for manifest in catalog.committed():
+        place = manifest.tensors["model/counts"]
+        data = catalog.storage.read(f"{catalog.folder()}/{manifest.location(place.file)}")
+        counts = list(struct.unpack_from(f"<{models.COUNTED}f", data, place.offset))
+        if sum(counts) != manifest.samples:
+            outcome.problems.append(f"{manifest.name} counts {sum(counts):g} samples, not {manifest.samples}")
+        at = manifest.step, manifest.generation
+        if at in counts_at:  # else the step was done again
+            compared.add(at)
+            if counts != counts_at[at]:
+                outcome.problems.append(f"{manifest.name} counts a sample wrong")
+    if max(counts_at) not in compared:
+        outcome.problems.append("no snapshot of the last step")
+    return sum(last)
+
+
+def _replayed(
+    series: Series, tail: str, sizes: Sequence[int], outcome: Outcome
+) -> dict[tuple[int, int], list[int]]:
+    """Return by (step, generation) of metrics.jsonl how often the schedule has had each sample by then."""
     size_of, launch = {}, 0
     for event in series.look():
         launch += event["event"] == events.RUN_STARTED
         if event["event"] == events.GENERATION_STARTED:
             size_of[event["generation"]] = sizes[launch - 1]
-    expected = np.zeros(models.COUNTED, dtype=np.int64)
-    at, position = {}, None
+    counts, found, position = np.zeros(models.COUNTED, dtype=np.int64), {}, None
     for line in read_lines(series.running.run.metrics):
-        schedule = Schedule(models.COUNTED, size_of[line["generation"]], epochs=5, tail=tail, seed=SEED)
-        offset, size, position = schedule.batch(position or schedule.start)
-        expected[schedule.indices(np.arange(offset, offset + size))] += 1
-        at[line["step"], line["generation"]] = expected.tolist()
-        if (position.step, position.samples, position.epoch) != (
-            line["step"],
-            line["samples"],
-            line["epoch"],
-        ):
+        size = size_of[line["generation"]]
+        schedule = Schedule(models.COUNTED, size, epochs=EPOCHS, tail=tail, seed=SEED)
+        offset, number, position = schedule.batch(position or schedule.start)
+        counts[schedule.indices(np.arange(offset, offset + number))] += 1
+        found[line["step"], line["generation"]] = counts.tolist()
+        if any(getattr(position, key) != line[key] for key in ("step", "samples", "epoch")):
             outcome.problems.append(f"step {line['step']} in metrics.jsonl is at {line['samples']} samples")
-    assert position is not None
-    if tail != "drop" and expected.tolist() != [5] * models.COUNTED:
-        outcome.problems.append("a sample repeated or lost")
-    catalog, checked = series.catalog, 0
-    for manifest in catalog.committed():
-        place = manifest.tensors["model/counts"]
-        data = catalog.storage.read(f"{catalog.folder()}/{manifest.location(place.file)}")
-        counts = struct.unpack_from(f"<{models.COUNTED}f", data, place.offset)
-        checked += (manifest.step, manifest.generation) in at
-        if list(counts) != at.get((manifest.step, manifest.generation), list(counts)):
-            outcome.problems.append(f"the parameter of step {manifest.step} counts otherwise")
-        if sum(counts) != manifest.samples:
-            outcome.problems.append(f"{manifest.name} counts {sum(counts):g} samples, not {manifest.samples}")
-    if checked < 2:
-        outcome.problems.append("no snapshot to look at")
-    return int(expected.sum())
+    return found
 
 
 def draw_sets(draw: random.Random, *, counting: bool = False) -> tuple[str, ...]:
