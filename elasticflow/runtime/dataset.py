@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from elasticflow.errors import DatasetError
-from elasticflow.runtime import streams
+from elasticflow.runtime import notes, streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PROBES = 16  # samples whose bytes go into a fingerprint
+_PROBES = 16  # samples whose content goes into a fingerprint
+_PROBES_IN_MEMORY = 256  # of a list, which gives a sample in no time
+_BY_TEXT = (str, int, float, complex, np.generic, date, time, timedelta, Decimal)
+_ARRAY_ROWS, _ARRAY_BYTES = 1 << 16, 4 << 20  # of an array: most rows, and most of their bytes
 
 
 def check(dataset: Any, name: str, samples: int | None) -> int:
@@ -41,6 +47,7 @@ def check(dataset: Any, name: str, samples: int | None) -> int:
             f"{where}.entry returned a {kind}, which has no length",
             "give it a __len__ method: the order of the samples is computed from it",
         ) from None
+    _refuse_containers(dataset, where)
     if length == 0:
         raise DatasetError(f"{where}.entry returned a {kind} without samples")
     if samples is not None and samples != length:
@@ -51,17 +58,46 @@ def check(dataset: Any, name: str, samples: int | None) -> int:
     return length
 
 
-def fingerprint(dataset: Any) -> str:
-    """Return what identifies the data: its own `fingerprint`, else a digest of its length and some samples.
+def _refuse_containers(dataset: Any, where: str) -> None:
+    kind = type(dataset).__name__
+    if isinstance(dataset, Mapping):
+        names = ", ".join(str(key) for key in list(dataset)[:5])
+        raise DatasetError(
+            f"{where}.entry returned a {kind}, which has no samples by number but the keys {names}",
+            "return one of its values, or a list of the samples",
+        )
+    if (
+        isinstance(dataset, tuple)
+        and dataset
+        and all(isinstance(c, np.ndarray | torch.Tensor) for c in dataset)
+    ):
+        lengths = {len(column) if column.ndim else 0 for column in dataset}
+        if len(lengths) == 1 and lengths != {len(dataset)}:
+            raise DatasetError(
+                f"{where}.entry returned a tuple of {len(dataset)} arrays of {lengths.pop()} rows: by index, that is {len(dataset)} samples",
+                "return torch.utils.data.TensorDataset(...) of them as tensors",
+            )
 
-    Samples that differ between two readings with one seed identify nothing: the length alone counts then.
+
+def fingerprint(dataset: Any) -> str:
+    """Return what identifies the data: its own `fingerprint`, else a digest of its length and of some content.
+
+    That are, spread evenly, 16 samples; 256 of a list; of arrays, tensors and TensorDatasets at most 65,536 rows or
+    4 MiB. So a change of few samples can go unnoticed: a dataset that knows better says so by an attribute or method
+    `fingerprint`. The same content has the same one on every machine. (What Hugging Face datasets call `_fingerprint`
+    has not: it counts paths, times and code, and can be random.)
+
+    Samples that differ between two readings with one seed identify nothing: the length alone counts then. Of an
+    object that is neither data nor made of data, the class counts.
+
+    Raises:
+        Exception: what the dataset raises, with a note that names the sample.
     """
     own = getattr(dataset, "fingerprint", None)
     if own is not None:
         return str(own() if callable(own) else own)
-    length = len(dataset)
-    once, again = (_without_trace(lambda: _read(dataset, length)) for _ in range(2))
-    return sha256(f"{length}".encode() if once is None or once != again else once).hexdigest()[:16]
+    once, again = (_without_trace(lambda: _content(dataset)) for _ in range(2))
+    return sha256(f"{len(dataset)}".encode() if once != again else once).hexdigest()[:16]
 
 
 def source(dataset: Any) -> str:
@@ -69,19 +105,32 @@ def source(dataset: Any) -> str:
     return str(getattr(dataset, "source", None) or f"{type(dataset).__module__}.{type(dataset).__qualname__}")
 
 
-def _read(dataset: Any, length: int) -> bytes | None:
-    digest = sha256(f"{length}".encode())
-    for i in range(min(_PROBES, length)):
-        index = i * length // min(_PROBES, length)
+def _content(dataset: Any) -> bytes:
+    digest = sha256(f"{len(dataset)}".encode())
+    columns = dataset.tensors if isinstance(dataset, TensorDataset) else (dataset,)
+    if all(isinstance(column, np.ndarray | torch.Tensor) for column in columns):
+        for column in columns:
+            rows = min(_ARRAY_ROWS, _ARRAY_BYTES * len(column) // max(1, column.nbytes))
+            _digest(column[_spread(len(column), max(_PROBES, rows))], digest.update)
+        return digest.digest()
+    for index in _spread(len(dataset), _PROBES_IN_MEMORY if isinstance(dataset, list) else _PROBES):
         streams.seed_all(index)
         try:
-            _digest(dataset[index], digest.update)
-        except TypeError:
-            return None
-    return digest.hexdigest().encode()
+            sample = dataset[index]
+        except Exception as error:
+            notes.of_sample(error, dataset, index)
+            raise
+        _digest(sample, digest.update)
+    return digest.digest()
 
 
-def _without_trace(read: Callable[[], bytes | None]) -> bytes | None:
+def _spread(length: int, most: int) -> list[int]:
+    """Return up to *most* numbers below *length*, evenly spread, with the first and the last."""
+    count = min(most, length)
+    return [i * (length - 1) // max(1, count - 1) for i in range(count)]
+
+
+def _without_trace(read: Callable[[], bytes]) -> bytes:
     python, numeric, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
         return read()
@@ -92,24 +141,32 @@ def _without_trace(read: Callable[[], bytes | None]) -> bytes | None:
 
 
 def _digest(value: Any, update: Callable[[bytes], None]) -> None:
-    if isinstance(value, torch.Tensor):
-        update(f"{value.dtype}{tuple(value.shape)}".encode())
-        update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, np.ndarray):
-        update(f"{value.dtype}{value.shape}".encode())
-        update(value.tobytes())
-    elif isinstance(value, dict):
+    if isinstance(value, torch.Tensor | np.ndarray):
+        _digest_array(value, update)
+    elif isinstance(value, Mapping):
         for key, item in value.items():
             update(str(key).encode())
             _digest(item, update)
     elif isinstance(value, list | tuple):
+        update(f"{len(value)}".encode())
         for item in value:
             _digest(item, update)
-    elif isinstance(value, bytes):
-        update(value)
-    elif value is None or isinstance(value, str | int | float | np.generic):
+    elif isinstance(value, bytes | bytearray):
+        update(bytes(value))
+    elif value is None or isinstance(value, _BY_TEXT):
         update(repr(value).encode())
     elif hasattr(value, "tobytes"):  # images
         update(value.tobytes())
     else:
-        raise TypeError(type(value).__name__)
+        update(notes.name_of(value).encode())
+
+
+def _digest_array(value: Any, update: Callable[[bytes], None]) -> None:
+    update(f"{value.dtype}{tuple(value.shape)}".encode())
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            _digest(value.tolist(), update)  # its own bytes are addresses
+        else:
+            update(value.tobytes())
+    elif value.layout == torch.strided:
+        update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from elasticflow.errors import DatasetError
-from elasticflow.runtime import data, dataset
+from elasticflow.runtime import data, dataset, failure
 from elasticflow.runtime.order import Schedule
 
 if TYPE_CHECKING:
@@ -31,6 +31,24 @@ class Rows:
         if self.draws:
             return index, torch.rand(2), np.random.rand(), random.random()  # noqa: NPY002
         return index
+
+
+class Broken(Rows):
+    """Fails at one sample."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(16)
+        self.at = at
+
+    def __getitem__(self, index: int) -> Any:
+        return index // (self.at - index) if index == self.at else index
+
+
+class BrokenAtOnce(Broken):
+    """Reads many at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
 
 
 class NoLength:
@@ -54,6 +72,17 @@ class Stream(IterableDataset[int]):
         (Stream(), None, "dataset.entry returned a Stream, which cannot be read by index"),
         (7, None, "dataset.entry returned a int, which cannot be read by index"),
         (Rows(0), None, "dataset.entry returned a Rows without samples"),
+        (np.float32(3), None, "dataset.entry returned a float32, which has no length"),
+        (
+            {"train": Rows(), "test": Rows()},
+            None,
+            "dataset.entry returned a dict, which has no samples by number but the keys train, test",
+        ),
+        (
+            (torch.zeros(20, 3), np.zeros(20)),
+            None,
+            "dataset.entry returned a tuple of 2 arrays of 20 rows: by index, that is 2 samples",
+        ),
         (Rows(20), 30, "dataset.samples = 30, but the Rows has 20"),
     ],
 )
@@ -86,6 +115,46 @@ def test_fingerprint_tells_data_apart_and_leaves_no_trace() -> None:
     assert dataset.fingerprint([torch.zeros(3)]) != dataset.fingerprint([torch.ones(3)])
     assert dataset.fingerprint(Rows(20, draws=True)) == dataset.fingerprint(Rows(20, draws=True))
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_arrays_and_lists_are_told_apart_by_content() -> None:
+    """Nearly all of them is looked at where that takes no time, and equal content is equal."""
+
+    def columns(at: int) -> list[Any]:
+        numbers = np.arange(3000.0)
+        numbers[at] = -1
+        tensor = torch.from_numpy(numbers)
+        return [numbers, tensor, tensor.bfloat16(), TensorDataset(tensor, tensor), list(numbers[:250])]
+
+    for first, again, other in zip(columns(77), columns(77), columns(78), strict=True):
+        assert dataset.fingerprint(first) == dataset.fingerprint(again) != dataset.fingerprint(other)
+
+
+def test_large_arrays_are_looked_at_in_part() -> None:
+    """At most 65,536 rows or 4 MiB, the last one among them."""
+    many, wide = np.zeros(10**6, np.int8), torch.zeros(64, 2**18)
+    before = dataset.fingerprint(many), dataset.fingerprint(wide)
+    many[-1] = wide[-1, -1] = 1
+    assert before[0] != dataset.fingerprint(many)
+    assert before[1] != dataset.fingerprint(wide)
+
+
+def test_objects_that_are_no_data_count_by_their_class() -> None:
+    """Addresses in memory differ between ranks; what stands beside such an object still counts."""
+    odd = [(number, Rows()) for number in range(3)]
+    assert dataset.fingerprint(odd) == dataset.fingerprint([(number, Rows()) for number in range(3)])
+    assert dataset.fingerprint(odd) != dataset.fingerprint([(number + 1, Rows()) for number in range(3)])
+    texts = np.array([["a", Rows()], ["b", Rows()]], dtype=object)
+    assert dataset.fingerprint(texts) == dataset.fingerprint(
+        np.array([["a", Rows()], ["b", Rows()]], dtype=object)
+    )
+
+
+def test_a_dataset_that_cannot_be_read_is_told_by_sample(me: Any) -> None:
+    """Before anything starts, with the user's own error."""
+    with pytest.raises(ZeroDivisionError) as failed:
+        data.open_dataset(me, lambda: Broken(15), "train")
+    assert failed.value.__notes__ == [f"while reading sample 15 of {__name__}.Broken"]
 
 
 def test_fingerprint_of_its_own_wins() -> None:
@@ -140,3 +209,64 @@ def test_prepare_runs_once_per_node(me: Any) -> None:
         me.local_rank = local_rank
         data.prepare(me, lambda: calls.append(1))
     assert calls == [1]
+
+
+PLAIN: dict[str, Any] = {
+    "list": [float(i) for i in range(20)],
+    "array": np.arange(20.0),
+    "rows of an array": np.arange(20.0).reshape(20, 1),
+    "tensor": torch.arange(20.0),
+    "tensors": TensorDataset(torch.arange(20.0)),
+}
+
+
+@pytest.mark.usefixtures("real_processes")
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("kind", list(PLAIN))
+def test_anything_indexable_is_a_dataset(me: Any, kind: str, processes: int) -> None:
+    """Lists, arrays and tensors as they are."""
+    opened = data.open_dataset(me, lambda: PLAIN[kind], "train")
+    schedule = Schedule(20, 6, epochs=1, seed=3)
+    seen: list[float] = []
+    for batch in data.Loader(me, opened, schedule, None, processes=processes).batches(schedule.start):
+        for made, count in batch.micro_batches:
+            rows = made[0] if isinstance(made, list) else made
+            assert len(rows) == count
+            seen += rows.reshape(-1).tolist()
+    assert sorted(seen) == list(range(20))
+
+
+@pytest.mark.usefixtures("real_processes")
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("kind", [Broken, BrokenAtOnce])
+def test_an_error_of_a_dataset_names_the_sample(me: Any, kind: type[Broken], processes: int) -> None:
+    """Wherever it is read, alone or with others, with the user's own error and traceback."""
+    schedule = Schedule(16, 5, epochs=1, seed=3)
+    loader = data.Loader(me, kind(7), schedule, None, processes=processes)
+    with pytest.raises(ZeroDivisionError) as failed:
+        _ = [list(batch.micro_batches) for batch in loader.batches(schedule.start)]
+    assert failed.value.__notes__ == [f"while reading sample 7 of {__name__}.{kind.__name__}"]
+    assert "return index // (self.at - index)" in failure.text(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        (torch.zeros(4), "sample 7 is (float32 (4,), int), but sample FIRST is (float32 (3,), int)"),
+        ("text", "sample 7 is (str, int), but sample FIRST is (float32 (3,), int)"),
+        (
+            {"a": [1, 2]},
+            "sample 7 is ({a: list of 2: int, ...}, int), but sample FIRST is (float32 (3,), int)",
+        ),
+    ],
+)
+def test_samples_that_make_no_batch_are_named(me: Any, odd: Any, what: str) -> None:
+    """With what they are: index, types and shapes."""
+    rows = [(odd if i == 7 else torch.zeros(3), 1) for i in range(16)]
+    schedule = Schedule(16, 16, epochs=1, seed=3)
+    (batch,) = data.Loader(me, rows, schedule, None).batches(schedule.start)
+    first = schedule.indices(np.arange(1))[0]
+    with pytest.raises((RuntimeError, TypeError, AttributeError)) as failed:
+        list(batch.micro_batches)
+    (note,) = failed.value.__notes__
+    assert note == "while making a batch of 16 samples of list: " + what.replace("FIRST", str(first))
