@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import click
 
 from elasticflow.cli.terminal import paint
-from elasticflow.observe.formats import number, plural, span
+from elasticflow.observe.formats import plural, span
 from elasticflow.observe.lines import user_frames
 
 if TYPE_CHECKING:
@@ -194,4 +194,4 @@ def _help(difference: Difference, *, is_exact: bool) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{number(100 * share)} %" if 0 < share < 0.01 else f"{100 * share:.3g} %"
+    return f"{100 * share:.3g} %"

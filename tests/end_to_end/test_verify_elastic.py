@@ -8,11 +8,16 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elasticflow import trajectory
 from tests.end_to_end.harness import Project, processes_of, wait_gone
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+LIMIT_S = 280  # three trials, one after the other, on a busy machine
+pytestmark = pytest.mark.timeout(300)
 
 EXACT = ("--set=train.consistency=exact", "--set=train.virtual_shards=4")
 BY_RANK = """
@@ -73,7 +78,7 @@ def test_an_exact_job_has_the_same_bits_at_each_world_size_and_through_a_kill_an
     asked = ("verify-elastic", "jobs/mnist.toml", *options, "--format", "json", f"--keep={keep}")
     running = project.start(*asked, run_id="none")
 
-    assert running.end() == 0, running.told()
+    assert running.end(LIMIT_S) == 0, running.told()
     facts = json.loads(running.output.read_text())
     assert ("mnist", "exact", 12, True) == tuple(
         facts[key] for key in ("job", "consistency", "steps", "same")
@@ -102,7 +107,7 @@ def test_a_job_that_depends_on_the_rank_is_found_out_and_the_tensor_named(projec
     project.write("jobs/by_rank.toml", JOB)
     running = project.start("verify-elastic", "jobs/by_rank.toml", "--worlds", "1,2", run_id="none")
 
-    assert running.end() == 1, running.told()
+    assert running.end(LIMIT_S) == 1, running.told()
     said = running.output.read_text()
     assert re.search(r"^1 +nothing +12 .* reference$", said, re.MULTILINE)
     assert re.search(
@@ -122,7 +127,7 @@ def test_a_batch_job_has_the_same_curve_through_a_kill(project: Project) -> None
     """At one world size the losses are even the same to the last bit."""
     running = project.start("verify-elastic", "jobs/mnist.toml", "--worlds=2", "--steps=12", run_id="none")
 
-    assert running.end() == 0, running.told()
+    assert running.end(LIMIT_S) == 0, running.told()
     said = running.output.read_text()
     assert re.search(r"^2 -> 2 +kill .* 12, \d again .* same curve, 0 % off at most$", said, re.MULTILINE), (
         said
