@@ -10,6 +10,7 @@ import click
 
 from elasticflow.cli.terminal import print_json, show_warnings
 from elasticflow.cli.view import warn
+from elasticflow.launcher.prove import TOLERANCE
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -48,7 +49,7 @@ def _world_sizes(context: click.Context, parameter: click.Parameter, value: str)
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, min_open=True),
-    default=0.05,  # prove.TOLERANCE, which says why
+    default=TOLERANCE,
     show_default=True,
     help='For consistency = "batch": how far two smoothed losses may lie apart, as a share of the largest.',
 )
