@@ -20,8 +20,8 @@ from elasticflow.snapshots.policy import Due
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from elasticflow.runtime.member import Worker
     from elasticflow.runtime.cursors import AnySchedule
+    from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position
 
 _LOSS = "loss"
