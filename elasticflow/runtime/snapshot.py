@@ -22,8 +22,8 @@ from elasticflow.snapshots.policy import Due
 from elasticflow.snapshots.staging import BEGUN
 
 if TYPE_CHECKING:
-    from elasticflow.runtime.member import Worker
     from elasticflow.runtime.cursors import AnySchedule
+    from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position
     from elasticflow.runtime.restore import Found
     from elasticflow.runtime.state import Captured, State
