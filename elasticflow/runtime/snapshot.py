@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.errors import DatasetError, SnapshotError
+from elasticflow.errors import SnapshotError
 from elasticflow.runtime import node_writer, restore, stopping
 from elasticflow.runtime.alike import Alike
+from elasticflow.runtime.dataset import require_same
 from elasticflow.runtime.device_copy import copier_for
 from elasticflow.runtime.policy import Policy
 from elasticflow.runtime.record import Recorder
@@ -184,7 +185,8 @@ class Snapshots:
 
     def _take_over(self, found: Found, loads: NodeLoader) -> Position:
         me, manifest, content = self._me, found.manifest, found.state
-        self._refuse_other_data(manifest.fingerprints)
+        samples = self._schedule.samples, content["schedule"]["samples"]
+        require_same(me.fingerprints, manifest.fingerprints, *samples)
         position = restore.position_of(content)
         if me.rank == 0:  # before anything of it is used: what happens now may be its doing
             me.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
@@ -196,14 +198,6 @@ class Snapshots:
         me.generators.are_used |= content["draws_random"]
         me.restored_from = self._recorder.parent = self._staged = manifest.name
         return position
-
-    def _refuse_other_data(self, fingerprints: dict[str, Any]) -> None:
-        for name, mark in self._me.fingerprints.items():
-            if name in fingerprints and fingerprints[name] != mark:
-                raise DatasetError(
-                    f"the data of `{name}` is not what the snapshot was trained on: fingerprint {mark}, not {fingerprints[name]}",
-                    "point the job at the same data, or start a new run",
-                )
 
     def _is_due_by_time(self) -> bool:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)
