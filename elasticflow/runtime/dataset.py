@@ -100,6 +100,34 @@ def fingerprint(dataset: Any) -> str:
     return sha256(f"{len(dataset)}".encode() if once != again else once).hexdigest()[:16]
 
 
+def require_same(
+    marks: Mapping[str, str], marks_then: Mapping[str, str], samples: int | None, samples_then: int | None
+) -> None:
+    """Refuse to go on from a snapshot that was trained on other data.
+
+    Args:
+        marks: Fingerprint of each dataset, by name.
+        marks_then: The snapshot's.
+        samples: Length of the training data, if it has one: without it a position means nothing, whatever the
+            fingerprints say.
+        samples_then: The snapshot's.
+
+    Raises:
+        DatasetError: a dataset's fingerprint or length differs.
+    """
+    for name, mark in marks.items():
+        differences = []
+        if marks_then.get(name, mark) != mark:
+            differences.append(f"fingerprint {mark}, not {marks_then[name]}")
+        if name == "train" and samples != samples_then:
+            differences.append(f"{samples} samples, not {samples_then}")
+        if differences:
+            raise DatasetError(
+                f"the data of `{name}` is not what the snapshot was trained on: {' and '.join(differences)}",
+                "point the job at the same data, or start a new run",
+            )
+
+
 def source(dataset: Any) -> str:
     """Return where the data came from, for the log."""
     return str(getattr(dataset, "source", None) or f"{type(dataset).__module__}.{type(dataset).__qualname__}")

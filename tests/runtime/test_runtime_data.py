@@ -270,3 +270,19 @@ def test_samples_that_make_no_batch_are_named(me: Any, odd: Any, what: str) -> N
         list(batch.micro_batches)
     (note,) = failed.value.__notes__
     assert note == "while making a batch of 16 samples of list: " + what.replace("FIRST", str(first))
+
+
+@pytest.mark.parametrize(
+    ("mark", "samples", "what"),
+    [
+        ("b", 20, "fingerprint b, not a"),
+        ("a", 21, "21 samples, not 20"),
+        ("b", 21, "fingerprint b, not a and 21 samples, not 20"),
+    ],
+)
+def test_other_data_than_the_snapshots_is_refused(mark: str, samples: int, what: str) -> None:
+    """Another content, or another length under the same fingerprint: a position would mean other samples."""
+    dataset.require_same({"train": "a", "evaluation": "c"}, {"train": "a"}, 20, 20)
+    with pytest.raises(DatasetError) as refused:
+        dataset.require_same({"train": mark}, {"train": "a"}, samples, 20)
+    assert refused.value.message == f"the data of `train` is not what the snapshot was trained on: {what}"

@@ -101,11 +101,12 @@ def test_skipped_step_other_data_and_damage(groups: Callable[[str], Any]) -> Non
         assert {*COMMON_FIELDS, *WORKER_FIELDS, *SCHEMA[line["event"]][1]} <= line.keys()
         assert line["timestamp"].endswith("Z")
 
-    assert group.run(2, *arguments, "--data-seed", "1").codes == [1, 1]
+    assert group.run(2, *arguments, "--data-seed", "1", "--samples", "101").codes == [1, 1]
     (raised,) = group.lines("worker.raised", generation=2)
     assert raised["error"].startswith(
         "the data of `train` is not what the snapshot was trained on: fingerprint "
     )
+    assert " and 101 samples, not 100" in raised["error"]
 
     newest = group.folder.path / "snapshots" / group.newest().manifest.name
     shard = next(newest.glob("shard-00001*"))
