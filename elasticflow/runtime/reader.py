@@ -129,7 +129,7 @@ class Reader:
     def _read_at_once(self, indices: list[int]) -> list[Any]:
         many = self._many
         assert many is not None
-        next(iter(self._each(indices)))
+        next(iter(self._each(indices)))  # the first one stands for all
         try:
             found: list[Any] = many(indices)
         except Exception as error:
