@@ -31,6 +31,7 @@ SNAPSHOT_REJECTED = "snapshot.rejected"
 SNAPSHOT_CLEARED = "snapshot.cleared"
 SNAPSHOT_FAILED = "snapshot.failed"
 SNAPSHOT_REMOVED = "snapshot.removed"
+STORE_TROUBLE = "store.trouble"
 DRAIN_REQUESTED = "drain.requested"
 DRAIN_COMPLETED = "drain.completed"
 BUDGET_CHARGED = "budget.charged"
@@ -105,6 +106,10 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     SNAPSHOT_FAILED: ("a snapshot could not be written; older ones are untouched", ("name", "reason")),
     SNAPSHOT_REMOVED: ("retention removed a snapshot", ("name",)),
+    STORE_TROUBLE: (
+        "a snapshot store failed for a reason that may pass and is asked again; told at most every 10 s",
+        ("operation", "class", "error", "attempt", "pause_s"),
+    ),
     DRAIN_REQUESTED: ("workers are asked to leave after a step", ("reason", "grace_s")),
     DRAIN_COMPLETED: ("all workers left after the same step", ("step", "seconds")),
     BUDGET_CHARGED: ("a failure was counted", ("class", "left")),
@@ -142,6 +147,7 @@ FROM_WORKERS = frozenset(
         SNAPSHOT_REJECTED,
         SNAPSHOT_FAILED,
         SNAPSHOT_REMOVED,
+        STORE_TROUBLE,
         DATASET_OPENED,
         DATASET_PASSED,
         STATE_LEFT_OUT,

@@ -11,6 +11,7 @@ import copy
 import os
 import re
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -32,6 +33,25 @@ T = TypeVar("T")
 _AT_THE_CHECK = Patience(total_s=15.0)  # a wrong address is told soon
 
 
+@dataclass(frozen=True)
+class Trouble:
+    """An operation that failed for a reason that passes and is tried again; without secrets.
+
+    Attributes:
+        operation: What, and of which path.
+        kind: Class of the error.
+        error: Class and first line of it.
+        attempt: Tries so far.
+        pause_s: Seconds until the next.
+    """
+
+    operation: str
+    kind: str
+    error: str
+    attempt: int
+    pause_s: float
+
+
 class Storage:
     """Files under one URI: a local folder, or a store on another machine.
 
@@ -50,7 +70,7 @@ class Storage:
         options: Mapping[str, Any] | None = None,
         *,
         patience: Patience | None = None,
-        on_trouble: Callable[[str], object] | None = None,
+        on_trouble: Callable[[Trouble], object] | None = None,
     ) -> None:
         """Name a place; nothing is asked of it yet.
 
@@ -58,8 +78,7 @@ class Storage:
             uri: A path, or a URL; a password in it is kept but never shown.
             options: For the library that serves the URL; each is worth more than what is in the environment.
             patience: How long a store may be in trouble before an operation fails.
-            on_trouble: Called with one line, without secrets, once for each operation that is tried again, by the
-                thread that waits for it.
+            on_trouble: Called before an operation is tried again, by the thread that waits for it.
         """
         protocol = protocols.protocol_of(uri)
         self._given = uri
@@ -197,8 +216,9 @@ class Storage:
             return action(self._store)
 
         def tell(error: Exception, tries: int, pause_s: float) -> None:
-            if self._on_trouble is not None and tries == 1:
-                self._on_trouble(f"{what} {path}: {self._text(error)}; tried again in {pause_s:.1f} s")
+            if self._on_trouble is not None:
+                kind = type(error).__name__
+                self._on_trouble(Trouble(f"{what} {path}", kind, self._text(error), tries, pause_s))
 
         try:
             store = self._opened()

@@ -24,6 +24,8 @@ from elasticflow.observe.snapshot_rows import LATEST
 from elasticflow.snapshots import reader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from elasticflow.observe.snapshot_place import Place
     from elasticflow.observe.snapshot_rows import Row
 
@@ -39,6 +41,7 @@ class Finding:
         seconds: That took.
         problems: What is wrong, by file.
         set_aside: Whether it is set aside, now or before.
+        needed_by: Other snapshots that need one of the damaged files, and cannot be loaded either.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Finding:
     seconds: float
     problems: dict[str, str]
     set_aside: bool
+    needed_by: list[str]
 
 
 @click.command("verify")
@@ -60,7 +64,8 @@ def command(
 ) -> int:
     """Read every byte of snapshots and compare it with the checksums taken when it was written.
 
-    Without a SNAPSHOT: the newest. Exit code 1 if one is damaged; the file and the block are named.
+    Without a SNAPSHOT: the newest. Exit code 1 if one is damaged; the file and the block are named,
+    and which other snapshots need that file.
 
     \b
     elasticflow snapshots verify
@@ -74,7 +79,7 @@ def command(
     chosen = _every(rows) if is_all else [find_named(place, rows, name) for name in names or [LATEST]]
     findings = []
     for row in chosen:
-        finding = _verify(place, row, quarantine=quarantine)
+        finding = _verify(place, row, rows, quarantine=quarantine)
         findings.append(finding)
         if form == "text":
             _print(finding)
@@ -91,7 +96,7 @@ def _every(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.state in {"committed", "damaged"}]
 
 
-def _verify(place: Place, row: Row, *, quarantine: bool) -> Finding:
+def _verify(place: Place, row: Row, rows: list[Row], *, quarantine: bool) -> Finding:
     problems, nbytes, seconds = {}, 0, 0.0
     if row.manifest is None:
         problems = {"MANIFEST.json": row.reason or row.state}
@@ -106,7 +111,19 @@ def _verify(place: Place, row: Row, *, quarantine: bool) -> Finding:
         with told("set aside"):
             place.catalog.quarantine(row.name, "; ".join(f"{file}: {why}" for file, why in problems.items()))
         is_aside = True
-    return Finding(row.name, not problems, nbytes, seconds, problems, is_aside)
+    needed_by = _needing(row, rows, problems)
+    return Finding(row.name, not problems, nbytes, seconds, problems, is_aside, needed_by)
+
+
+def _needing(damaged: Row, rows: list[Row], files: Iterable[str]) -> list[str]:
+    locations = {file if "/" in file else f"{damaged.name}/{file}" for file in files}
+    return [
+        row.name
+        for row in rows
+        if row is not damaged
+        and row.manifest is not None
+        and not locations.isdisjoint(row.manifest.locations())
+    ]
 
 
 def _print(finding: Finding) -> None:
@@ -118,5 +135,8 @@ def _print(finding: Finding) -> None:
         return
     for file, why in finding.problems.items():
         click.echo(f"{finding.name}  {paint('damaged', 'red')}  {file}: {why}")
+    if finding.needed_by:
+        others = ", ".join(finding.needed_by)
+        click.echo(f"{finding.name}  {paint('damaged', 'red')}  and cannot be loaded either: {others}")
     if finding.set_aside:
         click.echo(f"{finding.name}  {paint('set aside', 'yellow')}")

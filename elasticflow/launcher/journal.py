@@ -23,6 +23,7 @@ _LEVELS = {
     events.BUDGET_SPENT: "error",
     events.SNAPSHOT_FAILED: "warning",
     events.SNAPSHOT_REJECTED: "warning",
+    events.STORE_TROUBLE: "warning",
     events.HANG_DETECTED: "warning",
     events.NODE_LOST: "warning",
     events.NODE_EXCLUDED: "warning",

@@ -108,6 +108,14 @@ def _snapshot_failed(record: Record) -> Line:
     )
 
 
+def _store_trouble(record: Record) -> Line:
+    text = f"{record.get('operation')}: {record.get('error')}"
+    more = (
+        f"try {whole(record, 'attempt')}; the next in {span(amount(record, 'pause_s') or 0)}; training goes on",
+    )
+    return Line("warning", "notice", "store", text, more)
+
+
 def _drain_requested(record: Record) -> Line:
     grace = amount(record, "grace_s")
     within = "" if grace is None else f", within {span(grace)}"
@@ -182,6 +190,7 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.SNAPSHOT_REJECTED: _snapshot_rejected,
     events.SNAPSHOT_CLEARED: _snapshot_cleared,
     events.SNAPSHOT_FAILED: _snapshot_failed,
+    events.STORE_TROUBLE: _store_trouble,
     events.DRAIN_REQUESTED: _drain_requested,
     events.DRAIN_COMPLETED: _drain_completed,
     events.NODE_LEFT: _node_left,

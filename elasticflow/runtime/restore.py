@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import events, faults
 from elasticflow.errors import SnapshotError, StateError, StorageError
-from elasticflow.runtime import agreement, order, tree
+from elasticflow.runtime import agreement, order
+from elasticflow.runtime.fresh import Fresh
 from elasticflow.runtime.order import Position
-from elasticflow.runtime.share import view_of
 from elasticflow.snapshots.manifest import DamagedSnapshotError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from elasticflow.runtime.member import Worker
     from elasticflow.runtime.state import State
     from elasticflow.snapshots.catalog import Catalog
+    from elasticflow.snapshots.loaded import Loaded
     from elasticflow.snapshots.manifest import Manifest
-    from elasticflow.snapshots.mapped import Loaded
 
 _OUTAGE = "outage: "
 _REPLICATED = ("model/", "ema/", "optimizer/")  # objects of the job's own may differ by design
@@ -27,27 +29,26 @@ _REPLICATED = ("model/", "ema/", "optimizer/")  # objects of the job's own may d
 
 @dataclass(frozen=True)
 class Found:
-    """A snapshot read and verified: its manifest, the content of state.json, its tensors where they were read to."""
+    """A verified snapshot.
+
+    Attributes:
+        manifest: What it holds.
+        state: Content of state.json.
+        tensors: By key: in memory, or read when they are looked at (`Fresh`).
+    """
 
     manifest: Manifest
     state: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
 
     @classmethod
     def of(cls, loaded: Loaded) -> Found:
-        """Return *loaded* with its tensors; nothing is copied."""
-        files, places = loaded.files, loaded.manifest.tensors
-        tensors = {
-            key: view_of(
-                files[loaded.manifest.location(at.file)], tree.BY_NAME[at.dtype], at.shape, at.offset
-            )
-            for key, at in places.items()
-        }
-        return cls(loaded.manifest, loaded.state, tensors)
+        """Return *loaded*, of whose tensors none is read yet."""
+        return cls(loaded.manifest, loaded.state, Fresh(loaded))
 
 
 class Loads(Protocol):
-    """Where snapshots come from: the node's writer (`mapped.NodeLoader`)."""
+    """Where snapshots come from: the node's writer (`loaded.NodeLoader`)."""
 
     def load(self, name: str) -> Loaded:
         """Return snapshot *name*, verified.
@@ -64,8 +65,8 @@ class Loads(Protocol):
 def newest_good(me: Worker, catalog: Catalog, loads: Loads) -> Found | None:
     """Return the newest snapshot that all ranks read and verified, or None if there is none. Collective: every rank.
 
-    One that any rank finds damaged is set aside with the reason, and all go on to the next older one. The tensors lie in
-    memory of the node's writer: forget them as soon as they are copied, then call `loads.release`.
+    One that any rank finds damaged is set aside with the reason, and all go on to the next older one. Its tensors can
+    be read until `loads.release` is called.
 
     Raises:
         SnapshotError: the storage cannot be read on this rank or another, or a node has no memory for the snapshot.
@@ -91,13 +92,15 @@ def newest_good(me: Worker, catalog: Catalog, loads: Loads) -> Found | None:
 
 
 def apply(me: Worker, state: State, found: Found, loads: Loads) -> None:
-    """Make the live objects what was found, give its memory back and see that all ranks did. Collective: every rank.
+    """Make the live objects what was found, give it back and see that all ranks did. Collective: every rank.
+
+    All of it is read before anything live is touched.
 
     Raises:
+        SnapshotError: a file of it changed since it was verified, or cannot be read any more; nothing was touched.
         StateError: the snapshot is of another model or optimizer, or the ranks differ now.
     """
     state.apply(found.state["state"], found.tensors, found.manifest.memory_formats)
-    found.tensors.clear()
     loads.release()
     tensors = state.capture().tensors
     agreement.require_same(me, {key: tensors[key] for key in tensors if key.startswith(_REPLICATED)})

@@ -18,7 +18,7 @@ from elasticflow.runtime.record import Recorder
 from elasticflow.runtime.share import Sharing, nbytes_of
 from elasticflow.runtime.tier import Tier
 from elasticflow.runtime.weights import load_weights
-from elasticflow.snapshots.mapped import NodeLoader
+from elasticflow.snapshots.loaded import NodeLoader
 from elasticflow.snapshots.policy import Due
 from elasticflow.snapshots.staging import BEGUN
 
@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["Policy", "Snapshots", "load_weights"]
 
 _FLUSH_LIMIT_S = 3600.0  # a slow store is waited for; a dead writer is noticed at once
-_WRITER_OUTCOMES = (events.SNAPSHOT_COMMITTED, events.SNAPSHOT_FAILED, events.SNAPSHOT_REMOVED)
+_LEVELS = {  # of what the writer tells
+    events.SNAPSHOT_COMMITTED: "info",
+    events.SNAPSHOT_REMOVED: "info",
+    events.SNAPSHOT_FAILED: "warning",
+    events.STORE_TROUBLE: "warning",
+}
 
 
 class Snapshots:
@@ -233,6 +238,6 @@ class Snapshots:
             if event == BEGUN:
                 self._tell_staged(**report)
             # Under our agent the writer's own reports become events.
-            elif me.rank == 0 and me.identity.way != "launched" and event in _WRITER_OUTCOMES:
+            elif me.rank == 0 and me.identity.way != "launched" and event in _LEVELS:
                 report.pop("generation", None)
-                me.event(event, level="warning" if event == events.SNAPSHOT_FAILED else "info", **report)
+                me.event(event, level=_LEVELS[event], **report)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from elasticflow.errors import StateError
 from elasticflow.runtime import storable
+from elasticflow.runtime.fresh import Fresh
 from elasticflow.runtime.storable import BY_NAME, DTYPES
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class Decoder:
     ) -> None:
         self._tensors, self._memory_formats, self._copies = tensors, memory_formats, copies
         self._made: dict[tuple[str, int | None], Tensor] = {}
+        self._packed: dict[str, Tensor] = {}
 
     def decode(self, value: Any) -> Any:
         """Return what was encoded as *value*.
@@ -168,14 +170,19 @@ class Decoder:
     def _tensor(self, key: str, index: int | None) -> Tensor:
         made = self._made.get((key, index))
         if made is None:
-            stored = self._tensors[key] if index is None else self._tensors[key][index]
-            made = stored
-            if self._copies:
-                made = storable.copy_with_layout(
-                    stored, None if index is not None else self._memory_formats.get(key)
-                )
-            self._made[key, index] = made
+            made = self._made[key, index] = self._whole(key) if index is None else self._element(key, index)
         return made
+
+    def _whole(self, key: str) -> Tensor:
+        stored, layout = self._tensors[key], self._memory_formats.get(key)
+        is_done = layout is None and isinstance(self._tensors, Fresh)
+        return storable.copy_with_layout(stored, layout) if self._copies and not is_done else stored
+
+    def _element(self, key: str, index: int) -> Tensor:
+        if key not in self._packed:
+            self._packed[key] = self._tensors[key]
+        element = self._packed[key][index]
+        return element.clone() if self._copies else element
 
 
 def _key(key: Any, path: str) -> Any:

@@ -1,4 +1,9 @@
-"""The writer's side of loading: a snapshot is read and verified once per node, into memory that ranks map (floor 1)."""
+"""The writer's side of loading: a snapshot is verified once per node, and handed to its ranks (floor 1).
+
+Where the files are on a disk of this machine's own, they are handed over as they are: verified a piece at a time in little
+memory, held open meanwhile, and read again by each rank straight into its own memory, out of the system's cache. From
+anywhere else they are read once, into a file in memory that all ranks of the node read.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots import reader
+from elasticflow.snapshots.held import Held
+from elasticflow.snapshots.loaded import Loaded
 from elasticflow.snapshots.manifest import FILE_NAME, STATE_FILE, DamagedSnapshotError, FileEntry, Manifest
-from elasticflow.snapshots.mapped import Loaded
 from elasticflow.snapshots.memory import available, memory_file
 from elasticflow.snapshots.streaming import Stream
 
@@ -18,42 +24,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from elasticflow.snapshots.catalog import Catalog
+    from elasticflow.snapshots.streaming import Sink
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A snapshot in a memory file, as ranks are told of it.
+    """A verified snapshot, as ranks are told of it.
 
     Attributes:
-        manifest: What it holds.
-        content: Content of state.json, as text.
-        descriptor: Of the memory file.
-        size: Its bytes.
-        files: Offset and size of each file, by location (`Manifest.location`).
+        facts: What `Loaded.of` needs besides the descriptors, as JSON can say it.
+        held: Its files.
     """
 
-    manifest: Manifest
-    content: str
-    descriptor: int
-    size: int
-    files: dict[str, tuple[int, int]]
-
-    def facts(self) -> dict[str, Any]:
-        """Return what `Loaded.of` needs besides the descriptor, as JSON can say it."""
-        return {
-            "manifest": self.manifest.to_bytes().decode(),
-            "content": self.content,
-            "size": self.size,
-            "files": self.files,
-        }
-
-    def close(self) -> None:
-        """Give up the descriptor; who has mapped the memory keeps it."""
-        os.close(self.descriptor)
+    facts: dict[str, Any]
+    held: Held
 
 
 class Reading:
-    """A snapshot on its way from the store into memory; for one use.
+    """A snapshot on its way to a node's ranks; for one use.
 
     Args:
         catalog: Where it is.
@@ -75,24 +63,21 @@ class Reading:
             OSError: the store cannot be read.
         """
         manifest = self._manifest()
-        files = reader.paths(self._catalog, manifest)
-        offsets, size = _layout(files)
-        if size > (left := available()):  # else the kernel would end some process to make room
-            raise SnapshotError(
-                f"loading snapshot {self._name} takes {size} bytes of memory, {left} are left on this node"
-            )
-        descriptor = memory_file("loading")
+        folder = self._catalog.folder()
+        held = Held.opened(self._catalog.storage, folder, manifest.locations())
         try:
-            os.ftruncate(descriptor, size)
-            self._fill(descriptor, manifest, files, offsets)
-            state = f"{self._catalog.folder(manifest.name)}/{STATE_FILE}"
-            content = os.pread(descriptor, files[state].size, offsets[state]).decode()
+            if held is None:
+                held = self._copied(manifest)
+            else:
+                self._verify(manifest)
+                held.check_at(self._catalog.storage, folder)
+            content = held.read(manifest.location(STATE_FILE)).decode()
         except BaseException:
-            os.close(descriptor)
+            if held is not None:
+                held.close()
             raise
-        own = f"{self._catalog.folder()}/"
-        places = {path.removeprefix(own): (offsets[path], entry.size) for path, entry in files.items()}
-        return Answer(manifest, content, descriptor, size, places)
+        told = {"manifest": manifest.to_bytes().decode(), "content": content, "held": held.facts()}
+        return Answer(told, held)
 
     def stop(self) -> None:
         """Have `read` end soon; from any thread."""
@@ -111,13 +96,16 @@ class Reading:
             raise DamagedSnapshotError(f"{STATE_FILE} is not in the manifest")
         return manifest
 
-    def _fill(
-        self,
-        descriptor: int,
-        manifest: Manifest,
-        files: Mapping[str, FileEntry],
-        offsets: Mapping[str, int],
-    ) -> None:
+    def _copied(self, manifest: Manifest) -> Held:
+        """Return the files in memory."""
+        files = reader.paths(self._catalog, manifest)
+        offsets, size = _layout(files)
+        if size > (left := available()):  # else the kernel would end some process to make room
+            raise SnapshotError(
+                f"loading snapshot {self._name} takes {size} bytes of memory, {left} are left on this node"
+            )
+        descriptor = memory_file("loading")
+
         def keep(path: str, offset: int, data: memoryview) -> None:
             # Written, not mapped: whole pages come into being full instead of zeroed first.
             try:
@@ -127,7 +115,21 @@ class Reading:
             except OSError as error:
                 raise SnapshotError(f"no memory to load snapshot {self._name}: {error}") from error
 
-        self._stream = Stream(self._catalog.storage, files, sink=keep, progress=self._progress)
+        try:
+            os.ftruncate(descriptor, size)
+            self._verify(manifest, keep)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        own = f"{self._catalog.folder()}/"
+        return Held(
+            [descriptor],
+            {path.removeprefix(own): (0, offsets[path], entry.size) for path, entry in files.items()},
+        )
+
+    def _verify(self, manifest: Manifest, sink: Sink | None = None) -> None:
+        files = reader.paths(self._catalog, manifest)
+        self._stream = Stream(self._catalog.storage, files, sink=sink, progress=self._progress)
         if self._is_stopped:
             self._stream.stop()
         if damage := self._stream.read():
@@ -144,9 +146,9 @@ def load(catalog: Catalog, name: str) -> Loaded:
     """
     answer = Reading(catalog, name).read()
     try:
-        return Loaded.of(answer.facts(), answer.descriptor)
+        return Loaded.of(answer.facts, [os.dup(descriptor) for descriptor in answer.held.descriptors])
     finally:
-        answer.close()
+        answer.held.close()
 
 
 def _layout(files: Mapping[str, FileEntry]) -> tuple[dict[str, int], int]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.catalog import Catalog
     from elasticflow.storage import Storage
 
+_BORROWED = "; it is borrowed, and no snapshot that borrows it can be loaded"
+
 
 def read_shard(storage: Storage, path: str, entry: FileEntry) -> bytearray:
     """Return the verified content of a file; tensors lie in it at the manifest's offsets.
@@ -71,6 +73,9 @@ def paths(catalog: Catalog, manifest: Manifest) -> dict[str, FileEntry]:
 
 
 def lines(catalog: Catalog, manifest: Manifest, damage: Mapping[str, str]) -> list[str]:
-    """Return a line for each damaged path; a file of another snapshot is named with it."""
+    """Return a line for each damaged path; a file of another snapshot is named with it, and what hangs on it said."""
     own, all_ = f"{catalog.folder(manifest.name)}/", f"{catalog.folder()}/"
-    return [f"{path.removeprefix(own).removeprefix(all_)}: {text}" for path, text in damage.items()]
+    return [
+        f"{path.removeprefix(own).removeprefix(all_)}: {text}{'' if path.startswith(own) else _BORROWED}"
+        for path, text in damage.items()
+    ]

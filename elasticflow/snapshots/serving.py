@@ -1,4 +1,4 @@
-"""Loading for a node's ranks: each snapshot is read once, whoever asks, and kept until the last is done (floor 1)."""
+"""Loading for a node's ranks: each snapshot is verified once, whoever asks, and held until the last is done (floor 1)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Load:
         if self.refusal is not None:
             asker.send(self.refusal)
         elif self.answer is not None:
-            asker.send(_told(self.name, "ready", **self.answer.facts()), (self.answer.descriptor,))
+            asker.send(_told(self.name, "ready", **self.answer.facts), self.answer.held.descriptors)
 
 
 class Loader:
@@ -73,7 +73,7 @@ class Loader:
         return True
 
     def ask(self, asker: Asker, name: str) -> None:
-        """Have *asker* told of snapshot *name* as soon as it is in memory, or why it will not be; returns at once."""
+        """Have *asker* told of snapshot *name* as soon as it is verified, or why it will not be; returns at once."""
         with self._lock:
             # What could not be read is remembered for the ranks of this generation that have not asked yet.
             self._loads = [
@@ -100,7 +100,7 @@ class Loader:
                     self._loads.remove(load)
                     load.reading.stop()
                     if load.answer is not None:
-                        load.answer.close()
+                        load.answer.held.close()
 
     def _begin(self, name: str, generation: int) -> _Load:
         told_at = time.monotonic()
@@ -130,7 +130,7 @@ class Loader:
             load.answer, load.refusal = answer, refusal
             askers = tuple(load.askers)
             if answer is not None and not askers:
-                answer.close()
+                answer.held.close()
         for asker in askers:
             load.tell(asker)
 

@@ -191,7 +191,7 @@ class StagingClient(Link):
 
     def _note_outcome(self, message: wire.Message) -> None:
         report: Report = message["report"]
-        if report["event"] != "snapshot.removed":
+        if report["event"] not in ("snapshot.removed", "store.trouble"):
             self._open.discard(report["name"])
         self._reports.append(report)
 

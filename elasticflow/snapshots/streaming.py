@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     Sink = Callable[[str, int, memoryview], None]
 
+_PIECE = 1 << 18  # bytes read at a time where a request costs nothing: still in the cache when checked
 _RUN = 4  # blocks that one thread reads in a row: few enough to share a file out, many enough to open it for
-_THREADS = 8  # most at a time; each holds one block
+_THREADS = 8  # most at a time; each holds a block at most
 _BAD_PLACE = (errno.EIO, errno.EISDIR, errno.ENOTDIR)
 
 
@@ -63,10 +64,10 @@ class Stream:
     ) -> None:
         self._storage, self._files = storage, files
         self._sink, self._progress, self._to_the_end = sink, progress, to_the_end
-        # Local disks want as many threads as there are cores to check; elsewhere each waits for an answer.
-        cores = os.cpu_count() or 1
-        self._threads = max(2, min(cores, _THREADS)) if storage.is_local else _THREADS
-        self._block = min(BLOCK, max((entry.size for entry in files.values()), default=0))
+        # On local disks two for each core: one checks while another waits for the disk. Elsewhere each waits for an answer.
+        self._threads = min(2 * (os.cpu_count() or 1), _THREADS) if storage.is_local else _THREADS
+        most = _PIECE if storage.is_local else BLOCK
+        self._piece = min(most, max((entry.size for entry in files.values()), default=0))
         self._runs: deque[_Run] = deque()
         self._lock = threading.Lock()
         self._damage: dict[str, tuple[int, str]] = {}
@@ -148,13 +149,19 @@ class Stream:
                 self._progress(self._done)
 
     def _work(self) -> None:
-        scratch = memoryview(bytearray(self._block))
+        scratch = memoryview(bytearray(self._piece))
         while not self._is_over:
             try:
                 run = self._runs.popleft()
             except IndexError:
                 return
             self._read(run, scratch)
+
+    def _pass_on(self, path: str, place: int, data: memoryview, verifier: Verifier) -> None:
+        verifier.feed(data)
+        if self._sink is not None:
+            self._sink(path, place, data)
+        self._count(len(data))
 
     def _read(self, run: _Run, scratch: memoryview) -> None:
         start = run.first * BLOCK
@@ -167,11 +174,8 @@ class Stream:
                 if self._is_over:
                     return
                 faults.reach("restore.mid_load")
-                block = _fill(file, scratch[: min(BLOCK, end - offset)])
-                verifier.feed(block)
-                if self._sink is not None:
-                    self._sink(run.path, offset, block)
-                self._count(len(block))
+                for place in range(offset, min(offset + BLOCK, end), len(scratch)):
+                    self._pass_on(run.path, place, _fill(file, scratch[: end - place]), verifier)
             verifier.finish()
             if end == run.entry.size and file.read(1):
                 raise _longer(run.entry)

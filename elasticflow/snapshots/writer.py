@@ -16,6 +16,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import faults
@@ -28,11 +29,13 @@ from elasticflow.snapshots.commit import Committer, Config
 from elasticflow.snapshots.keeping import Keeper
 from elasticflow.snapshots.serving import Loader
 from elasticflow.snapshots.threads import or_die, thread
+from elasticflow.snapshots.trouble import Troubles
 from elasticflow.snapshots.writing import ShareWriting
 from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterable
 
 _WRITING_THREADS = 2
 _HEAR_OUT_S = 5.0
@@ -63,17 +66,14 @@ class Writer:
 
     def __init__(self, config: Config) -> None:
         self._limits = config.limits
-        said = sys.stderr.write
-        storage = Storage(
-            config.uri, config.options, on_trouble=lambda text: said(f"snapshot writer: {text}\n")
-        )
-        catalog = Catalog(storage, config.prefix)
+        self._workers: set[_Worker] = set()
+        tell = partial(self._report, listeners=self._workers, to_parent=True)
+        catalog = Catalog(Storage(config.uri, config.options, on_trouble=Troubles(tell)), config.prefix)
         self._writing = ShareWriting(config, catalog)
         self._loader = Loader(catalog)
         self._pool = Pool(config.staging_limit)
         self._board = Board()
         self._keeper = Keeper(self._pool, self._board, self._submit)
-        self._workers: set[_Worker] = set()
         self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
         self._committer = Committer(config, catalog, self._board, self._report)
         self._out: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: no more
@@ -211,11 +211,11 @@ class Writer:
             share_set.listeners[rank].send({"released": buffer.number})
         self._board.finish(share_set, rank, files, error)
 
-    def _report(self, report: dict[str, Any], listeners: list[_Worker], *, to_parent: bool) -> None:
+    def _report(self, report: dict[str, Any], listeners: Iterable[_Worker], *, to_parent: bool) -> None:
         self._keeper.note(report)
         if to_parent:
             self._out.put(report)
-        for worker in listeners:
+        for worker in tuple(listeners):
             worker.send({"report": report})
 
     def _print(self) -> None:

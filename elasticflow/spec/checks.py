@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 Tables = dict[str, Any]
 
-_IN_MEMORY = re.compile(r"(^|::)memory://", re.IGNORECASE)
+_NO_PLACE = {  # where snapshots cannot be written, and why
+    re.compile(r"(^|::)memory://", re.IGNORECASE): "is the memory of one process, and a run has several",
+    re.compile(r"(^|::)https?://", re.IGNORECASE): "can only be read: http does not write",
+}
 
 
 def check(source: Source, tables: Tables) -> list[Diagnostic]:
@@ -141,10 +144,13 @@ def _one_node_only(source: Source, tables: Tables) -> Iterator[Diagnostic]:
 
 def _not_shared(source: Source, tables: Tables) -> Iterator[Diagnostic]:
     snapshots = tables.get("snapshots")
-    if snapshots is not None and _IN_MEMORY.search(snapshots.uri or ""):
-        message = "snapshots.uri is the memory of one process, and a run has several"
-        remedy = "leave uri out (snapshots go to the run folder), or name a folder or an object store"
-        yield source.problem(codes.NOT_SHARED, message, ("snapshots", "uri"), remedy=remedy)
+    uri = "" if snapshots is None else snapshots.uri or ""
+    for kind, why in _NO_PLACE.items():
+        if kind.search(uri):
+            remedy = "leave uri out (snapshots go to the run folder), or name a folder or an object store"
+            yield source.problem(
+                codes.NOT_SHARED, f"snapshots.uri {why}", ("snapshots", "uri"), remedy=remedy
+            )
 
 
 def _is_local(uri: str | None) -> bool:

@@ -82,8 +82,9 @@ BETWEEN_KEYS: dict[str, Explanation] = {
         '[snapshots]\nuri = "s3://bucket/mnist"',
     ),
     codes.NOT_SHARED: Explanation(
-        "snapshots in one process' memory",
-        "What writes snapshots and what restores them are several processes; memory:// is another place in each of them.",
+        "snapshots where a run cannot write them",
+        "What writes snapshots and what restores them are several processes; memory:// is another place in each of them. "
+        "What a web server shows at http:// or https:// can be read (`snapshots list`, `verify`, `export`), not written.",
         '[snapshots]\nuri = "memory://mnist"',
         '[snapshots]\nuri = "snapshots"',
     ),

@@ -28,6 +28,7 @@ from tests.compiler.jobs import make_job
 from tests.observe.hand_made import event
 from tests.snapshots.conftest import Bench
 from tests.snapshots.taking import Training
+from tests.snapshots.test_frozen import FILE, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -384,6 +385,31 @@ def test_verify_names_file_and_block(ran: Callable[..., Ran], catalog: Catalog) 
         finding["whole"],
         finding["problems"],
     )
+
+
+def test_verify_names_all_that_borrow_a_damaged_file(
+    ran: Callable[..., Ran], folder: RunFolder, catalog: Catalog
+) -> None:
+    """One frozen file is damaged: its own snapshot and each that borrows it are told, whichever is asked for."""
+    bench = Bench(str(folder.path))
+    client = bench.connect(bench.writer(keep_last=100), generation=2)
+    names = []
+    for step in (60, 70, 80):
+        names.append(share(client, step, generation=2))
+        client.flush(20)
+    bench.close()
+    flip(catalog, names[0], FILE)
+    code, out, _ = ran("verify", "step:60", "step:80")
+    assert 1 == code
+    block = "block 0 (from byte 0) is not what was written"
+    assert [
+        f"{names[0]}  damaged  {FILE}: {block}",
+        f"{names[0]}  damaged  and cannot be loaded either: {names[2]}, {names[1]}",
+        f"{names[2]}  damaged  {names[0]}/{FILE}: {block}; it is borrowed, and no snapshot that borrows it can be loaded",
+        f"{names[2]}  damaged  and cannot be loaded either: {names[1]}, {names[0]}",
+    ] == out.splitlines()
+    found = json.loads(ran("verify", "step:70", "--json")[1])
+    assert [[names[2], names[0]]] == [finding["needed_by"] for finding in found]
 
 
 def test_verify_sets_damaged_ones_aside(ran: Callable[..., Ran], catalog: Catalog) -> None:

@@ -55,10 +55,10 @@ def included(running: Running) -> tuple[int, dict[str, Any], list[float]]:
     newest = catalog.newest()
     assert newest is not None
     found = loading.load(catalog, newest.name)
-    place = newest.tensors["include.curriculum/trace"]
-    data = found.files[newest.location(place.file)]
-    values = memoryview(data)[place.offset : place.offset + place.nbytes].cast("f")
-    return newest.step, found.state["state"]["include.curriculum"], list(values)
+    key = "include.curriculum/trace"
+    data = memoryview(bytearray(newest.tensors[key].nbytes))
+    found.read_into(key, data)
+    return newest.step, found.state["state"]["include.curriculum"], list(data.cast("f"))
 
 
 def test_object_of_the_jobs_own_goes_on_with_the_run(project: Project) -> None:

@@ -167,6 +167,18 @@ def test_state_that_is_left_out_is_told() -> None:
     )
 
 
+def test_a_store_in_trouble_is_said() -> None:
+    """What failed and how, that it is tried again, and that nothing is lost by it."""
+    error = "ConnectionResetError: reset by peer"
+    about = {"operation": "write snapshots/x", "error": error, "attempt": 3, "pause_s": 1.5}
+    (line,) = told([event(1, "store.trouble", **about)])
+    assert (line.label, line.text, line.more) == (
+        "store",
+        "write snapshots/x: ConnectionResetError: reset by peer",
+        ("try 3; the next in 1.50 s; training goes on",),
+    )
+
+
 def test_short_memory_is_said() -> None:
     """One staging buffer instead of two: what that means, and why."""
     (line,) = told([event(1, "staging.single", reason="the limit of 9 bytes allows no more")])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from elasticflow.errors import SnapshotError
 from elasticflow.runtime import restore
 from elasticflow.runtime.share import Sharing, balanced
 from elasticflow.runtime.state import State
@@ -26,7 +29,7 @@ from elasticflow.storage import Storage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elasticflow.snapshots.mapped import Loaded
+    from elasticflow.snapshots.loaded import Loaded
 
 
 def tuned() -> State:
@@ -96,10 +99,11 @@ class Own:
 
 def commit(catalog: Catalog, state: State, step: int) -> Manifest:
     """Take a snapshot of *state* as one rank and its writer do."""
-    share = Sharing(0, 1).share_of(state.capture())
+    captured = state.capture()
+    share = Sharing(0, 1).share_of(captured)
     memory = memoryview(bytearray(share.nbytes))
     entries = [asdict(entry) for entry in share.copy_into(memory)]
-    record = {"state": {"step": step}}
+    record = {"state": {"step": step, "state": captured.tree}}
     message = {"tensors": entries, "nbytes": share.nbytes, "record": record}
     share_set = ShareSet(f"{step:012d}-0001-{step:08x}", step, 1, 1, 1)
     files = ShareWriting(Config("", "r", {}), catalog).write(share_set, 0, message, memory)
@@ -148,3 +152,23 @@ def test_damage_of_a_lent_file_rejects_all_that_borrow_it(me: Any, tmp_path: Pat
     assert oldest.name == found.manifest.name
     assert 3 == len(catalog.quarantined())
     assert all("block 0 (from byte 0)" in reason for reason in catalog.quarantined().values())
+
+
+def test_file_cut_after_verification_leaves_the_model_alone(me: Any, tmp_path: Path) -> None:
+    """All ranks agreed, then a file is cut: nothing live has changed when it fails, and the next start goes further back."""
+    catalog, state = Catalog(Storage(str(tmp_path))), tuned()
+    oldest, newest = (commit(catalog, state, step) for step in (1, 2))
+    with torch.no_grad():
+        state.model[2].weight.add_(1)  # type: ignore[index]
+    before = {key: tensor.clone() for key, tensor in state.capture().tensors.items()}
+    found = restore.newest_good(me, catalog, Own(catalog))
+    assert found is not None
+    os.truncate(tmp_path / "snapshots" / newest.name / "shard-00000-of-00001.safetensors", 100)
+    with pytest.raises(SnapshotError, match="changed while it was loaded"):
+        restore.apply(me, state, found, Own(catalog))
+    after = state.capture().tensors
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    found = restore.newest_good(me, catalog, Own(catalog))
+    assert found is not None
+    assert oldest.name == found.manifest.name
+    assert [newest.name] == list(catalog.quarantined())

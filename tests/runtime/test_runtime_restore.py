@@ -19,7 +19,7 @@ from elasticflow.storage import Storage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elasticflow.snapshots.mapped import Loaded
+    from elasticflow.snapshots.loaded import Loaded
 
 SHARD = "shard-00000-of-00001.safetensors"
 

@@ -1,8 +1,11 @@
-"""A snapshot is loaded once per node, verified, shared by its ranks, and freed when the last of them is done."""
+"""A snapshot is verified once per node, read by its ranks, and given up when the last of them is done."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,16 +14,24 @@ import pytest
 
 from elasticflow import faults
 from elasticflow.errors import SnapshotError
+from elasticflow.snapshots import held as snapshots_held
 from elasticflow.snapshots import loading
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.snapshots.link import Link
+from elasticflow.snapshots.loaded import NodeLoader
 from elasticflow.snapshots.manifest import DamagedSnapshotError
-from elasticflow.snapshots.mapped import NodeLoader
+from elasticflow.snapshots.serving import Loader
+from elasticflow.snapshots.streaming import Stream
+from elasticflow.snapshots.wire import Channel
+from elasticflow.storage import Storage
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.snapshots.mapped import Loaded
+    from elasticflow.snapshots.loaded import Loaded
     from elasticflow.snapshots.process import WriterProcess
+    from elasticflow.snapshots.wire import Message
 
 SIZE = 9 << 20  # two blocks for each rank
 HARMED = (8 << 20) + 17
@@ -45,13 +56,13 @@ def loader(bench: Bench, writer: WriterProcess, rank: int = 0, generation: int =
     return NodeLoader(bench.connect(writer, rank, 2, generation=generation), lambda: None)
 
 
-def kept(writer: WriterProcess) -> int:
-    """How many snapshots the writer holds in memory."""
+def held(pid: int | str, committed: str) -> list[str]:
+    """What a process has open of a snapshot."""
     found = []
-    for link in Path(f"/proc/{writer.process.pid}/fd").iterdir():
+    for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             found.append(str(link.readlink()))
-    return sum("elasticflow-loading" in target for target in found)
+    return [target for target in found if f"/{committed}/" in target or "elasticflow-loading" in target]
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:
@@ -68,65 +79,149 @@ def check(loaded: Loaded) -> None:
     for rank in range(2):
         content, half = Bench.content(1, rank, SIZE), SIZE // 2
         for key, expected in ((f"a{rank}", content[:half]), (f"b{rank}", content[half:])):
-            place = loaded.manifest.tensors[key]
-            data = loaded.files[loaded.manifest.location(place.file)]
-            assert expected == data[place.offset : place.offset + place.nbytes]
+            data = bytearray(loaded.manifest.tensors[key].nbytes)
+            loaded.read_into(key, memoryview(data))
+            assert expected == data
 
 
-def mapped() -> set[str]:
-    """The memory files of loaded snapshots that this process maps."""
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    return {line.split()[4] for line in lines if "elasticflow-loading" in line}
+class NodeOfOne:
+    """The writer's side of loading, for one rank, in this process: a store in memory is no other process' to read."""
+
+    generation = 1
+
+    def __init__(self, uri: str) -> None:
+        ours, theirs = socket.socketpair()
+        self.link, self._channel = Link(Channel(ours)), Channel(theirs)
+        self._loader = Loader(Catalog(Storage(uri)))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """See serving.Asker."""
+        self._channel.send(message, descriptors)
+
+    def _serve(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            self._loader.handle(self, message)
+        self._channel.close()
 
 
-def test_ranks_share_one_copy(bench: Bench, committed: str) -> None:
-    """Both ranks get every byte, in the same memory; the writer lets go with the last rank, the last view frees it."""
-    before = mapped()  # what tests before this one have not let go of yet
+@pytest.fixture
+def remote(bench: Bench, committed: str) -> str:
+    """The URI of the same snapshot in a store that is no disk."""
+    storage = Storage(f"memory://{bench.uri.strip('/').replace('/', '-')}")
+    folder = Path(bench.uri) / "snapshots" / committed
+    for path in folder.iterdir():
+        storage.write(f"snapshots/{committed}/{path.name}", [path.read_bytes()])
+    return storage.absolute_uri
+
+
+def test_ranks_read_the_files_that_were_verified(bench: Bench, committed: str) -> None:
+    """On a local disk nothing is copied: writer and ranks hold the files themselves, until the last rank is done."""
     writer = bench.writer()
     loaders = [loader(bench, writer, rank) for rank in range(2)]
     loaded = [each.load(committed) for each in loaders]
     for each in loaded:
         check(each)
-    assert 1 == kept(writer)
-    assert 1 == len(mapped() - before)
+    names = ["shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors", "state.json"]
+    assert names == sorted(Path(target).name for target in held(writer.process.pid, committed))
+    assert 6 == len(held("self", committed))
     loaders[0].release()
-    bench.clients[-1].close()  # as good as a release
-    assert comes_true(lambda: kept(writer) == 0)
-    view = loaded[1].files[f"{committed}/{SHARD}"]
-    del loaded, each
-    assert 1 == len(mapped() - before)
-    del view
-    assert set() == mapped() - before
+    assert 3 == len(held("self", committed))
+    loaders[1].release()
+    assert [] == held("self", committed)
+    assert comes_true(lambda: not held(writer.process.pid, committed))
 
 
-def test_what_a_rank_writes_stays_its_own(bench: Bench, committed: str) -> None:
-    """A rank that wrote into what it loaded would not change what the others see."""
-    writer = bench.writer()
-    first, second = (loader(bench, writer, rank).load(committed) for rank in range(2))
-    for data in first.files.values():
-        data[:] = bytes(len(data))
-    check(second)
+def test_elsewhere_one_copy_in_memory_is_read(remote: str, committed: str) -> None:
+    """What is not on a disk of this machine's own is read once, into a file in memory, which goes with the last rank."""
+    node = NodeOfOne(remote)
+    ours = NodeLoader(node.link, lambda: None)
+    loaded = ours.load(committed)
+    check(loaded)
+    assert 2 == len(held("self", committed))  # the writer's side and the rank's are one process here
+    ours.release()
+    assert comes_true(lambda: not held("self", committed))
+    node.link.close()
 
 
-def test_damage_is_told_to_every_rank(bench: Bench, committed: str) -> None:
-    """File and block are named; nothing stays in memory; a rank that asks later hears the same without a second read."""
-    path = bench.catalog.storage.local_path(f"snapshots/{committed}/{SHARD}")
+def flip(path: Path) -> None:
+    """Change one byte in place."""
     with path.open("r+b") as file:
         file.seek(HARMED)
         good = file.read(1)
         file.seek(HARMED)
         file.write(bytes([good[0] ^ 1]))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: os.truncate(path, HARMED),
+    "emptied": lambda path: os.truncate(path, 0),
+    "byte flipped": flip,
+    "another in its place": lambda path: path.with_name("new").rename(path),
+    "removed": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_change_after_verification_is_noticed(bench: Bench, committed: str, change: str) -> None:
+    """A file cut while it is held is an error that names it, not the end of the process; no bytes pass for verified."""
+    loaded = loading.load(bench.catalog, committed)
+    path = Path(bench.uri) / "snapshots" / committed / SHARD
+    path.with_name("new").write_bytes(path.read_bytes())
+    CHANGES[change](path)
+    target = memoryview(bytearray(loaded.manifest.tensors["b0"].nbytes))
+    told = rf"^{committed}/{SHARD} changed while it was loaded; the next start verifies it again$"
+    with pytest.raises(SnapshotError, match=told) as caught:
+        loaded.read_into("b0", target)
+    assert not isinstance(caught.value, DamagedSnapshotError)
+    loaded.read_into("b1", target)  # the other file is as it was
+    loaded.held.close()
+
+
+def test_change_during_verification_is_noticed(
+    bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was replaced between being opened and being verified is not what was verified."""
+    path = Path(bench.uri) / "snapshots" / committed / SHARD
+    real = Stream.read
+
+    def read(stream: Stream) -> dict[str, str]:
+        path.with_name("new").write_bytes(path.read_bytes())
+        path.with_name("new").rename(path)
+        return real(stream)
+
+    monkeypatch.setattr(Stream, "read", read)
+    with pytest.raises(SnapshotError, match="changed while it was loaded"):
+        loading.load(bench.catalog, committed)
+    assert [] == held("self", committed)
+
+
+def test_many_files_or_others_disks_are_copied(
+    bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More files than a process may well hold open, or a kind of file system that other machines write, too."""
+    for name, value in (("MOST", 2), ("_OWN_KINDS", frozenset({"nfs4"}))):
+        with monkeypatch.context() as other:
+            other.setattr(snapshots_held, name, value)
+            loaded = loading.load(bench.catalog, committed)
+        assert 1 == len(held("self", committed)), name
+        check(loaded)
+        loaded.held.close()
+
+
+def test_damage_is_told_to_every_rank(bench: Bench, committed: str) -> None:
+    """File and block are named; nothing stays in memory; a rank that asks later hears the same without a second read."""
+    path = bench.catalog.storage.local_path(f"snapshots/{committed}/{SHARD}")
+    flip(path)
     writer = bench.writer()
     loaders = [loader(bench, writer, rank) for rank in range(2)]
     told = rf"^{SHARD}: block 1 \(from byte 8388608\) is not what was written$"
     with pytest.raises(DamagedSnapshotError, match=told):
         loaders[0].load(committed)
-    with path.open("r+b") as file:  # whoever read it again would find it good
-        file.seek(HARMED)
-        file.write(good)
+    flip(path)  # whoever read it again would find it good
     with pytest.raises(DamagedSnapshotError, match=told):
         loaders[1].load(committed)
-    assert 0 == kept(writer)
+    assert [] == held(writer.process.pid, committed)
     check(loaders[0].load(committed))
 
 
@@ -156,26 +251,24 @@ def test_writer_killed_while_loading(bench: Bench, committed: str, monkeypatch: 
 
 
 def test_rank_gone_while_loading(bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the last rank that waits, reading ends and its memory is freed; the next generation's ranks are served."""
+    """With the last rank that waits, reading ends and nothing stays open; the next generation's ranks are served."""
     monkeypatch.setenv(faults.VARIABLE, "restore.mid_load=stall:1@2-3")
     writer = bench.writer()
     client = bench.connect(writer, 0, 2, generation=2)
     client.send({"load": committed})
-    assert comes_true(lambda: kept(writer) == 1)
+    assert comes_true(lambda: bool(held(writer.process.pid, committed)))
     client.close()
-    assert comes_true(lambda: kept(writer) == 0)
+    assert comes_true(lambda: not held(writer.process.pid, committed))
     check(loader(bench, writer, generation=3).load(committed))
 
 
-def test_no_memory_is_told_with_figures(
-    bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_memory_is_told_with_figures(remote: str, committed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not fit is not begun: the machine would end some process to make room."""
     monkeypatch.setattr(loading, "available", lambda: SIZE)
     with pytest.raises(
         SnapshotError, match=rf"takes 18\d{{6}} bytes of memory, {SIZE} are left on this node$"
     ):
-        loading.load(bench.catalog, committed)
+        loading.load(Catalog(Storage(remote)), committed)
 
 
 def test_waiting_ranks_see_it_go_on(bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,18 @@
-"""The worker's side of loading: a snapshot that the node's writer read and verified, mapped (floor 1, no torch)."""
+"""The worker's side of loading: a snapshot that the node's writer verified, read where it is held (floor 1, no torch)."""
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots import manifest
+from elasticflow.snapshots.held import Held
 from elasticflow.snapshots.manifest import DamagedSnapshotError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from elasticflow.snapshots.link import Link
     from elasticflow.snapshots.manifest import Manifest
@@ -22,39 +21,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A verified snapshot in memory.
-
-    The memory is shared with the node's other ranks, and what is written to it stays this process' own. It is given
-    back when the last view of it is gone; a view that somebody keeps stays good.
+    """A verified snapshot, whose tensors are read one by one into memory of the reader's own.
 
     Attributes:
         manifest: What it holds.
         state: Content of state.json.
-        files: Bytes of every file, by location (`Manifest.location`).
+        held: Its files.
     """
 
     manifest: Manifest
     state: dict[str, Any]
-    files: dict[str, memoryview]
+    held: Held
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], descriptor: int) -> Loaded:
-        """Return what `loading.Answer.facts` tells of; the descriptor of its memory may be closed then.
+    def of(cls, told: Mapping[str, Any], descriptors: Sequence[int]) -> Loaded:
+        """Return what `loading.Answer.facts` tells of; the descriptors are its own from now on."""
+        about = manifest.parse(told["manifest"].encode())
+        return cls(about, json.loads(told["content"]), Held.of(told["held"], descriptors))
+
+    def read_into(self, key: str, target: memoryview) -> None:
+        """Fill *target* with the bytes of tensor *key*, as they were verified.
 
         Raises:
-            OSError: the memory cannot be mapped.
+            SnapshotError: its file changed meanwhile, or cannot be read.
         """
-        # Private: a rank that wrote into its views by mistake would not change the others'.
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        memory = memoryview(mmap.mmap(descriptor, told["size"], flags=mmap.MAP_PRIVATE, prot=access))
-        files = {
-            location: memory[offset : offset + size] for location, (offset, size) in told["files"].items()
-        }
-        return cls(manifest.parse(told["manifest"].encode()), json.loads(told["content"]), files)
+        place = self.manifest.tensors[key]
+        self.held.read_into(self.manifest.location(place.file), place.offset, target)
 
 
 class NodeLoader:
-    """Loads snapshots through this node's writer, which reads each once for all ranks that ask. For one rank.
+    """Loads snapshots through this node's writer, which verifies each once for all ranks that ask. For one rank.
 
     Args:
         link: The connection to the writer.
@@ -65,10 +61,11 @@ class NodeLoader:
         self._link, self._beat = link, beat
         self._name = ""
         self._answer: dict[str, Any] | None = None
+        self._loaded: Loaded | None = None
         link.handlers["load"] = self._hear
 
     def load(self, name: str) -> Loaded:
-        """Return snapshot *name*; `release` must follow once nothing of it is used any more.
+        """Return snapshot *name*; `release` must follow once nothing more of it is to be read.
 
         Raises:
             DamagedSnapshotError: it is not what was written; says what.
@@ -82,22 +79,23 @@ class NodeLoader:
         answer = self._answer
         match answer["state"]:
             case "ready":
-                descriptor = self._link.descriptors.popleft()
-                try:
-                    return Loaded.of(answer, descriptor)
-                finally:
-                    os.close(descriptor)
+                descriptors = [self._link.descriptors.popleft() for _ in answer["held"]["marks"]]
+                self._loaded = Loaded.of(answer, descriptors)
+                return self._loaded
             case "damaged":
                 raise DamagedSnapshotError(answer["reason"])
             case _:
                 raise SnapshotError(answer["reason"])
 
     def release(self) -> None:
-        """Tell the writer that this rank has no use for what it loaded.
+        """Close what was loaded, if anything was, and tell the writer that this rank has no use for it.
 
         Raises:
             SnapshotError: the writer died.
         """
+        if self._loaded is not None:
+            self._loaded.held.close()
+            self._loaded = None
         self._link.send({"unload": self._name})
 
     def _hear(self, message: Message) -> None:
