@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from elasticflow import events
 from elasticflow.runtime import buffers, data, streams
+from elasticflow.runtime.loss import parse_loss
 from elasticflow.runtime.order import split
 from elasticflow.runtime.reader import EVALUATION, Reader
 from elasticflow.snapshots.policy import Due
@@ -99,9 +100,10 @@ class Evaluation:
         if sums is None:
             me.agree_to_stop()
         else:
-            names = [_LOSS, *self._metrics]
-            found = {
-                name: value / len(self._dataset) for name, value in zip(names, sums.tolist(), strict=True)
+            loss, weight, *measured = sums.tolist()
+            found[_LOSS] = loss / weight if weight else math.nan
+            found |= {
+                name: value / len(self._dataset) for name, value in zip(self._metrics, measured, strict=True)
             }
             self._remember(position, found)
             if me.rank == 0:
@@ -133,12 +135,13 @@ class Evaluation:
     def _sums(self) -> Tensor | None:
         """Return the sums over the set, added batch by batch: the same bits at every world size. Collective.
 
+        They are the loss's, of what it is a mean over, and the metrics'.
         None, on every rank, if StopTraining was raised on some rank.
         """
         me = self._me
         batches = -(-len(self._dataset) // self._batch_size)
         # The last row is not of a batch: it says whether StopTraining cut this rank's part short.
-        rows = torch.zeros(batches + 1, 1 + len(self._metrics), dtype=torch.float64)
+        rows = torch.zeros(batches + 1, 2 + len(self._metrics), dtype=torch.float64)
         precision = (
             nullcontext() if me.autocast_dtype is None else torch.autocast(me.device.type, me.autocast_dtype)
         )
@@ -147,7 +150,7 @@ class Evaluation:
             for number in range(*split(batches, me.world_size, me.rank)):
                 batch, count = self._batch(number)
                 me.generators.seed_model(streams.model_key(me.seed, 0, 0, number))
-                rows[number] = torch.tensor(self._measure(batch), dtype=torch.float64) * count
+                rows[number] = torch.tensor(self._measure(batch, count), dtype=torch.float64)
                 me.heartbeat.beat()
             rows[-1] = 0.0
         if me.world_size > 1:
@@ -166,14 +169,17 @@ class Evaluation:
         batch = self._reader.read(begin, list(range(begin, end)))
         return data.to_device(batch, self._me.device), end - begin
 
-    def _measure(self, batch: Any) -> list[float]:
-        if not self._uses_loss:
-            loss = _mean_loss(self._training_step(self._model, batch))
-            return [loss, *(float(metric(self._model, batch)) for metric in self._metrics.values())]
-        recorder = _Recorder(self._model)
-        loss = _mean_loss(self._training_step(recorder, batch))  # type: ignore[arg-type]  # called like a model
-        targets = batch[1]
-        return [loss, *(float(metric(recorder.outputs, targets)) for metric in self._metrics.values())]
+    def _measure(self, batch: Any, count: int) -> list[float]:
+        given: tuple[Any, Any]  # to each metric
+        if self._uses_loss:
+            recorder = _Recorder(self._model)
+            loss = self._training_step(recorder, batch)  # type: ignore[arg-type]  # called like a model
+            given = recorder.outputs, batch[1]
+        else:
+            loss = self._training_step(self._model, batch)
+            given = self._model, batch
+        measured = [float(metric(*given)) * count for metric in self._metrics.values()]
+        return [*_loss_and_weight(loss, count), *measured]
 
     def _remember(self, position: Position, found: dict[str, float]) -> None:
         if self.best_mode is None:
@@ -198,7 +204,7 @@ class _Recorder:
         return self.outputs
 
 
-def _mean_loss(result: Any) -> float:
-    if isinstance(result, tuple):
-        return float(result[0]) / float(result[1])
-    return float(result["loss"] if isinstance(result, dict) else result)
+def _loss_and_weight(result: Any, count: int) -> tuple[float, float]:
+    """Return the sum of the losses over a batch of *count* samples, and of what they are: samples or the step's own."""
+    loss, weight = parse_loss(result)
+    return (float(loss) * count, count) if weight is None else (float(loss), weight)

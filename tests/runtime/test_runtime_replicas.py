@@ -231,6 +231,19 @@ def test_evaluation_weighs_batches_by_their_samples(me: Any) -> None:
     assert model.training
 
 
+def test_evaluated_loss_is_a_mean_over_what_the_step_counts(me: Any) -> None:
+    """Losses over tokens weigh as in training: a batch without any weighs nothing."""
+
+    def step(model: nn.Module, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        counted = pair[0] >= 5
+        return (pair[1] * counted).sum(), counted.sum()
+
+    evaluation = evaluate.Evaluation(
+        me, nn.Linear(1, 1), step, Pairs(), SCHEDULE, batch_size=4, uses_loss=False
+    )
+    assert evaluation.run(SCHEDULE.end) == {"loss": 3 * (5 + 6 + 7 + 8 + 9) / 5}
+
+
 def test_best_is_a_number_where_there_is_one(me: Any) -> None:
     """A metric that is once not a number is neither better nor worse than any other."""
     values = iter([math.nan, 3.0, math.nan, 2.0])
