@@ -6,7 +6,6 @@ and reports how the generation ended. Whether to restart is never its round_.
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import socket
@@ -21,8 +20,9 @@ from torch.distributed.run import config_from_args, get_args_parser
 from elasticflow import environment
 from elasticflow.launcher import interface
 from elasticflow.launcher.presence import Presence
-from elasticflow.launcher.rank_logs import GenerationLogs, RankLog
+from elasticflow.launcher.rank_logs import GenerationLogs
 from elasticflow.launcher.rendezvous import Feed, SupervisedRendezvous, is_requested, join_store
+from elasticflow.launcher.reports import Reports
 from elasticflow.launcher.workers import ForkedWorkers, environment_of
 from elasticflow.run_folder import RunFolder
 
@@ -62,10 +62,10 @@ class Agent(LocalElasticAgent):
         self._folder = RunFolder(Path(config.run_folder))
         self._feed = Feed(store)
         self._presence = Presence(config, self._feed)
-        self._interface = _interface_variables(config)
+        self._reports = Reports(self._feed, config.node, self._folder, writer, heartbeats)
+        self._interface = interface.variables(config.store_host, config.store_port)
         self._rendezvous_handler.may_wait = self._presence.look
         self._workers: ForkedWorkers | None = None
-        self._rank_logs: list[RankLog] = []
         self._ended_alone: set[int] = set()
 
     @property
@@ -97,12 +97,13 @@ class Agent(LocalElasticAgent):
             failed = self._watch()
             self._stop_workers(self._worker_group)
             self._worker_group.state = WorkerState.STOPPED
-            self._report_end(failed=failed)
+            assert self._workers is not None
+            self._reports.ended(self._workers, self._ended_alone, failed=failed)
 
     def finish(self, patience_s: float) -> None:
         """After `run`: have the writer end what it holds, for at most *patience_s*, and tell what became of it."""
         self._writer.finish(patience_s)
-        self._forward()
+        self._reports.forward()
 
     def _assign_worker_ranks(
         self, store: Store, group_rank: int, group_world_size: int, spec: WorkerSpec
@@ -148,24 +149,11 @@ class Agent(LocalElasticAgent):
         entry_point = str(Path(self._config.launch_folder) / "train.py")
         self._workers = ForkedWorkers(self._server, worker_group.spec.role, entry_point, envs, self._logs)
         self._pcontext = self._workers
-        self._rank_logs = [
-            RankLog(self._folder, round_.generation, w.global_rank) for w in worker_group.workers
-        ]
         self._workers.start()
-        pids = self._workers.pids()
-        workers = [
-            {"rank": w.global_rank, "pid": pids[w.local_rank], "node": self._config.node}
-            for w in worker_group.workers
-        ]
         self._ended_alone = set()
-        self._feed.post(
-            {
-                "type": "workers",
-                "generation": round_.generation,
-                "node": self._config.node,
-                "workers": workers,
-            }
-        )
+        pids = self._workers.pids()
+        ranks = {w.local_rank: w.global_rank for w in worker_group.workers}
+        self._reports.begun(round_.generation, ranks, pids)
         return pids
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -184,7 +172,7 @@ class Agent(LocalElasticAgent):
         draining = False
         while True:
             select.select([self._server.fileno(), self._writer.fileno()], [], [], _POLL_S)
-            self._forward()
+            self._reports.forward()
             self._presence.look()
             # Without its helpers the agent leaves: the supervisor starts it again with new ones, free of charge.
             if (code := self._writer.process.poll()) is not None:
@@ -193,7 +181,7 @@ class Agent(LocalElasticAgent):
             if result is not None:
                 if result.is_failed():
                     self._await_root_cause()
-                self._forward()
+                self._reports.forward()
                 self._ended_alone = set(self._workers.exits())
                 return bool(result.is_failed())
             if not draining and is_requested(self._control, "drain", generation):
@@ -221,43 +209,7 @@ class Agent(LocalElasticAgent):
         self._workers.send(signal.SIGUSR2)  # faulthandler, registered by runtime/worker.py
         self._workers.send(signal.SIGCONT)  # a stopped one could not write
         time.sleep(0.2)
-        rank = self._worker_group.workers[hang["local_rank"]].global_rank
-        self._feed.post({"type": "hang", "rank": rank, "phase": hang["phase"], "seconds": hang["seconds"]})
-
-    def _forward(self) -> None:
-        """Send new lines of the rank logs and the writer's reports to the supervisor."""
-        lines = [line for log in self._rank_logs for line in log.lines()]
-        if lines:
-            self._feed.post({"type": "lines", "lines": lines, "held": self._heartbeats.held()})
-        reports = self._writer.reports()
-        if reports:
-            self._feed.post({"type": "writer", "reports": reports})
-
-    def _report_end(self, *, failed: bool) -> None:
-        assert self._workers is not None
-        self._forward()
-        ranks = {w.local_rank: w.global_rank for w in self._worker_group.workers}
-        workers = self._workers.endings(ranks, self._ended_alone)
-        for log in self._rank_logs:
-            log.close()
-        self._rank_logs = []
-        self._feed.post(
-            {
-                "type": "ended",
-                "generation": self._rendezvous_handler.round.generation,
-                "node": self._config.node,
-                "failed": failed,
-                "workers": workers,
-            }
-        )
-
-
-def _interface_variables(config: AgentConfig) -> dict[str, str]:
-    """Return what has the workers talk over the interface that leads to the supervisor, unless the job names one."""
-    if any(name in os.environ for name in interface.VARIABLES):
-        return {}
-    found = interface.towards(config.store_host, config.store_port)
-    return {} if found is None else dict.fromkeys(interface.VARIABLES, found)
+        self._reports.hung(hang)
 
 
 def build_agent(

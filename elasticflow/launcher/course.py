@@ -7,40 +7,22 @@ tested as a table.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
+from elasticflow.launcher.drains import TOO_LATE, Drains
 from elasticflow.launcher.formation import TakenOver
 from elasticflow.launcher.generation import Cause, Generation
 from elasticflow.launcher.verdict import Verdicts
 
 if TYPE_CHECKING:
+    from elasticflow.launcher.drains import Drain
     from elasticflow.launcher.failures import Failure
     from elasticflow.launcher.formation import Formation, Nodes
     from elasticflow.launcher.journal import Journal
     from elasticflow.launcher.members import Member, Members
     from elasticflow.launcher.restarts import Restarts
     from elasticflow.launcher.verdict import Verdict
-
-
-_TOO_LATE = "the grace ended before the workers left"
-
-
-@dataclass(frozen=True)
-class _Drain:
-    """All workers are to leave after the same step.
-
-    Attributes:
-        ends: The launch ends then; else the next generation follows.
-        kind: Why, as a class of `failures.CLASSES`.
-    """
-
-    ends: bool
-    kind: str
-    reason: str
-    asked: float
-    deadline: float
 
 
 class Course:
@@ -65,9 +47,8 @@ class Course:
         self._nodes = nodes
         self._members = members
         self._formation = formation
-        self._grace_s = grace_s
         self._verdicts = Verdicts(journal)
-        self._drain: _Drain | None = None
+        self._drains = Drains(journal, grace_s)
         self.generation: Generation | None = None
         self.verdict: Verdict | None = None
 
@@ -79,7 +60,7 @@ class Course:
     @property
     def is_leaving(self) -> bool:
         """Whether a drain was asked for with which the launch ends."""
-        return self._drain is not None and self._drain.ends
+        return self._drains.now is not None and self._drains.now.ends
 
     def has_node(self, node: str) -> bool:
         """Return whether the agent of *node* is ready."""
@@ -101,7 +82,7 @@ class Course:
         self._members.leave(node)
         if self.generation is None or node not in self.generation.nodes:
             self._release()
-        elif self._drain is None:
+        elif self._drains.now is None:
             self._ask_to_drain("preempted", f"node {node} is leaving", ends=False)
 
     def node_lost(self, node: str, kind: str, error: str) -> None:
@@ -159,13 +140,13 @@ class Course:
         generation = self.generation
         if generation is None:
             self._form(now)
-        elif self._drain is None and not generation.is_stopping:
+        elif self._drains.now is None and not generation.is_stopping:
             if generation.step is not None:
                 self._members.clear_blame()
             if self._members.has_room_for_more(generation.nodes, now):
                 self._ask_to_drain("resized", f"{len(self._members)} nodes are ready", ends=False)
-        if self._drain is not None and now >= self._drain.deadline:
-            self._drain_took_too_long(self._drain)
+        if (late := self._drains.late(now)) is not None:
+            self._drain_took_too_long(late)
 
     def asked_to_leave(self, reason: str) -> None:
         """Drain and end: all workers leave after the same step, with a snapshot."""
@@ -195,16 +176,14 @@ class Course:
             self._taken_over()
 
     def _ask_to_drain(self, kind: str, reason: str, *, ends: bool) -> None:
-        now = time.monotonic()
-        was_asked = self._drain is not None
-        self._drain = _Drain(ends, kind, reason, now, now + self._grace_s)
-        self._journal.event(events.DRAIN_REQUESTED, reason=reason, grace_s=self._grace_s)
+        was_asked = self._drains.now is not None
+        self._drains.ask(kind, reason, ends=ends)
         if self.generation is not None and not was_asked:
             self._nodes.request("drain", self.generation.number)
 
-    def _drain_took_too_long(self, drain: _Drain) -> None:
+    def _drain_took_too_long(self, drain: Drain) -> None:
         if drain.ends or self.generation is None:
-            self.interrupt(_TOO_LATE)
+            self.interrupt(TOO_LATE)
         else:
             self._stop(self.generation, also_alone=True)
 
@@ -226,11 +205,11 @@ class Course:
         self._release()
 
     def _group_failed(self, generation: Generation) -> None:
-        drain, self._drain = self._drain, None
+        drain = self._drains.take()
         cause = generation.cause()
         if cause is None:  # killed by us, and nothing else was wrong
             assert drain is not None, "a failed group has a cause"
-            cause = Cause("", drain.kind, _TOO_LATE)
+            cause = Cause("", drain.kind, TOO_LATE)
         if cause.failure is not None:
             self._journal.event(events.WORKER_FAILED, **cause.failure.fields())
         self._end(cause.kind, cause.error)
@@ -244,7 +223,7 @@ class Course:
 
     def _group_left(self, generation: Generation) -> None:
         """All workers left with code 0: the end of training, or a drain."""
-        drain, self._drain = self._drain, None
+        drain = self._drains.take()
         if generation.is_finished:
             stopped = generation.stopped
             reason = "training reached its end" if stopped is None else f"training was stopped by {stopped}"
@@ -258,8 +237,7 @@ class Course:
             kind = "crash" if generation.step is None else "drained"
             self._restart_or_fail(generation, kind, "the workers left before training reached its end")
             return
-        seconds = round(time.monotonic() - drain.asked, 3)
-        self._journal.event(events.DRAIN_COMPLETED, step=self._journal.state["step"], seconds=seconds)
+        self._drains.completed(drain)
         if drain.ends:
             self.interrupt(drain.reason)
         else:

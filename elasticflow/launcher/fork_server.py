@@ -96,9 +96,10 @@ def serve(lines: Lines, entry_point: str, start_method: str) -> NoReturn:
                 os._exit(0)
             for message in messages:
                 request = message["spawn"]
+                server = os.getpid()  # asked for before: a child may run first when its parent is dead
                 pid = os.fork()
                 if pid == 0:
-                    become_worker(lines.channel, request, entry_point, start_method)
+                    become_worker(server, lines.channel, request, entry_point, start_method)
                 lines.send({"started": request["local_rank"], "pid": pid})
 
 
@@ -116,7 +117,7 @@ def reap() -> list[dict[str, Any]]:
 
 
 def become_worker(
-    channel: socket.socket, request: dict[str, Any], entry_point: str, start_method: str
+    server: int, channel: socket.socket, request: dict[str, Any], entry_point: str, start_method: str
 ) -> NoReturn:
     """Turn this forked child into a worker and run the entry point; never returns.
 
@@ -125,8 +126,7 @@ def become_worker(
     """
     code = 1
     try:
-        parent = os.getppid()
-        die_with_parent(parent)
+        die_with_parent(server)
         signal.set_wakeup_fd(-1)
         # A drain asked for before `worker.join` has its handler up must wait, not kill; join unblocks it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -142,7 +142,7 @@ def become_worker(
         if start_method == "spawn":
             os.execv(  # noqa: S606  # argv of our own making
                 sys.executable,
-                [sys.executable, "-u", "-m", "elasticflow.launcher.spawned", str(parent), entry_point],
+                [sys.executable, "-u", "-m", "elasticflow.launcher.spawned", str(server), entry_point],
             )
         sys.argv = [entry_point]
         runpy.run_path(entry_point, run_name="__main__")

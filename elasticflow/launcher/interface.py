@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 # Read by gloo and NCCL; without them gloo takes the address that the host name stands for, often 127.0.1.1.
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def variables(host: str, port: int) -> dict[str, str]:
+    """Return what has workers talk over the interface that leads to *host*:*port*; nothing if the job names one."""
+    if any(name in os.environ for name in _VARIABLES):
+        return {}
+    found = towards(host, port)
+    return {} if found is None else dict.fromkeys(_VARIABLES, found)
+
+
+def is_here(host: str) -> bool:
+    """Return whether *host* is an address of this machine."""
+    try:
+        with socket.create_server((host, 0)):
+            return True
+    except OSError:
+        return False
 
 
 def towards(host: str, port: int) -> str | None:

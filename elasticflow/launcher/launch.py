@@ -14,7 +14,8 @@ from elasticflow.launcher import continuity
 from elasticflow.launcher.agent_process import listen
 from elasticflow.launcher.lock import locked
 from elasticflow.launcher.simulate import ALONE, check_scale
-from elasticflow.launcher.supervisor import Launch, Supervisor
+from elasticflow.launcher.start import Launch
+from elasticflow.launcher.supervisor import Supervisor
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
