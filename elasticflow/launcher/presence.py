@@ -28,7 +28,9 @@ class Presence:
     def __init__(self, config: AgentConfig, feed: Feed) -> None:
         self._config, self._feed = config, feed
         self._wants_to_leave = self._has_asked = False
-        self._is_gone = self._is_over = False
+        self._is_gone = False
+        self._is_over = threading.Event()
+        self._threads: list[threading.Thread] = []
         self._answered = 0.0
 
     def begin(self) -> None:
@@ -36,12 +38,15 @@ class Presence:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR1, self._note_wish)
         self._answered = time.monotonic()
-        for run in (self._beat, self._watch):
-            threading.Thread(target=run, daemon=True).start()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._beat, self._watch)]
+        for thread in self._threads:
+            thread.start()
 
     def end(self) -> None:
         """Tell it no more: the launch is over, and its store may go at any time."""
-        self._is_over = True
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(_BEAT_S)  # one inside a request when the interpreter ends would abort it
 
     def look(self) -> None:
         """Pass on a wish to leave.
@@ -69,19 +74,17 @@ class Presence:
                 store.set(f"beat/{self._feed.number}", str(number))
                 self._is_gone = is_gone(store, self._feed.number)
                 self._answered = time.monotonic()
-                if self._is_gone or self._is_over:
+                if self._is_gone or self._is_over.wait(_BEAT_S):
                     return
-                time.sleep(_BEAT_S)
         except RuntimeError:
             self._store_is_lost()
 
     def _watch(self) -> None:
         """End this process if the store does not answer: a node that is cut off has been replaced by others."""
-        while not (self._is_gone or self._is_over):
+        while not (self._is_gone or self._is_over.wait(_BEAT_S)):
             if time.monotonic() - self._answered > _LONGEST_SILENCE_S:
                 self._store_is_lost()  # a request to a host that is cut off never returns
-            time.sleep(_BEAT_S)
 
     def _store_is_lost(self) -> None:
-        if not self._is_over:
+        if not self._is_over.is_set():
             os._exit(_STORE_LOST)  # the workers end with it
