@@ -143,7 +143,7 @@ class Loader:
             is_plenty = not me.vote.count
 
     def _feeds(self, position: Position) -> dict[int, Iterator[Chunk]]:
-        """Return where the samples of each own shard come from."""
+        """Return where the samples of each own shard come from, in the order of their numbers."""
         own = range(self._parts.start * self._per_part, self._parts.stop * self._per_part)
         reader = ShardReader(
             self._dataset.build,
@@ -158,7 +158,7 @@ class Loader:
             chunks = reader.chunks(shards, position.epoch, position.cursors)
             feed = read_ahead(chunks, self._dataset.first) if self._processes else chunks
             feeds |= dict.fromkeys(shards, feed)
-        return feeds
+        return dict(sorted(feeds.items()))
 
     def _pieces(self, taken: Mapping[int, list[Any]]) -> list[tuple[tuple[int, int], list[Any]]]:
         """Return the micro-batches, each with what its random streams are keyed by besides seed and step."""
@@ -190,7 +190,7 @@ class Supply:
 
     Args:
         me: This worker.
-        feeds: Where the samples of each own shard come from; one feed may be several shards'.
+        feeds: Where the samples of each own shard come from, by number, ascending; one feed may be several shards'.
     """
 
     def __init__(self, me: Worker, feeds: Mapping[int, Iterator[Chunk]]) -> None:

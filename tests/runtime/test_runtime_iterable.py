@@ -199,23 +199,20 @@ def test_micro_batches_of_a_rank_and_of_virtual_shards() -> None:
     assert counts == [[2, 2], [0, 2]]
 
 
-@pytest.fixture
-def reader_me(me: Any) -> Any:
-    """Return a stand-in for a worker that votes as one alone does."""
-    me.vote.count = False
-    return me
-
-
 def batches_of(
-    me: Any, shards: iterable.Shards, schedule: Schedule, position: Position, processes: int
-) -> Any:
-    """Return all batches as plain lists; a worker alone hears its own wish."""
-    found = []
+    me: Any, shards: iterable.Shards, schedule: Schedule, position: Position, processes: int = 0
+) -> tuple[list[Any], list[Position]]:
+    """Return all batches as plain lists, and the positions after them; a worker alone hears its own wish."""
+    found, ends = [], []
     loader = iterable.Loader(me, shards, schedule, None, processes=processes, collate=list)
     for batch in loader.batches(position):
         found += [samples for samples, _ in batch.micro_batches]
+        ends.append(batch.end)
         me.vote.count = me.vote.count_wanted
-    return found
+    return found, ends
+
+
+LENGTHS = (20, 7, 0, 31)
 
 
 class Drawing(IterableDataset[Any]):
@@ -226,47 +223,42 @@ class Drawing(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         assert get_worker_info() is None
-        waiting = [(self.shard, number) for number in range(20)]
+        waiting = [(self.shard, number) for number in range(LENGTHS[self.shard])]
         random.shuffle(waiting)
         table = torch.arange(1000.0)
-        for _ in range(20):
+        for _ in range(len(waiting)):
             chosen = waiting.pop(random.randrange(len(waiting)))
             yield chosen, table[5:7] + torch.rand(2), np.random.rand(), torch.tensor(random.random())  # noqa: NPY002
 
 
 @pytest.mark.usefixtures("real_processes")
 @pytest.mark.parametrize("processes", [0, 1, 2])
-def test_shuffles_and_noise_are_the_same_wherever_a_run_goes_on(reader_me: Any, processes: int) -> None:
+def test_shuffles_and_noise_are_the_same_wherever_a_run_goes_on(me: Any, processes: int) -> None:
     """Loader processes and resumed runs read the bits that one undisturbed process reads."""
-    shards = iterable.Shards(lambda shard, **_: Drawing(shard), 3, Drawing(0))
-    schedule = Schedule(3, 9, epochs=2)
-    whole = batches_of(reader_me, shards, schedule, schedule.start, 0)
-    place = next(
-        end
-        for number, end in enumerate(b.end for b in iterable.Loader(reader_me, shards, schedule, None, collate=list).batches(schedule.start))
-        if number == 3
-    )  # fmt: skip
-    rest = batches_of(reader_me, shards, schedule, place, processes)
+    shards = iterable.Shards(lambda shard, **_: Drawing(shard), 4, Drawing(0))
+    schedule = Schedule(4, 12, epochs=2)
+    whole, ends = batches_of(me, shards, schedule, schedule.start)
+    rest, _ = batches_of(me, shards, schedule, ends[3], processes)
     assert repr(rest) == repr(whole[4:])
     assert sorted(sample[0] for batch in whole for sample in batch) == sorted(
-        2 * [(shard, number) for shard in range(3) for number in range(20)]
+        2 * [(shard, number) for shard in range(4) for number in range(LENGTHS[shard])]
     )
 
 
-def test_a_shard_that_became_shorter_is_told(reader_me: Any) -> None:
+def test_a_shard_that_became_shorter_is_told(me: Any) -> None:
     """A shard must have what was trained on; the message says which and how much."""
     schedule = Schedule(2, 4, epochs=1)
     position = schedule.start._replace(cursors=(5, 5))
     with pytest.raises(DatasetError) as told:
-        batches_of(reader_me, shards_of([9, 3]), schedule, position, 0)
+        batches_of(me, shards_of([9, 3]), schedule, position)
     assert told.value.message == "data shard 1 ended after 3 samples, and 5 of it had been trained on"
 
 
-def test_another_number_of_shards_is_refused(reader_me: Any) -> None:
+def test_another_number_of_shards_is_refused(me: Any) -> None:
     """Cursors of one number of shards mean nothing in another."""
     position = Schedule(4, 4, epochs=1).start
     with pytest.raises(DatasetError) as told:
-        batches_of(reader_me, shards_of([9, 3]), Schedule(2, 4, epochs=1), position, 0)
+        batches_of(me, shards_of([9, 3]), Schedule(2, 4, epochs=1), position)
     assert told.value.message == "the position is in 4 data shards, and the dataset is read in 2"
 
 
@@ -308,6 +300,6 @@ def test_reading_up_to_a_cursor_is_told(me: Any, monkeypatch: pytest.MonkeyPatch
     """A shard without `skip` is read again up to its cursor, and the log says how far it is."""
     monkeypatch.setattr(shard_reader, "_TELL_EVERY_S", 0.0)
     schedule = Schedule(1, 5, epochs=1)
-    batches_of(me, shards_of([40]), schedule, schedule.start._replace(cursors=(30,)), 0)
+    batches_of(me, shards_of([40]), schedule, schedule.start._replace(cursors=(30,)))
     told = [line for line in me.events if line["event"] == "dataset.passed"]
     assert [(line["shard"], line["samples"]) for line in told] == [(0, 1), (0, 11), (0, 21)]
