@@ -39,6 +39,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "dataset.args": ("trajectory", "other data is refused when the run starts, by its fingerprint"),
     "dataset.prepare": ("harmless", "the data itself is compared when the run starts"),
     "dataset.samples": ("harmless", "compared with the data when the run starts"),
+    "dataset.shards": ("corrupting", "positions are cursors in so many shards, which mean nothing in others"),
     "dataset.micro_batch_size": ("harmless", "the global batch stays the same"),
     "dataset.num_workers": ("harmless", "who loads a sample does not change it"),
     "evaluation": ("harmless", "the weights do not depend on it"),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.literals import Call, Code, flat, import_line, keywords
+from elasticflow.compiler.literals import Call, Code, Name, flat, import_line, keywords
 
 if TYPE_CHECKING:
     from elasticflow.spec.job import Job
 
 # Names that mean something inside the functions a factory is imported into.
 _TAKEN = frozenset(
-    {"model", "optimizer", "batch", "inputs", "targets", "outputs", "samples", "float", "Any", "nn"}
+    {"model", "optimizer", "batch", "inputs", "targets", "outputs", "samples", "shard", "shards"}
+    | {"float", "Any", "nn"}
 )
 
 Line = Code | tuple[str, Code] | None
@@ -23,7 +24,9 @@ def factories(job: Job, *, takes_model: bool) -> dict[str, Line]:
     parameters = "model" if takes_model else "model.parameters()"
     found = _factory("model", job.model.entry, "return ", args=job.model.args)
     found |= _factory("optimizer", job.optimizer.entry, "return ", parameters, args=job.optimizer.args)
-    found |= _factory("dataset", job.dataset.entry, "return ", args=job.dataset.args)
+    shards = {} if job.dataset.shards is None else {"shard": Name("shard"), "shards": Name("shards")}
+    found |= _factory("dataset", job.dataset.entry, "return ", args={**job.dataset.args, **shards})
+    found["dataset.def"] = "def build_dataset(shard: int, shards: int) -> Any:"
     if job.model.loss:
         found |= _factory("loss", job.model.loss, "return ", "model(inputs)", "targets")
     if job.model.step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from elasticflow.compiler.entry_data import reading
 from elasticflow.compiler.entry_factories import (
     Line,
     factories,
@@ -53,6 +54,7 @@ def _flags(job: Job) -> dict[str, bool]:
         "fp16": job.train.precision == "fp16",
         "ema": job.train.ema is not None,
         "exact": _is_exact(job),
+        "shards": job.dataset.shards is not None,
         "prepare": job.dataset.prepare is not None,
         "collate": job.dataset.collate is not None,
         "evaluation": job.evaluation is not None,
@@ -63,16 +65,19 @@ def _flags(job: Job) -> dict[str, bool]:
 
 
 def _constants(job: Job, root: str) -> dict[str, Line]:
-    runtime = ["data", "evaluate", "exact", "order", "replicas", "snapshot", "worker"]
-    runtime.remove("replicas" if _is_exact(job) else "exact")
-    if job.evaluation is None:
-        runtime.remove("evaluate")
+    runtime = {"data", "exact" if _is_exact(job) else "replicas", "order", "snapshot", "worker"}
+    if job.dataset.shards is not None:
+        runtime |= {"cursors", "iterable"}
+        runtime -= {"order"} if job.dataset.prepare or job.evaluation else {"order", "data"}
+    if job.evaluation is not None:
+        runtime.add("evaluate")
     ddp = {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
     constants = {
         "job": ("JOB", job.job.name),
         "seed": ("SEED", job.job.seed),
         "epochs": ("EPOCHS", job.train.epochs),
         "steps": ("STEPS", job.train.steps),
+        "shards": ("SHARDS", job.dataset.shards),
         "global_batch_size": ("GLOBAL_BATCH_SIZE", job.dataset.global_batch_size),
         "micro_batch_size": ("MICRO_BATCH_SIZE", job.dataset.micro_batch_size),
         "tail": ("TAIL", job.dataset.tail),
@@ -100,7 +105,7 @@ def _constants(job: Job, root: str) -> dict[str, Line]:
         "import.ema": (
             "from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn" if job.train.ema else None
         ),
-        "import.runtime": f"from elasticflow.runtime import {', '.join(runtime)}",
+        "import.runtime": f"from elasticflow.runtime import {', '.join(sorted(runtime))}",
         "root": ("ROOT = ", f"(HERE / {quoted(root)}).resolve()"),
         "path": f"sys.path[:0] = [str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]",
         "snapshots": ("SNAPSHOTS = ", _policy(job)),
@@ -145,44 +150,15 @@ def _policy(job: Job) -> Code:
 def _main(job: Job) -> dict[str, Line]:
     """Calls in main() whose arguments depend on the job."""
     length = {"epochs": Name("EPOCHS")} if job.train.epochs is not None else {"steps": Name("STEPS")}
-    samples = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
-    shards = {"shards": Name("VIRTUAL_SHARDS")} if _is_exact(job) else {}
     collate = {"collate": Name("collate")} if job.dataset.collate else {}
     return {
-        "dataset.open": (
-            "dataset = ",
-            call("data.open_dataset", "me", "build_dataset", quoted("train"), **samples),
-        ),
-        "schedule": (
-            "schedule = ",
-            call(
-                "order.Schedule",
-                "len(dataset)",
-                "GLOBAL_BATCH_SIZE",
-                **length,
-                tail=Name("TAIL"),
-                seed=Name("SEED"),
-            ),
-        ),
+        **reading(job, length, collate),
         "weights": call("snapshot.load_weights", "model", from_root(job.model.weights))
         if job.model.weights
         else None,
         "group": ("group = ", _group(job)),
         **_evaluate(job, collate),
         "state": ("state = ", _state(job)),
-        "loader": (
-            "loader = ",
-            call(
-                "data.Loader",
-                "me",
-                "dataset",
-                "schedule",
-                "MICRO_BATCH_SIZE",
-                processes=Name("LOADER_PROCESSES"),
-                **collate,
-                **shards,
-            ),
-        ),
     }
 
 

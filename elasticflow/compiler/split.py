@@ -83,7 +83,8 @@ def world_row(job: Job, nodes: int, world_size: int | None) -> WorldRow:
     if world_size is None:
         return WorldRow(nodes=nodes, world_size=None)
     batch, shards = job.dataset.global_batch_size, job.train.virtual_shards
-    fewest, most = batch // world_size, -(-batch // world_size)
+    parts = job.dataset.shards or batch  # what is shared out: data shards, or samples
+    fewest, most = (n * batch // parts for n in (parts // world_size, -(-parts // world_size)))
     forwards = -(-most // (job.dataset.micro_batch_size or most))
     if shards is None:
         return WorldRow(

@@ -23,6 +23,7 @@ from tests.compiler.jobs import make_job
         ),
         ({}, {"dataset__global_batch_size": 32}, ("dataset.global_batch_size", 64, 32, "trajectory")),
         ({}, {"dataset__args": {"root": "b"}}, ("dataset.args.root", None, "b", "trajectory")),
+        ({"dataset__shards": 4}, {"dataset__shards": 8}, ("dataset.shards", 4, 8, "corrupting")),
         ({}, {"dataset__micro_batch_size": 8}, ("dataset.micro_batch_size", None, 8, "harmless")),
         ({}, {"train__epochs": 3}, ("train.epochs", 2, 3, "harmless")),
         ({}, {"train__ema": 0.9}, ("train.ema", None, 0.9, "corrupting")),

@@ -100,6 +100,13 @@ def test_exact_mode_costs_forwards_memory_and_traffic() -> None:
     assert [(c.gradient_copies, c.traffic) for c in costs] == [(4, None), (3, 1.0), (3, 1.5), (2, 1.0)]
 
 
+def test_workers_share_whole_data_shards() -> None:
+    """Sixteen shards and three workers: each reads five or six of them, and so many samples of a batch."""
+    job = make_job(dataset__shards=16, dataset__global_batch_size=64, dataset__micro_batch_size=8)
+    row = world_row(job, 3, 3)
+    assert (row.samples_per_rank, row.micro_batches, row.micro_batch_size) == ((20, 24), 3, (6, 8))
+
+
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_cost_of_exact_mode_is_that_of_its_sums(shards: int, world_size: int) -> None:
     """What the closed form says of memory and traffic, the runtime's tree does."""

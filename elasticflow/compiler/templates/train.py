@@ -37,6 +37,9 @@ STEPS = 2000  # = steps  # optimizer steps
 # end
 GLOBAL_BATCH_SIZE = 256  # = global_batch_size  # samples per step, the same at any world size
 MICRO_BATCH_SIZE = 64  # = micro_batch_size  # most samples of one forward; None: all of the worker's
+# if: shards
+SHARDS = 16  # = shards  # of the data; each is read in order, by one worker at a time
+# end
 TAIL = "spill"  # = tail  # samples at an epoch's end that fill no batch
 LOADER_PROCESSES = 0  # = loader_processes  # of each worker
 THREADS = 1  # = threads  # CPU threads of each worker; None: the node's cores shared out
@@ -117,6 +120,7 @@ def prepare_data() -> None:
 
 
 # end
+# if: not shards
 def build_dataset() -> Any:
     """Return the training data; every rank."""
     from examples.mnist import digits  # = dataset.import
@@ -124,6 +128,16 @@ def build_dataset() -> Any:
     return digits(split="train")  # = dataset.call
 
 
+# end
+# if: shards
+def build_dataset(shard: int, shards: int) -> Any:  # type: ignore[no-redef]  # noqa: F811  # = dataset.def
+    """Return what yields the samples of one data shard in order; the rank that reads it, in each epoch."""
+    from examples.mnist import digits  # = dataset.import
+
+    return digits(split="train")  # = dataset.call
+
+
+# end
 # if: collate
 def collate(samples: list[Any]) -> Any:
     """Return the batch made of these samples; every rank."""

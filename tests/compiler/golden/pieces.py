@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.functional import cross_entropy
@@ -9,6 +10,8 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import default_collate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor, nn
 
 
@@ -33,6 +36,12 @@ def top_1(model: nn.Module, batch: Any) -> float:
     """Return the share of right answers."""
     inputs, targets = batch
     return float((model(inputs).argmax(1) == targets).float().mean())
+
+
+def rows(folder: str, shard: int, shards: int) -> Iterator[str]:
+    """Yield the lines of every so many files."""
+    for path in sorted(Path(folder).iterdir())[shard::shards]:
+        yield from path.read_text().splitlines()
 
 
 def download() -> None:
