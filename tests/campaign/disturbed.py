@@ -82,13 +82,13 @@ class Series:
 
     def process(self, name: str) -> psutil.Process | None:
         """Return that living process of the run, or None while there is none."""
-        if name.startswith("worker"):
-            rank = int(name.removeprefix("worker "))
-            pids = [w["pid"] for w in self.running.state().get("workers", []) if w["rank"] == rank]
-        else:
-            module = {"writer": "elasticflow.snapshots.writer", "agent": "elasticflow.launcher.node"}[name]
-            pids = [p.pid for p in self.running.tree() if module in p.cmdline()]
-        with suppress(psutil.Error):
+        with suppress(psutil.Error):  # it ends while it is looked at
+            if name.startswith("worker"):
+                rank = int(name.removeprefix("worker "))
+                pids = [w["pid"] for w in self.running.state().get("workers", []) if w["rank"] == rank]
+            else:
+                module = {"writer": "elasticflow.snapshots.writer", "agent": "elasticflow.launcher.node"}[name]
+                pids = [p.pid for p in self.running.tree() if module in p.cmdline()]
             found = psutil.Process(pids[0]) if pids else None
             return found if found is not None and found.status() != psutil.STATUS_ZOMBIE else None
         return None
