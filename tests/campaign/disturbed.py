@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIMIT_S = 60.0
+MODULES = {"writer": "elasticflow.snapshots.writer", "agent": "elasticflow.launcher.node"}
 
 
 @dataclass
@@ -87,8 +88,7 @@ class Series:
                 rank = int(name.removeprefix("worker "))
                 pids = [w["pid"] for w in self.running.state().get("workers", []) if w["rank"] == rank]
             else:
-                module = {"writer": "elasticflow.snapshots.writer", "agent": "elasticflow.launcher.node"}[name]
-                pids = [p.pid for p in self.running.tree() if module in p.cmdline()]
+                pids = [p.pid for p in self.running.tree() if MODULES[name] in p.cmdline()]
             found = psutil.Process(pids[0]) if pids else None
             return found if found is not None and found.status() != psutil.STATUS_ZOMBIE else None
         return None
