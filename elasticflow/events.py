@@ -40,6 +40,7 @@ BUDGET_REFILLED = "budget.refilled"
 DATASET_OPENED = "dataset.opened"
 DATASET_PASSED = "dataset.passed"
 STATE_LEFT_OUT = "state.left_out"
+KIND_CHANGED = "kind.changed"
 PRELOAD_REFUSED = "preload.refused"
 ENTRY_POINT_EDITED = "entry_point.edited"
 AGENT_RESTARTED = "agent.restarted"
@@ -123,6 +124,10 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         "a data shard without `skip` is read again up to where the run goes on; said every ten seconds",
         ("shard", "samples"),
     ),
+    KIND_CHANGED: (
+        "exact consistency goes on with other machines or libraries than its snapshot was taken on: bits may differ",
+        ("changed",),
+    ),
     STATE_LEFT_OUT: ("an object has state of its own that no snapshot holds", ("name", "type")),
     PRELOAD_REFUSED: ("a module is imported in each worker instead of once per node", ("module", "reason")),
     ENTRY_POINT_EDITED: ("train.py was edited by hand and runs as edited", ("path",)),
@@ -151,6 +156,7 @@ FROM_WORKERS = frozenset(
         DATASET_OPENED,
         DATASET_PASSED,
         STATE_LEFT_OUT,
+        KIND_CHANGED,
         LOSS_SKIPPED,
     }
 )

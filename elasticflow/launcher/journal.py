@@ -32,6 +32,7 @@ _LEVELS = {
     events.ENTRY_POINT_EDITED: "warning",
     events.LOSS_SKIPPED: "warning",
     events.STATE_LEFT_OUT: "warning",
+    events.KIND_CHANGED: "warning",
 }
 
 

@@ -172,6 +172,13 @@ def _state_left_out(record: Record) -> Line:
     return Line("warning", "notice", "left out", text)
 
 
+def _kind_changed(record: Record) -> Line:
+    changed = record.get("changed")
+    facts = [f"{name} is {text}" for name, text in changed.items()] if isinstance(changed, dict) else []
+    text = "from here on bits may differ from those of an undisturbed run: " + "; ".join(facts)
+    return Line("warning", "notice", "other kind", text)
+
+
 def _node_left(record: Record) -> Line:
     return Line("note", "plain", "node left", f"{record.get('node')} asked to leave and was let go")
 
@@ -205,5 +212,6 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.LOSS_SKIPPED: _loss_skipped,
     events.STAGING_SINGLE: _staging_single,
     events.STATE_LEFT_OUT: _state_left_out,
+    events.KIND_CHANGED: _kind_changed,
 }
 """Events whose line needs nothing but the record."""

@@ -9,24 +9,25 @@ buckets and its algorithm.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from elasticflow import StopTraining
 from elasticflow.errors import StateError
-from elasticflow.runtime import buffers, stopping, treesum
+from elasticflow.runtime import buffers, deterministic, kind, stopping
 from elasticflow.runtime.exchange import Exchange
-from elasticflow.runtime.flat import Flat, Layout
+from elasticflow.runtime.flat import Layout
 from elasticflow.runtime.loss import NonFinite, parse_loss
 from elasticflow.runtime.order import split
 from elasticflow.runtime.replicas import AUTOCAST
-from elasticflow.runtime.shards import Additions, ShardBuffers
+from elasticflow.runtime.shards import Early, ShardBuffers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.amp import GradScaler
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.member import Worker
 
 # Numbers that travel with the gradients: weighted loss, samples counted by the user's step, shards that had samples,
-# changed buffers, generators drawn from, and the wishes of `vote`.
+# changed buffers, generators drawn from, the wishes of `vote`; then for each parameter by how many shards it was used.
 _LOSS, _COUNT, _SHARDS, _BUFFERS, _DRAWN, _WISHES = range(6)
 
 _EMPTY = (None, 0), 0  # a virtual shard without samples
@@ -56,7 +57,7 @@ class FixedOrder:
         scaler: For fp16.
 
     Raises:
-        StateError: there are more workers than shards.
+        StateError: there are more workers than shards, or workers of different kinds.
     """
 
     def __init__(
@@ -75,11 +76,14 @@ class FixedOrder:
                 f"{me.world_size} workers cannot share {virtual_shards} virtual shards",
                 "start fewer workers; a new run may set train.virtual_shards higher",
             )
-        be_deterministic()
+        me.is_exact = True
+        kind.require_alike(me)
+        deterministic.be_deterministic()
+        if me.device.type == "cpu":
+            deterministic.keep_freed_memory()
         self._me, self._model, self._step, self._scaler = me, model, training_step, scaler
         self._autocast = me.autocast_dtype = AUTOCAST.get(precision)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._shards = virtual_shards
         self._low, self._high = split(virtual_shards, me.world_size, me.rank)
         self._nonfinite = NonFinite(me, on_nonfinite, self._parameters, scaler)
         if me.world_size > 1:
@@ -87,14 +91,23 @@ class FixedOrder:
         self._watch = buffers.Watch(me, model)
         self._send_buffers = False
         self._buffers = ShardBuffers(model)
-        numbers = torch.zeros(_WISHES + len(me.vote.wishes()), device=me.device)
-        content = [numbers, *self._buffers.carried(), *self._parameters]
-        self._layout = Layout(content, me.world_size)
-        self._gradients_from = len(content) - len(self._parameters)
-        self._adds_once: bool | None = None  # known after the first shard
-        self._spare: list[Flat] = []
-        self._sum = self._layout.new()
-        self._exchange = Exchange(self._layout, virtual_shards, me.world_size, me.rank)
+        self._used_from = _WISHES + len(me.vote.wishes())
+        numbers = torch.zeros(self._used_from + len(self._parameters), device=me.device)
+        leaf = [numbers, *self._buffers.carried(is_first=False), *self._parameters]
+        self._leaf_size, self._gradients_from = len(leaf), len(leaf) - len(self._parameters)
+        layout = Layout(leaf, me.world_size)
+        self._exchange = Exchange(layout, virtual_shards, me.world_size, me.rank)
+        self._early = self._early_of(layout)
+
+    def _early_of(self, layout: Layout) -> Early:
+        first = self._gradients_from
+        of_gradients = itertools.takewhile(lambda bucket: min(bucket) >= first, layout.buckets)
+        buckets = [[number - first for number in bucket] for bucket in of_gradients]
+
+        def hand_on(gradients: list[Tensor | None]) -> None:
+            self._exchange.send_early(self._high - 1, [_dense(g) for g in gradients])
+
+        return Early(self._parameters, buckets if self._me.world_size > 1 else [], hand_on)
 
     def gradients(self, batch: Batch) -> float:
         """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
@@ -110,38 +123,31 @@ class FixedOrder:
             self._watch.make_equal()
         me.generators.look()
         self._buffers.begin()
-        tree: treesum.TreeSum[Flat] = treesum.TreeSum(self._shards, self._add)
+        self._exchange.begin()
         pieces = zip(stopping.micro_batches(batch, me.vote), batch.model_keys, strict=True)
         for shard in range(self._low, self._high):
-            level, place, flat = self._where(tree, shard)
-            piece = next(pieces, None)
-            (data, count), key = piece or _EMPTY  # a last, small batch has none for the last shards
+            (data, count), key = next(pieces, _EMPTY)  # a last, small batch has none for the last shards
+            given = None
             if count:
                 me.generators.seed_model(key)
-                self._run_shard(flat, shard, data, count, batch.samples)
+                given = self._run(shard, data, count / batch.samples)
             elif shard == 0:
                 self._buffers.carry_nothing()
-            if shard == self._high - 1:
-                self._vote(flat)
-            tree.push(level, place, flat)
-        self._exchange.total(tree.nodes, self._sum)
-        self._spare += [node.value for node in tree.nodes]
-        return self._outcome(batch.end.step)
+            self._exchange.push(shard, self._leaf(shard, given))
+        return self._outcome(batch.end.step, self._exchange.total())
 
-    def _where(self, tree: treesum.TreeSum[Flat], shard: int) -> tuple[int, int, Flat]:
-        """Return where what a shard gives is added: noughts, or at once what its sibling gave, which is the same sum."""
-        if self._adds_once and shard % 2 and tree.nodes and tree.nodes[-1][:2] == (0, shard - 1):
-            return 1, shard // 2, tree.nodes.pop().value
-        return 0, shard, self._leaf()
+    def _run(self, shard: int, data: Any, weight: float) -> tuple[Tensor, float] | None:
+        """Leave a shard's gradients in the parameters; return its weighted loss, and samples if the step counts them.
 
-    def _run_shard(self, flat: Flat, shard: int, data: Any, count: int, total: int) -> None:
-        """Add what a shard gives to *flat*; nothing that counts once this rank's code wants training to end."""
+        Returns None, and nothing that counts, once this rank's code wants training to end.
+        """
         if self._me.vote.stop_wanted is not None:
-            return
+            return None
         self._buffers.restore()
-        for parameter, view in zip(self._parameters, flat.views[self._gradients_from :], strict=True):
-            parameter.grad = view
-        counts = Additions(self._parameters) if self._adds_once is None else None
+        for parameter in self._parameters:
+            parameter.grad = None
+        deterministic.require_deterministic()
+        loss: Tensor | None = None
         try:
             if self._autocast is None:
                 found = self._step(self._model, data)
@@ -149,77 +155,68 @@ class FixedOrder:
                 with torch.autocast(self._me.device.type, dtype=self._autocast):
                     found = self._step(self._model, data)
             loss, samples = parse_loss(found)
-            weight = count / total if samples is None else 1.0
-            numbers = flat.views[0]
-            numbers[_LOSS] += loss.detach() * weight
-            numbers[_COUNT] += samples or 0.0
-            numbers[_SHARDS] += 1.0
-            if weight != 1.0:
+            if samples is None and weight != 1.0:
                 loss = loss * weight
+            self._early.begin(is_last=shard == self._high - 1)
             torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
         except StopTraining as stop:
+            if loss is not None:
+                raise  # within the backward, of which others may have a part already
             stopping.want(self._me.vote, stop)
-            return
+            return None
         except RuntimeError as error:
-            raise _named(error) from error
-        if counts is not None:
-            self._adds_once = counts.were_single()
-        self._buffers.carry(flat.views[1 : self._gradients_from], is_first=shard == 0)
+            raise deterministic.named(error) from error
+        deterministic.require_deterministic()
+        return loss.detach(), samples or 0.0
 
-    def _vote(self, flat: Flat) -> None:
+    def _leaf(self, shard: int, given: tuple[Tensor, float] | None) -> Sequence[Tensor | None]:
+        """Return what a shard gives, in the layout's order; the last one carries this rank's wishes."""
+        is_last = shard == self._high - 1
+        if given is None and not is_last:
+            return [None] * self._leaf_size
+        wishes = self._wishes() if is_last else (0.0,) * (self._used_from - _BUFFERS)
+        gradients: list[Tensor | None] = [None] * len(self._parameters)
+        carried: Sequence[Tensor | None] = [None] * (self._gradients_from - 1)
+        used = [0.0] * len(self._parameters)
+        loss, count = given or (0.0, 0.0)
+        if given is not None:
+            gone = self._early.end()
+            gradients = [_dense(parameter.grad) for parameter in self._parameters]
+            used = [float(g is not None or place in gone) for place, g in enumerate(gradients)]
+            carried = self._buffers.carried(is_first=shard == 0)
+        numbers = torch.tensor([0.0, count, float(given is not None), *wishes, *used], device=self._me.device)
+        numbers[_LOSS] = loss
+        return [numbers, *carried, *gradients]
+
+    def _wishes(self) -> tuple[float, ...]:
         me = self._me
-        wishes = (self._watch.are_any and self._watch.have_changed(), me.generators.look(), *me.vote.wishes())
-        flat.views[0][_BUFFERS:] += torch.tensor(wishes, dtype=torch.float32)
+        return self._watch.are_any and self._watch.have_changed(), me.generators.look(), *me.vote.wishes()
 
-    def _leaf(self) -> Flat:
-        if not self._spare:
-            return self._layout.new()
-        leaf = self._spare.pop()
-        leaf.clear()
-        return leaf
-
-    def _add(self, left: Flat, right: Flat) -> Flat:
-        left.add(right)
-        self._spare.append(right)
-        return left
-
-    def _outcome(self, number: int) -> float:
-        me, views = self._me, self._sum.views
-        found = views[0].tolist()  # waits for the device
-        me.vote.settle(*found[_WISHES:])
+    def _outcome(self, number: int, totals: list[Tensor]) -> float:
+        me = self._me
+        found = totals[0].tolist()  # waits for the device
+        me.vote.settle(*found[_WISHES : self._used_from])
         if me.vote.stop:
             self._buffers.restore()
             me.agree_to_stop()
             return math.nan
         self._send_buffers = found[_BUFFERS] > 0
         me.generators.are_used |= found[_DRAWN] > 0
-        self._buffers.end(views[1 : self._gradients_from], found[_SHARDS])
-        for parameter, view in zip(self._parameters, views[self._gradients_from :], strict=True):
-            parameter.grad = view
+        used = zip(self._parameters, totals[self._gradients_from :], found[self._used_from :], strict=True)
+        for parameter, gradient, shards in used:
+            parameter.grad = gradient if shards else None  # as where one process trains: no decay moves it
         loss = float(found[_LOSS])
         if found[_COUNT] > 0:
             loss /= found[_COUNT]
-            torch._foreach_div_(views[self._gradients_from :], found[_COUNT])
+            torch._foreach_div_(totals[self._gradients_from :], found[_COUNT])
         me.skipped_step = not math.isfinite(loss)
         if me.skipped_step:
+            self._buffers.restore()
             self._nonfinite.refuse(number, loss)
+        else:
+            self._buffers.end(totals[1 : self._gradients_from], found[_SHARDS])
         return loss
 
 
-def be_deterministic() -> None:
-    """Have torch refuse, for this process, every operation whose result may differ from run to run."""
-    torch.use_deterministic_algorithms(mode=True)
-    torch.backends.cudnn.benchmark = False
-    # Else every new tensor is filled first, in case somebody reads it before it is written.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def _named(error: RuntimeError) -> Exception:
-    text = str(error)
-    if "deterministic" not in text:
-        return error
-    operation = text.split(" ", 1)[0]
-    return StateError(
-        f'train.consistency = "exact" cannot use {operation}: it may give other bits each time',
-        'use another operation, or consistency = "batch"',
-    )
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient

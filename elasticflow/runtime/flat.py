@@ -1,8 +1,8 @@
-"""Many tensors as stretches of one per dtype, so that they are added and sent together (floor R)."""
+"""Many tensors as stretches of a few flat ones, so that they are added and sent together (floor R)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,60 +10,54 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_ALIGNED = 64  # bytes: as torch aligns a tensor of its own
+BUCKET_BYTES = 8 * 2**20
+
+
+class Flat(NamedTuple):
+    """A flat tensor, and the tensors that lie in it as views."""
+
+    whole: Tensor
+    views: list[Tensor]
+
 
 class Layout:
-    """Where each of several tensors lies in flat ones, one for each dtype; padded so that all ranks own as much.
+    """Where each of several tensors lies in flat ones, the buckets: each of one dtype and of a few megabytes.
+
+    A tensor larger than that has a bucket of its own. Buckets are filled from the last tensor to the first, which is
+    the order in which a backward makes gradients ready; the first tensor lies in the last bucket.
 
     Args:
-        tensors: What is to lie in them: shapes, dtypes and the device; their values do not matter.
-        parts: Every flat tensor can be cut into so many equal slices.
+        tensors: What is to lie in them: shapes, strides, dtypes and the device; their values do not matter.
+        parts: Every bucket can be cut into so many equal slices.
+
+    Attributes:
+        buckets: For each bucket, which of the tensors lie in it, in order.
     """
 
     def __init__(self, tensors: Sequence[Tensor], parts: int) -> None:
-        self._device = tensors[0].device
-        self._places: list[tuple[torch.dtype, int, Tensor]] = []
-        sizes: dict[torch.dtype, int] = {}
-        for tensor in tensors:
-            offset = sizes.setdefault(tensor.dtype, 0)
-            self._places.append((tensor.dtype, offset, tensor))
-            sizes[tensor.dtype] = offset + tensor.numel()
-        self._sizes = {dtype: -(-size // parts) * parts for dtype, size in sizes.items()}
+        self._device, self._parts = tensors[0].device, parts
+        # A gradient lies in memory as its parameter does, else sums over its elements would have another order.
+        self._likes = [torch.empty_like(tensor, device="meta") for tensor in tensors]
+        self.buckets: list[list[int]] = []
+        open_buckets: dict[torch.dtype, list[int]] = {}
+        for number in reversed(range(len(tensors))):
+            dtype = tensors[number].dtype
+            bucket = open_buckets.setdefault(dtype, [])
+            bucket.insert(0, number)
+            if sum(self._likes[n].nbytes for n in bucket) >= BUCKET_BYTES:
+                self.buckets.append(open_buckets.pop(dtype))
+        self.buckets += sorted(open_buckets.values(), reverse=True)
 
-    def new(self) -> Flat:
-        """Return new flat tensors of noughts."""
-        flats = {
-            dtype: torch.zeros(size, dtype=dtype, device=self._device) for dtype, size in self._sizes.items()
-        }
-        views = [_view(flats[dtype], offset, like) for dtype, offset, like in self._places]
-        return Flat(list(flats.values()), views)
-
-
-class Flat:
-    """One set of flat tensors.
-
-    Attributes:
-        tensors: One for each dtype.
-        views: The tensors of the layout, in its order, as views.
-    """
-
-    def __init__(self, tensors: list[Tensor], views: list[Tensor]) -> None:
-        self.tensors, self.views = tensors, views
-
-    def add(self, other: Flat) -> Flat:
-        """Add *other* to this one and return it."""
-        for mine, its in zip(self.tensors, other.tensors, strict=True):
-            mine.add_(its)
-        return self
-
-    def clear(self) -> None:
-        """Make everything nought."""
-        for tensor in self.tensors:
-            tensor.zero_()
-
-
-def _view(flat: Tensor, offset: int, like: Tensor) -> Tensor:
-    piece = flat[offset : offset + like.numel()]
-    if like.dim() == 4 and not like.is_contiguous() and like.is_contiguous(memory_format=torch.channels_last):
-        n, c, h, w = like.shape  # a gradient lies as its parameter does, or torch copies it
-        return piece.view(n, h, w, c).permute(0, 3, 1, 2)
-    return piece.view(like.shape)
+    def new(self, bucket: int) -> Flat:
+        """Return a new flat tensor of noughts for *bucket*."""
+        likes = [self._likes[number] for number in self.buckets[bucket]]
+        step = _ALIGNED // likes[0].element_size()
+        offsets, end = [], 0
+        for like in likes:
+            offsets.append(end)
+            end += -(-like.numel() // step) * step
+        size = max(1, -(-end // self._parts)) * self._parts
+        whole = torch.zeros(size, dtype=likes[0].dtype, device=self._device)
+        places = zip(likes, offsets, strict=True)
+        return Flat(whole, [whole.as_strided(like.shape, like.stride(), at) for like, at in places])

@@ -41,6 +41,7 @@ class Worker:
         progress: Reports finished steps.
         at_leave: Called by `leave`, in order, while the process group is alive.
         autocast_dtype: Of mixed precision, or None.
+        is_exact: Its steps are to have the same bits at every world size.
         skipped_step: The last step's loss was not finite and the step was left out.
         restored_from: Name of the snapshot this generation goes on from.
         is_from_memory: It was held in memory, and need not be on the store.
@@ -81,6 +82,7 @@ class Worker:
         self.stopped: stopping.Stopped | None = None
         self.at_leave: list[Callable[[], None]] = []
         self.autocast_dtype: torch.dtype | None = None
+        self.is_exact = False
         self.skipped_step = False
         self.best: float | None = None
         self.restored_from: str | None = None

@@ -5,10 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from elasticflow.run_folder import snapshot_name
-from elasticflow.runtime import order
+from elasticflow.runtime import kind, order
 
 if TYPE_CHECKING:
     from elasticflow.runtime.cursors import AnySchedule
@@ -32,7 +30,7 @@ class Recorder:
     def __init__(self, me: Worker, state: State, schedule: AnySchedule) -> None:
         self._me, self._evaluation = me, state.evaluation
         self._schedule = {"samples": schedule.samples, "global_batch_size": schedule.global_batch_size}
-        self._versions = {"torch": str(torch.__version__)}
+        self._kind = kind.of(me.device)
         self._fingerprints = dict(me.fingerprints)
         self.parent: str | None = None
 
@@ -66,6 +64,6 @@ class Recorder:
             "aliases": captured.aliases,
             "memory_formats": captured.memory_formats,
             "fingerprints": self._fingerprints,
-            "versions": self._versions,
+            "versions": self._kind,
         }
         return {"state": state, "manifest": manifest}

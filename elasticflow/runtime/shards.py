@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from elasticflow.errors import StateError
 from elasticflow.runtime import buffers
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ class ShardBuffers:
         self._before: list[Tensor] = []
         self._first: list[Tensor] = []
 
-    def carried(self) -> list[Tensor]:
-        """Return what the layout has to have room for: the statistics, and one number for each counter."""
-        return [*self._means, *(c.new_empty((), dtype=torch.float32) for c in self._counters)]
-
     def begin(self) -> None:
         """Remember what a step begins with."""
         self._before, self._first = [b.clone() for b in self._all], []
@@ -40,62 +37,101 @@ class ShardBuffers:
         if self._all:
             torch._foreach_copy_(self._all, self._before)
 
-    def carry(self, views: list[Tensor], *, is_first: bool) -> None:
-        """Add what a shard made of them."""
-        means = len(self._means)
-        if means:
-            torch._foreach_add_(views[:means], self._means)
-        if is_first:
+    def carried(self, *, is_first: bool) -> list[Tensor]:
+        """Return what a shard made of them: the statistics, and by how much the first shard raised each counter."""
+        raised = [b.new_zeros((), dtype=torch.float32) for b in self._counters]
+        if is_first and self._before:
             was = self._was()
-            for view, counter in zip(views[means:], self._counters, strict=True):
-                view.add_(counter - was[id(counter)])
+            for number, counter in zip(raised, self._counters, strict=True):
+                number.copy_(counter - was[id(counter)])
             self._first = [b.clone() for b in self._others]
+        return [*(b.clone() for b in self._means), *raised]
 
     def carry_nothing(self) -> None:
         """The first shard has no samples: what it would have made of buffers other than BatchNorm's, they were."""
         was = self._was()
         self._first = [was[id(b)] for b in self._others]
 
-    def end(self, views: list[Tensor], shards: float) -> None:
+    def end(self, totals: list[Tensor], shards: float) -> None:
         """Take over what the shards made of them together."""
-        self.restore_counters()
+        self._restore_counters()
         means = len(self._means)
         if means:
-            torch._foreach_copy_(self._means, views[:means])
+            torch._foreach_copy_(self._means, totals[:means])
             torch._foreach_div_(self._means, shards)
-        for view, counter in zip(views[means:], self._counters, strict=True):
-            counter.add_(view.to(counter.dtype))
+        for total, counter in zip(totals[means:], self._counters, strict=True):
+            counter.add_(total.to(counter.dtype))
         if self._first:
             torch._foreach_copy_(self._others, self._first)
-
-    def restore_counters(self) -> None:
-        """Put back the counters the step began with."""
-        was = self._was()
-        for counter in self._counters:
-            counter.copy_(was[id(counter)])
 
     def _was(self) -> dict[int, Tensor]:
         return {id(b): old for b, old in zip(self._all, self._before, strict=True)}
 
+    def _restore_counters(self) -> None:
+        was = self._was()
+        for counter in self._counters:
+            counter.copy_(was[id(counter)])
 
-class Additions:
-    """Counts how often one backward adds to each gradient: several times if a checkpoint runs it piecemeal."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self._counts = [0] * len(parameters)
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._counter(number))  # type: ignore[no-untyped-call]
-            for number, parameter in enumerate(parameters)
-        ]
+class Early:
+    """Hands on buckets of gradients while a backward still makes others.
 
-    def were_single(self) -> bool:
-        """Stop counting; return whether no gradient was added to twice."""
-        for handle in self._handles:
-            handle.remove()
-        return max(self._counts, default=0) <= 1
+    A backward may add to a gradient several times (checkpoints that run it piecemeal). Where one did, nothing more is
+    handed on early: nobody knows when such a gradient is whole.
 
-    def _counter(self, number: int) -> Callable[[Tensor], None]:
-        def count(_: Tensor) -> None:
-            self._counts[number] += 1
+    Args:
+        parameters: Whose gradients.
+        buckets: Places in *parameters*, in the order in which they are to be handed on.
+        hand_on: Called with a bucket's gradients, which are its own from then on.
+    """
 
-        return count
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        buckets: list[list[int]],
+        hand_on: Callable[[list[Tensor | None]], None],
+    ) -> None:
+        self._parameters, self._buckets, self._hand_on = parameters, buckets, hand_on
+        self._bucket_of = {place: number for number, bucket in enumerate(buckets) for place in bucket}
+        self._seen: set[int] = set()
+        self._has_looked = self._is_piecemeal = self._is_open = False
+        self._gone = 0
+        for place in self._bucket_of:
+            parameters[place].register_post_accumulate_grad_hook(self._hook(place))  # type: ignore[no-untyped-call]
+
+    def begin(self, *, is_last: bool) -> None:
+        """Get ready for a backward.
+
+        Args:
+            is_last: What it makes may be handed on.
+        """
+        self._seen.clear()
+        self._gone = 0
+        self._is_open = is_last and self._has_looked and not self._is_piecemeal
+
+    def end(self) -> set[int]:
+        """Stop; return the places of the gradients that were handed on since `begin`."""
+        self._is_open, self._has_looked = False, True
+        return {place for bucket in self._buckets[: self._gone] for place in bucket}
+
+    def _hook(self, place: int) -> Callable[[Tensor], None]:
+        return lambda _: self._arrived(place)
+
+    def _arrived(self, place: int) -> None:
+        if place in self._seen:
+            self._is_piecemeal, self._is_open = True, False
+            if self._bucket_of[place] < self._gone:
+                raise StateError(
+                    "a backward added to a gradient again after it was complete in every backward before",
+                    "use checkpoint(..., use_reentrant=False)",
+                )
+        self._seen.add(place)
+        while self._is_open and self._gone < len(self._buckets):
+            bucket = self._buckets[self._gone]
+            if not self._seen.issuperset(bucket):
+                return
+            self._gone += 1
+            gradients = [self._parameters[p].grad for p in bucket]
+            for p in bucket:
+                self._parameters[p].grad = None
+            self._hand_on(gradients)

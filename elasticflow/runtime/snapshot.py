@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.errors import SnapshotError
-from elasticflow.runtime import node_writer, restore, stopping
+from elasticflow.runtime import kind, node_writer, restore, stopping
 from elasticflow.runtime.alike import Alike
 from elasticflow.runtime.dataset import require_same
 from elasticflow.runtime.device_copy import copier_for
@@ -192,6 +192,7 @@ class Snapshots:
         me, manifest, content = self._me, found.manifest, found.state
         samples = self._schedule.samples, content["schedule"]["samples"]
         require_same(me.fingerprints, manifest.fingerprints, *samples)
+        kind.tell_changes(me, manifest.versions)
         position = restore.position_of(content)
         if me.rank == 0:  # before anything of it is used: what happens now may be its doing
             me.event(events.SNAPSHOT_CHOSEN, name=manifest.name)

@@ -59,6 +59,8 @@ def join(
     """
     global _current  # noqa: PLW0603  # one worker per process
     faults.arm(os.environ)
+    # Read when CUDA begins; without a fixed workspace cuBLAS may add in another order each time.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     identity = Identity.read(os.environ, folder)
     # Until the handler stands, a drain request must not kill: it waits here and is delivered below.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

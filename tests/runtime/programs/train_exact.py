@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import sys
@@ -13,11 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 
-from elasticflow.runtime import data, order, snapshot, worker
+from elasticflow.runtime import data, flat, order, snapshot, worker
 from elasticflow.runtime.exact import FixedOrder
 from elasticflow.runtime.replicas import DataParallel
 from tests.end_to_end.trajectory_models import Transformer, cnn, mlp
@@ -50,6 +53,36 @@ class Images:
         return self.inputs[index] + 0.1 * torch.randn(1, 8, 8) + 0.1 * random.random(), self.targets[index]
 
 
+class Marked(Images):
+    """The same, with one sample of which no loss is finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs[77, 0, 0, 0] = math.inf
+
+
+class Mixed(nn.Module):
+    """A part that only some samples use, in a checkpoint; one that none uses; a buffer that a forward reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 32)
+        self.seldom = nn.Linear(32, 32)
+        self.never = nn.Linear(32, 32)
+        self.norm = nn.BatchNorm1d(32)
+        self.last = nn.Linear(32, 4)
+        self.code = nn.Buffer(torch.zeros(32))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits."""
+        hidden = torch.relu(self.norm(self.first(inputs.flatten(1))))
+        self.code.lerp_(hidden.detach().mean(0), 0.1)
+        if inputs.sum() > 0:
+            hidden = hidden + checkpoint(self.seldom, hidden, use_reentrant=True)
+        result: Tensor = self.last(hidden + self.code)
+        return result
+
+
 def training_step(model: nn.Module, batch: Any) -> Any:
     """Return the loss of one piece."""
     inputs, targets = batch
@@ -66,18 +99,24 @@ def sums_step(model: nn.Module, batch: Any) -> Any:
 
 def train(me: Any, name: str) -> str:
     """Return the digest of all weights and buffers after each step; every rank."""
-    build, step, precision = {
-        "mlp": (mlp, training_step, "fp32"),
-        "cnn": (cnn, sums_step, "fp32"),
-        "transformer": (Transformer, training_step, "bf16"),
+    build, step, precision, images = {
+        "mlp": (mlp, training_step, "fp32", Images),
+        "cnn": (cnn, sums_step, "fp32", Images),
+        "transformer": (Transformer, training_step, "bf16", Images),
+        "mixed": (Mixed, training_step, "fp32", Marked),
+        "scaled": (Mixed, training_step, "fp32", Marked),
     }[name]
     me.reseed()
-    dataset = data.open_dataset(me, Images, name)
+    dataset = data.open_dataset(me, images, name)
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 4))
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
-    options: dict[str, Any] = {"precision": precision, "on_nonfinite": "stop"}
+    scaler = GradScaler("cpu", enabled=name == "scaled")
+    options: dict[str, Any] = {"precision": precision, "on_nonfinite": "skip"}
+    if scaler.is_enabled():
+        options["scaler"] = scaler
+    flat.BUCKET_BYTES = 512  # these models would fit into one bucket, and nothing would be sent early
     group = (
         DataParallel(me, model, step, ddp={}, **options)
         if args.plain
@@ -88,20 +127,25 @@ def train(me: Any, name: str) -> str:
         me, dataset, schedule, None, processes=args.processes, shards=None if args.plain else args.shards
     )
     me.start_training(schedule.start, schedule, model, log_every=1)
-    digest = hashlib.sha256()
+    digest, skipped = hashlib.sha256(), 0
     for batch in loader.batches(schedule.start):
         optimizer.zero_grad()
         loss = group.gradients(batch)
+        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         scheduler.step()
         average.update_parameters(model)
-        digest.update(repr(loss).encode())
+        skipped += me.skipped_step
+        digest.update(repr((loss, scaler.state_dict())).encode())
         whole = [*model.state_dict().values(), *average.state_dict().values()]
         for tensor in (
             model.parameters() if args.plain else whole
         ):  # plain replicas' BatchNorm statistics differ
             digest.update(tensor.detach().numpy().tobytes())
+    assert (skipped > 0) == (images is Marked)
+    assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
     return digest.hexdigest()
 
 
@@ -109,7 +153,8 @@ def main() -> None:
     """Train; every rank."""
     policy = snapshot.Policy(uri=None, every=("1000 steps",))
     me = worker.join("exact", "digest", HERE, policy, seed=7, threads=1)
-    found = {name: train(me, name) for name in ("mlp", "cnn", "transformer")}
+    names = ("mlp", "cnn", "transformer", *(() if args.plain else ("mixed", "scaled")))
+    found = {name: train(me, name) for name in names}
     digests = me.gather_text(json.dumps(found))
     if me.rank == 0:
         (me.run_folder.path / "digests.json").write_text(json.dumps([json.loads(text) for text in digests]))
