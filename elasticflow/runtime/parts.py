@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.copying import Copies
+from elasticflow.runtime.storable import identity_of
 from elasticflow.runtime.tree import Encoder
 
 if TYPE_CHECKING:
@@ -47,6 +48,14 @@ class Stock:
     def refresh(self) -> None:
         """Pack the scalars anew."""
         self._packing.make()
+
+    def places(self) -> tuple[Any, ...]:
+        """Return where everything lies: of two stocks with the same places either may stand for the other."""
+        tensors = {
+            key: identity_of(tensor) for key, tensor in self.tensors.items() if key not in self.scalars
+        }
+        scalars = {key: list(map(identity_of, scalars)) for key, scalars in self.scalars.items()}
+        return tensors, scalars, self.aliases, self.memory_formats
 
     @cached_property
     def _packing(self) -> Copies:
@@ -78,6 +87,7 @@ class Part:
     def __init__(self, name: str, thing: Any) -> None:
         self.name, self.thing = name, thing
         self._mark: bytes | None = None
+        self._places: Any = None
         self._read: tuple[Any, Stock] | None = None
 
     def read(self) -> tuple[Any, Stock]:
@@ -89,7 +99,12 @@ class Part:
         state = self.thing.state_dict()
         mark = _mark_of(state)
         if self._read is None or mark is None or mark != self._mark:
-            self._read, self._mark = self._encode(state), mark
+            tree, stock = self._encode(state)
+            places = stock.places()
+            if self._read is not None and places == self._places:
+                stock = self._read[1]
+                stock.refresh()
+            self._read, self._mark, self._places = (tree, stock), mark, places
         return self._read
 
     def _encode(self, value: Any, *, in_place: bool = False) -> tuple[Any, Stock]:

@@ -6,7 +6,7 @@ import json
 import mmap
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,7 @@ class Holding:
         """
         self._outline += 1
         self._record = _plain(record) if record is not None else {}
-        entries = [asdict(entry) for entry in tensors]
+        entries = [vars(entry) for entry in tensors]
         told = {"number": self._outline, "tensors": entries, "nbytes": nbytes, "record": self._record}
         self._link.send({"outline": told})
 

@@ -2,6 +2,10 @@
 
 A worker fills a slot and the writer reads it without a word between them: a slot is locked by whoever fills or writes
 it, by a lock that the kernel takes back from a process that dies, and its label is worth something only while whole.
+
+There is no digest of the content. Reading it for one takes twice as long as copying it, at every step, and finds only
+what other code of the same workers wrote where it may not, which can hit the model as well: nobody else has this memory.
+A copy that was cut short has no label, one that is being made has the lock, and the store's digests are made from here.
 """
 
 from __future__ import annotations

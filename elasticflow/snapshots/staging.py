@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import faults
@@ -135,7 +135,7 @@ class StagingClient(Link):
         share = {
             "name": name,
             "step": step,
-            "tensors": [asdict(entry) for entry in tensors],
+            "tensors": [vars(entry) for entry in tensors],
             "record": record,
         }
         self._open.add(name)

@@ -196,6 +196,40 @@ def test_nothing_is_read_again_while_nothing_changes() -> None:
         assert bits(views[key]) == bits(tensor), key
 
 
+class Counted:
+    """An object of the job's own with tensors, a scalar and a number."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"sum": torch.zeros(3), "seen": torch.tensor(0), "calls": 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the live tensors."""
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state over."""
+        self.state = state
+
+
+def test_object_of_the_jobs_own_keeps_its_place() -> None:
+    """As long as its tensors lie where they were they need no other share; values and other parts are read anew."""
+    parts = built()[2]
+    own = Counted()
+    state, sharing = State(**parts, include={"own": own}), Sharing(0, 1)
+    share = sharing.share_of(state.capture())
+    own.state["sum"] += 1
+    own.state["seen"] += 2
+    own.state["calls"] = 3
+    assert sharing.share_of(state.capture()) is share
+    assert content(State(**parts, include={"own": own})) == content(state)
+    own.state["sum"] = own.state["sum"] + 1
+    assert sharing.share_of(state.capture()) is not share
+    assert content(State(**parts, include={"own": own})) == content(state)
+    own.state["seen"] = own.state["seen"] + 1
+    own.state["sum"].untyped_storage().resize_(4096)
+    assert content(State(**parts, include={"own": own})) == content(state)
+
+
 def test_parameters_written_by_the_step_alone_are_known() -> None:
     """What a forward may write, and what is packed anew, is not taken for what only the optimizer writes."""
     model, _, _ = built()
