@@ -187,7 +187,7 @@ class Story:
         self.step = max(self.step, step)
         device = f" on {record['device']}" if record.get("device") else ""
         total = plural(self.steps, "step") if self.steps else "training"
-        parts = [start, f"{total}{' in all' if step else ''}{device}"]
+        parts = [start, f"{total}{' in all' if step and self.steps else ''}{device}"]
         if whole(record, "parameters"):
             parts.append(plural(whole(record, "parameters"), "parameter"))
         return Line("start", "plain", "training", ", ".join(parts))
