@@ -57,7 +57,7 @@ class FixedOrder:
         scaler: For fp16.
 
     Raises:
-        StateError: there are more workers than shards, or workers of different kinds.
+        StateError: there are more workers than shards, workers of different kinds, or SyncBatchNorm.
     """
 
     def __init__(
@@ -71,13 +71,8 @@ class FixedOrder:
         virtual_shards: int,
         scaler: GradScaler | None = None,
     ) -> None:
-        if me.world_size > virtual_shards:
-            raise StateError(
-                f"{me.world_size} workers cannot share {virtual_shards} virtual shards",
-                "start fewer workers; a new run may set train.virtual_shards higher",
-            )
+        _refuse(me, model, virtual_shards)
         me.is_exact = True
-        kind.require_alike(me)
         deterministic.be_deterministic()
         if me.device.type == "cpu":
             deterministic.keep_freed_memory()
@@ -216,6 +211,20 @@ class FixedOrder:
         else:
             self._buffers.end(totals[1 : self._gradients_from], found[_SHARDS])
         return loss
+
+
+def _refuse(me: Worker, model: nn.Module, virtual_shards: int) -> None:
+    if me.world_size > virtual_shards:
+        raise StateError(
+            f"{me.world_size} workers cannot share {virtual_shards} virtual shards",
+            "start fewer workers; a new run may set train.virtual_shards higher",
+        )
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        raise StateError(
+            'train.consistency = "exact" cannot use SyncBatchNorm: its statistics are of whatever runs at once',
+            "use BatchNorm: running statistics are the mean over all shards anyway",
+        )
+    kind.require_alike(me)
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:

@@ -5,12 +5,15 @@
 * **exact**: steps per second of `exact.FixedOrder` against DistributedDataParallel, on one MLP and one set of batches,
   in one torchrun group of two processes and in blocks by turns. With as many virtual shards as workers, and with four
   times as many; the plain loop takes its part of a batch in one forward.
-* **seek**: time and memory to find sample 10^9 / 2 of an epoch of 10^9, beside what torch's samplers do for 10^7.
+* **batch**: the same for `replicas.DataParallel`, which the plain loop is written by hand for.
+* **seek**: time and memory to find sample 10^9 / 2 of an epoch of 10^9, beside what torch's samplers do for 10^7, and
+  torchdata's StatefulDataLoader, where it is installed, going on in the middle of 10^6.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import os
@@ -31,7 +34,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 BATCH = 256
 FEATURES = 256
 SIZES = {"2M": 832, "20M": 2992}  # width of three hidden layers
-LEAST = {("2M", 2): 0.95, ("2M", 8): 0.7, ("20M", 2): 0.85, ("20M", 8): 0.55}
+LEAST = {
+    ("2M", "batch"): 0.95, ("2M", "exact 2"): 0.95, ("2M", "exact 8"): 0.7,
+    ("20M", "batch"): 0.95, ("20M", "exact 2"): 0.85, ("20M", "exact 8"): 0.55,
+}  # fmt: skip
+WAYS = ("ddp", "batch", "exact 2", "exact 8")  # by hand, and ours; how many virtual shards
 MOST_SEEK_S = 1e-3
 
 
@@ -40,16 +47,17 @@ class Loop:
 
     Args:
         width: Of the MLP.
-        shards: Virtual shards; None: DistributedDataParallel by hand.
+        way: One of WAYS.
     """
 
-    def __init__(self, me: Any, width: int, shards: int | None) -> None:
+    def __init__(self, me: Any, width: int, way: str) -> None:
         import torch
         from torch import nn
         from torch.nn.functional import cross_entropy
         from torch.nn.parallel import DistributedDataParallel
 
         from elasticflow.runtime.exact import FixedOrder
+        from elasticflow.runtime.replicas import DataParallel
 
         torch.manual_seed(0)
         sizes = [FEATURES, width, width, width, 10]
@@ -60,23 +68,32 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.inputs = torch.randn(BATCH, FEATURES)
         self.targets = torch.randint(0, 10, (BATCH,))
-        self._me, self._shards, self._step = me, shards, 0
+        self._me, self._way, self._step = me, way, 0
+        self._shards = int(way.removeprefix("exact ")) if way.startswith("exact") else None
         self._loss = cross_entropy
-        self._group: Any = DistributedDataParallel(self.model) if shards is None else FixedOrder(
-            me, self.model, lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
-            precision="fp32", on_nonfinite="stop", virtual_shards=shards,
-        )  # fmt: skip
-        torch.use_deterministic_algorithms(mode=False)  # the plain loop runs in this process too
+        options: dict[str, Any] = {"precision": "fp32", "on_nonfinite": "stop"}
+        self._group: Any
+        if way == "ddp":
+            self._group = DistributedDataParallel(self.model)
+        elif self._shards is None:
+            self._group = DataParallel(me, self.model, self._step_of, ddp={}, **options)
+        else:
+            self._group = FixedOrder(me, self.model, self._step_of, virtual_shards=self._shards, **options)
+
+    def _step_of(self, model: Any, batch: Any) -> Any:
+        return self._loss(model(batch[0]), batch[1])
 
     def block(self, steps: int) -> float:
         """Do so many steps and return their seconds; every rank."""
+        import torch
         import torch.distributed as dist
 
+        torch.use_deterministic_algorithms(mode=self._shards is not None)
         dist.barrier()
         began = time.perf_counter()
         for _ in range(steps):
             self.optimizer.zero_grad()
-            self._plain() if self._shards is None else self._exact(self._shards)
+            self._plain() if self._way == "ddp" else self._ours()
             self.optimizer.step()
         dist.barrier()
         return time.perf_counter() - began
@@ -86,20 +103,20 @@ class Loop:
         part = slice(low, low + BATCH // 2)
         self._loss(self._group(self.inputs[part]), self.targets[part]).backward()  # type: ignore[no-untyped-call]
 
-    def _exact(self, shards: int) -> None:
+    def _ours(self) -> None:
         from elasticflow.runtime.data import Batch
         from elasticflow.runtime.order import Position
-        from elasticflow.runtime.steps import shard_pieces
+        from elasticflow.runtime.steps import rank_pieces, shard_pieces
 
         self._step += 1
-        pieces = shard_pieces(BATCH, BATCH, shards, 2, self._me.rank)
+        if self._shards is None:
+            pieces = rank_pieces(BATCH, BATCH, None, 2, self._me.rank)
+        else:
+            pieces = shard_pieces(BATCH, BATCH, self._shards, 2, self._me.rank)
 
         def read() -> Iterator[tuple[Any, int]]:
-            for piece in pieces:
-                yield (
-                    (self.inputs[piece.low : piece.high], self.targets[piece.low : piece.high]),
-                    BATCH // shards,
-                )
+            for _, low, high in pieces:
+                yield (self.inputs[low:high], self.targets[low:high]), high - low
 
         end = Position(self._step, 0, 0, 0, is_epoch_end=False)
         self._group.gradients(Batch(BATCH, end, [1] * len(pieces), read()))
@@ -114,7 +131,7 @@ def work(folder: Path, blocks: int) -> None:
     )
     found: dict[str, dict[str, float]] = {}
     for name, width in SIZES.items():
-        ways: dict[str, Loop] = {str(shards): Loop(me, width, shards) for shards in (None, 2, 8)}
+        ways = {way: Loop(me, width, way) for way in WAYS}
         steps = max(5, 200 * 832**2 // width**2)
         for loop in ways.values():
             loop.block(5)
@@ -123,11 +140,9 @@ def work(folder: Path, blocks: int) -> None:
             order = list(ways) if number % 2 == 0 else list(ways)[::-1]
             rows.append({way: ways[way].block(steps) for way in order})
         found[name] = {
-            "parameters": sum(p.numel() for p in ways["None"].model.parameters()),
-            "ddp steps/s": round(steps / statistics.median(row["None"] for row in rows), 1),
-            **{
-                way: round(statistics.median(row["None"] / row[way] for row in rows), 3) for way in ("2", "8")
-            },
+            "parameters": sum(p.numel() for p in ways["ddp"].model.parameters()),
+            "ddp steps/s": round(steps / statistics.median(row["ddp"] for row in rows), 1),
+            **{way: round(statistics.median(row["ddp"] / row[way] for row in rows), 3) for way in WAYS[1:]},
         }
     if me.rank == 0:
         (folder / "result.json").write_text(json.dumps(found))
@@ -163,7 +178,43 @@ def seek() -> dict[str, Any]:
     return {
         "ours, 10^9 samples": {"ms": round(ours_s * 1e3, 3), "kB": ours_bytes // 1000},
         "randperm, 10^7 samples": {"ms": round(theirs_s * 1e3, 1), "kB": theirs_bytes // 1000},
+        "StatefulDataLoader, 10^6 samples": stateful_loader(),
     }
+
+
+class Numbers:
+    """A map-style dataset that costs next to nothing."""
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def stateful_loader() -> dict[str, Any]:
+    """Return what it costs torchdata's loader to go on in the middle of a shuffled epoch."""
+    try:
+        torchdata: Any = importlib.import_module("torchdata.stateful_dataloader")
+    except ImportError:
+        return {"skipped": "torchdata is not installed"}
+
+    def make() -> Any:
+        return torchdata.StatefulDataLoader(Numbers(), batch_size=BATCH, shuffle=True, collate_fn=list)
+
+    loader = make()
+    for number, _ in enumerate(loader, 1):
+        if number == len(Numbers()) // BATCH // 2:
+            break
+    state = loader.state_dict()
+
+    def go_on() -> None:
+        loader = make()
+        loader.load_state_dict(state)
+        next(iter(loader))
+
+    seconds, peak = seconds_and_bytes(go_on)
+    return {"ms": round(seconds * 1e3, 1), "kB": peak // 1000}
 
 
 def main() -> int:
@@ -180,17 +231,13 @@ def main() -> int:
         argv += [f"--blocks={options.blocks}", f"--work={folder}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ELASTICFLOW_RUN_FOLDER": folder}
         subprocess.run(argv, check=True, env=environment, stdout=subprocess.DEVNULL, timeout=1200)
-        exact = json.loads((Path(folder) / "result.json").read_text())
-    figures = {"exact": exact, "seek": seek()}
+        steps = json.loads((Path(folder) / "result.json").read_text())
+    figures = {"steps": steps, "seek": seek()}
     text = json.dumps(figures, indent=2)
     print(text)
     if options.json:
         options.json.write_text(text + "\n")
-    missed = [
-        f"{name}, {shards} shards"
-        for (name, shards), least in LEAST.items()
-        if exact[name][str(shards)] < least
-    ]
+    missed = [f"{name}, {way}" for (name, way), least in LEAST.items() if steps[name][way] < least]
     if figures["seek"]["ours, 10^9 samples"]["ms"] >= MOST_SEEK_S * 1e3:
         missed.append("seek")
     print(f"targets: {'met' if not missed else 'MISSED: ' + '; '.join(missed)}")

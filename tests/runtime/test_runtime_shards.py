@@ -156,6 +156,12 @@ def test_switching_it_off_is_noticed(me: Any, mode: bool, warn_only: bool) -> No
         group.gradients(batch(4))
 
 
+def test_sync_batchnorm_is_refused(me: Any) -> None:
+    """Which shards run at once depends on the world size."""
+    with pytest.raises(StateError, match="cannot use SyncBatchNorm"):
+        FixedOrder(me, nn.SyncBatchNorm(2), step, precision="fp32", on_nonfinite="stop", virtual_shards=2)
+
+
 def passed(parameters: list[nn.Parameter]) -> tuple[Early, list[list[Any]]]:
     """Return what hands on each parameter's gradient by itself, the last first; and what it handed on."""
     handed: list[list[Any]] = []
