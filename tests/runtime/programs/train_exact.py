@@ -139,7 +139,9 @@ def train(me: Any, name: str) -> str:
         average.update_parameters(model)
         skipped += me.skipped_step
         digest.update(repr((loss, scaler.state_dict())).encode())
-        whole = [*model.state_dict().values(), *average.state_dict().values()]
+        states = [*model.state_dict().items(), *average.state_dict().items()]
+        # What only the first shard decides is rank 0's until the next step sends it, whose weights then depend on it.
+        whole = [tensor for key, tensor in states if not key.endswith("code")]
         for tensor in (
             model.parameters() if args.plain else whole
         ):  # plain replicas' BatchNorm statistics differ
