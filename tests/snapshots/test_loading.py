@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import threading
@@ -56,10 +57,23 @@ def loader(bench: Bench, writer: WriterProcess, rank: int = 0, generation: int =
     return NodeLoader(bench.connect(writer, rank, 2, generation=generation), lambda: None)
 
 
+OPEN_BEFORE: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def nothing_held_before() -> None:
+    """Note what earlier tests of this process have left open."""
+    gc.collect()  # else a number may be given back, and be another file's, in the middle of the test
+    OPEN_BEFORE.clear()
+    OPEN_BEFORE.update(link.name for link in Path("/proc/self/fd").iterdir())
+
+
 def held(pid: int | str, committed: str) -> list[str]:
-    """What a process has open of a snapshot."""
+    """What a process has open of a snapshot; what this one held before the test does not count."""
     found = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
+        if pid == "self" and link.name in OPEN_BEFORE:
+            continue
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             found.append(str(link.readlink()))
     return [target for target in found if f"/{committed}/" in target or "elasticflow-loading" in target]
