@@ -15,6 +15,7 @@ from elasticflow.errors import INTERRUPTED, KILLED_BY_USER, HeadNotFoundError, N
 from elasticflow.launcher.agent_process import agent_of
 from elasticflow.launcher.invitation import Invitation
 from elasticflow.launcher.launch import check_torch, writer_config
+from elasticflow.launcher.leave_requests import LeaveRequests
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 _CONNECT_S = 60.0
 _AGAIN_S = 1.0
-_ONE_REQUEST_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ def join(request: Request, head: Head, say: Callable[[str], None], warn: Callabl
     """
     check_torch(warn)
     store = _connect(head, say)
-    invitation = Invitation(**json.loads(store.get("invitation")))
+    from elasticflow.launcher.rendezvous import INVITATION
+
+    invitation = Invitation(**json.loads(store.get(INVITATION)))
     invitation.check(request.job)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
@@ -125,20 +127,19 @@ class _Membership:
         self._node, self._agent, self._store, self._say = node, agent, store, say
         self._feed = Feed(store)
         self._exit_code = EXIT_CODE
-        self._signals: list[float] = []
+        self._asked = LeaveRequests()
 
     def run(self) -> int:
         """Return the exit code once the agent has left for good; nothing that it started lives afterwards."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._note_signal)
+        self._asked.listen()
         try:
             self._agent.start()
             has_asked = False
             while True:
                 time.sleep(_POLL_S)
-                if len(self._signals) > 1:
+                if len(self._asked.numbers) > 1:
                     return KILLED_BY_USER
-                if self._signals and not has_asked:
+                if self._asked.numbers and not has_asked:
                     has_asked = True
                     self._say("asked to leave: the workers leave after their step")
                     self._agent.send(signal.SIGUSR1)
@@ -153,7 +154,7 @@ class _Membership:
         try:
             if self._store.check([self._exit_code]):
                 return int(self._store.get(self._exit_code))
-            if self._signals:
+            if self._asked.numbers:
                 return INTERRUPTED
             self._feed.post(
                 {"type": "died", "node": self._node, "error": f"its agent ended with code {code}"}
@@ -164,8 +165,3 @@ class _Membership:
         self._say(f"the agent ended with code {code}, and is started again")
         self._agent.start()
         return None
-
-    def _note_signal(self, number: int, frame: object) -> None:
-        now = time.monotonic()
-        if not self._signals or now - self._signals[-1] > _ONE_REQUEST_S:
-            self._signals.append(now)

@@ -18,6 +18,7 @@ from elasticflow.launcher.course import Course
 from elasticflow.launcher.formation import Formation
 from elasticflow.launcher.intake import Intake
 from elasticflow.launcher.journal import Journal
+from elasticflow.launcher.leave_requests import LeaveRequests
 from elasticflow.launcher.local_agents import LocalAgents
 from elasticflow.launcher.members import Member, Members
 from elasticflow.launcher.metrics import Metrics
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.01
 _LEAVE_S = 5.0  # of agents that have nothing to wait for
-_ONE_REQUEST_S = 0.2  # `timeout` signals us and then our group; a closed terminal does, too
-_ASK_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
@@ -49,12 +48,11 @@ class Supervisor:
         make = partial(launch.agent, launch.listener.getsockname()[1])
         self._agents = LocalAgents(make, launch.scale, self._journal)
         self._members = Members(launch.plan.nodes_min, launch.plan.nodes_max)
-        self._signals: list[int] = []
-        self._asked_at: float | None = None
+        self._asked = LeaveRequests()
 
     def run(self) -> int:
         """Return the exit code once the launch has ended; nothing of its process tree lives afterwards."""
-        previous = {number: signal.signal(number, self._note_signal) for number in _ASK_TO_LEAVE}
+        previous = self._asked.listen()
         try:
             self._announce()
             for node in self._agents.begin():  # they import for seconds, beside the import of torch here
@@ -138,26 +136,20 @@ class Supervisor:
             case other:
                 raise AssertionError(f"no such message: {other}")
 
-    def _note_signal(self, number: int, frame: object) -> None:
-        now = time.monotonic()
-        if self._asked_at is None or now - self._asked_at > _ONE_REQUEST_S:
-            self._signals.append(number)
-        self._asked_at = self._asked_at or now
-
     def _look_at_signals(self, course: Course) -> None:
-        if len(self._signals) > 1:
+        if len(self._asked.numbers) > 1:
             course.interrupt("a second signal", errors.KILLED_BY_USER)
-        elif self._signals and not course.is_leaving and course.verdict is None:
-            course.asked_to_leave(signal.Signals(self._signals[0]).name)
+        elif self._asked.numbers and not course.is_leaving and course.verdict is None:
+            course.asked_to_leave(signal.Signals(self._asked.numbers[0]).name)
 
     def _see_off(self, course: Course, verdict: Verdict) -> Verdict:
         """Return once the agents have left, whose writers may still be writing a snapshot; a signal cuts that short."""
         asked = 1 if verdict.status == "interrupted" else 0  # signals that led to the verdict
         grace_s = self._launch.plan.restarts.grace_s
         began = time.monotonic()
-        deadline = max(began + _LEAVE_S, (self._asked_at or began) + grace_s)
+        deadline = max(began + _LEAVE_S, (self._asked.first_at or began) + grace_s)
         while not self._agents.are_gone and time.monotonic() < deadline:
-            if len(self._signals) > asked:
+            if len(self._asked.numbers) > asked:
                 if verdict.exit_code == errors.INTERRUPTED:
                     course.interrupt("a second signal", errors.KILLED_BY_USER)
                 return course.verdict or verdict

@@ -72,6 +72,18 @@ class Running:
 
         return int(self.wait_for(f"step {step}", reached))
 
+    def wait_for_group(self, size: int, generation: int) -> int:
+        """Return the number of a generation after *generation* with *size* workers that has trained a few steps."""
+
+        def formed() -> int | None:
+            state = self.state()
+            fits = state.get("generation", 0) > generation and len(state.get("workers", ())) == size
+            return int(state["generation"]) if fits else None
+
+        found = int(self.wait_for(f"a group of {size}", formed))
+        self.wait_for_step(self.state()["step"] + 3, generation=generation)
+        return found
+
     def pid_of(self, rank: int) -> int:
         """Return the process id of a worker."""
         workers = self.wait_for("workers", lambda: self.state().get("workers"))

@@ -11,23 +11,10 @@ import psutil
 from elasticflow import events
 from tests.end_to_end import trajectory_jobs as jobs
 from tests.end_to_end import trajectory_models as models
-from tests.end_to_end.harness import Project, Running, named, processes_of, steps_of, tensors
+from tests.end_to_end.harness import Project, named, processes_of, steps_of, tensors
 
 BATCH = 16  # of the job
 EPOCHS = 1000  # longer than all that happens; it is drained then
-
-
-def group_of(running: Running, size: int, generation: int) -> int:
-    """Return the number of a generation after *generation* with *size* workers that has trained a few steps."""
-
-    def formed() -> int | None:
-        state = running.state()
-        fits = state.get("generation", 0) > generation and len(state.get("workers", ())) == size
-        return int(state["generation"]) if fits else None
-
-    found = int(running.wait_for(f"a group of {size}", formed))
-    running.wait_for_step(running.state()["step"] + 3, generation=generation)
-    return found
 
 
 def test_job_outlives_a_worker_and_the_node_of_rank_0(project: Project) -> None:
@@ -43,14 +30,14 @@ def test_job_outlives_a_worker_and_the_node_of_rank_0(project: Project) -> None:
         run_id="nodes",
         job="counting",
     )
-    first = group_of(running, 2, 0)
+    first = running.wait_for_group(2, 0)
     os.kill(running.pid_of(1), signal.SIGKILL)
-    second = group_of(running, 2, first)
+    second = running.wait_for_group(2, first)
     agent = psutil.Process(running.pid_of(0)).parents()[1]
     assert "elasticflow.launcher.node" in agent.cmdline()
     agent.kill()
-    alone = group_of(running, 1, second)
-    group_of(running, 2, alone)
+    alone = running.wait_for_group(1, second)
+    running.wait_for_group(2, alone)
 
     os.kill(running.process.pid, signal.SIGTERM)
     assert running.end() == 75, running.told()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import events
-from tests.end_to_end.harness import Project, Running, named, steps_of
+from tests.end_to_end.harness import Project, named, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,19 +70,6 @@ def hosts() -> Iterator[Hosts]:
     made.remove()
 
 
-def wait_for_group(running: Running, size: int, generation: int) -> int:
-    """Return the number of a generation after *generation* with *size* workers that has trained a few steps."""
-
-    def formed() -> int | None:
-        state = running.state()
-        fits = state.get("generation", 0) > generation and len(state.get("workers", ())) == size
-        return int(state["generation"]) if fits else None
-
-    found = int(running.wait_for(f"a group of {size}", formed))
-    running.wait_for_step(running.state()["step"] + 3, generation=generation)
-    return found
-
-
 def test_host_joins_is_cut_off_and_comes_back(
     projects: Callable[[str], Project], hosts: Hosts, tmp_path: Path
 ) -> None:
@@ -101,11 +88,11 @@ def test_host_joins_is_cut_off_and_comes_back(
     running = head.run("jobs/mnist.toml", "hosts", *sets)
     options = [f"--set={text}" for text in sets]
     joined = other.start("run", "jobs/mnist.toml", f"--join={address}", *options, run_id="hosts")
-    both = wait_for_group(running, 2, 0)
+    both = running.wait_for_group(2, 0)
     hosts.link("down")
-    alone = wait_for_group(running, 1, both)
+    alone = running.wait_for_group(1, both)
     hosts.link("up")
-    wait_for_group(running, 2, alone)
+    running.wait_for_group(2, alone)
     os.kill(joined.process.pid, signal.SIGTERM)
     assert 75 == joined.end(), joined.told()
     os.kill(running.process.pid, signal.SIGTERM)

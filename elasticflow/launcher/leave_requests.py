@@ -1,0 +1,32 @@
+"""Signals that ask a command to leave: how many requests they are, and since when (floor 3)."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+_ONE_REQUEST_S = 0.2  # `timeout` signals us and then our group; a closed terminal does, too
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class LeaveRequests:
+    """What this process was asked by signals, from `listen` on.
+
+    Attributes:
+        numbers: The signal of each request; several at once are one.
+        first_at: When the first came, on the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.first_at: float | None = None
+
+    def listen(self) -> dict[signal.Signals, signal._HANDLER]:
+        """Take the signals from now on; return who had them before. Main thread only."""
+        return {number: signal.signal(number, self._note) for number in _SIGNALS}
+
+    def _note(self, number: int, frame: object) -> None:
+        now = time.monotonic()
+        if self.first_at is None or now - self.first_at > _ONE_REQUEST_S:
+            self.numbers.append(number)
+        self.first_at = self.first_at or now
