@@ -43,6 +43,8 @@ _KINDS: dict[str, type[OSError]] = {
 _STATUS_KINDS: dict[int, type[OSError]] = {
     401: PermissionError, 403: PermissionError, 404: FileNotFoundError, 410: FileNotFoundError,
 }  # fmt: skip
+# aiohttp's for an answer it could not parse, as one that was cut: their `code` of 400 is its own, no server's.
+_UNPARSED = "HttpProcessingError"
 _DEEPEST = 10
 
 
@@ -59,6 +61,8 @@ def is_transient(error: BaseException) -> bool:
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status of the answer that *error* tells of, if it is at least 400."""
     for each in _chain(error):
+        if _UNPARSED in _names(each):
+            continue
         response = getattr(each, "response", None)
         if isinstance(response, dict):  # botocore
             found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

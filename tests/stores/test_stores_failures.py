@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import asyncssh
 import pytest
+from aiohttp.http_exceptions import ContentLengthError, TransferEncodingError
 from azure.core import exceptions as azure
 from botocore import exceptions as botocore
 from fsspec.exceptions import FSTimeoutError
@@ -69,6 +70,8 @@ PASSES: list[tuple[Exception, type[OSError]]] = [
     (HttpError({"code": "429", "message": "slower"}), OSError),
     (web_answer(500), OSError),
     (aiohttp.ClientPayloadError("cut"), ConnectionError),
+    (caused(aiohttp.ClientPayloadError("cut"), ContentLengthError("not enough data")), ConnectionError),
+    (caused(aiohttp.ClientPayloadError("cut"), TransferEncodingError("no last chunk")), ConnectionError),
     (aiohttp.ServerDisconnectedError(), ConnectionError),
     (FSTimeoutError(), TimeoutError),
     (asyncssh.ConnectionLost("lost"), ConnectionError),
