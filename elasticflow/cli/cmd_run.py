@@ -66,11 +66,13 @@ def command(
 
         context = click.get_current_context()
         return int(context.invoke(plan, job_file=job_file, overrides=overrides) or 0)
+    from elasticflow.cli.terminal import show_warnings
     from elasticflow.errors import FINISHED
     from elasticflow.launcher.launch import Request, launch
     from elasticflow.launcher.simulate import parse_scale
     from elasticflow.observe.runs import is_finished
     from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id
+    from elasticflow.spec import codes
     from elasticflow.spec.load import require_job
 
     if simulate_nodes is not None and scale is not None:
@@ -87,6 +89,8 @@ def command(
     if is_finished(folder):
         click.echo(f"run {folder.run_id} is finished")
         return FINISHED
+    is_simulated = simulate_nodes is not None or scale is not None
+    show_warnings(loaded, but={codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS} if is_simulated else ())
     changes = parse_scale(scale or f"{simulate_nodes or 1}@0s")
     request = Request(loaded.job, loaded.files, overrides, loaded.project_root, folder, accept_drift, changes)
     with shown(log_format, folder.path) as show:

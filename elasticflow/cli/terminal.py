@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from elasticflow.spec.load import LoadedJob
 
 
@@ -37,10 +39,10 @@ def print_json(facts: Any) -> None:
     click.echo(json.dumps(facts, indent=2, default=str))
 
 
-def show_warnings(loaded: LoadedJob) -> None:
-    """Print the warnings about a job file on standard error, one line each."""
+def show_warnings(loaded: LoadedJob, *, but: Container[str] = ()) -> None:
+    """Print the warnings about a job file, except those whose code is in *but*, on standard error, one line each."""
     from elasticflow.spec.diagnostics import render
 
-    found = [each for each in loaded.diagnostics if each.severity == "warning"]
+    found = [each for each in loaded.diagnostics if each.severity == "warning" and each.code not in but]
     if found:
         click.echo(render(found, "concise"), err=True)
