@@ -38,7 +38,8 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 def preload(modules: list[str], path: list[str]) -> list[dict[str, str]]:
     """Import what workers share; return the job's modules that have to be imported in each worker instead.
 
-    A module that fails here fails again in the worker, where its traceback belongs to a rank.
+    A module that fails here fails again in the worker, where its traceback belongs to a rank. After one that makes
+    this process unsafe to fork nothing more is imported: every worker is started anew then.
 
     Args:
         modules: What the job names.
@@ -52,12 +53,16 @@ def preload(modules: list[str], path: list[str]) -> list[dict[str, str]]:
         try:
             with _rank_variables_watched() as read:
                 importlib.import_module(name)
-            reason = f"reads {', '.join(sorted(read))} at import" if read else unsafe_to_fork()
+            reason = f"reads {', '.join(sorted(read))} at import" if read else None
         except BaseException as error:  # noqa: BLE001  whatever user code raises at import, even SystemExit
             reason = f"{type(error).__name__}: {error}"
+        if (unsafe := unsafe_to_fork()) is not None:
+            reason = f"{unsafe}: every worker is started anew instead of forked"
         if reason:
             refused.append({"module": name, "reason": reason})
             _forget(set(sys.modules) - known, path)
+        if unsafe:
+            break
     return refused
 
 
