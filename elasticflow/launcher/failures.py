@@ -165,7 +165,7 @@ def describe(report: Report) -> str:
     if report.hung:
         return "no progress"
     if report.oom_killed:
-        return "killed for memory"
+        return "killed by the kernel: memory ran out"
     last = _last_exception(report.stderr)
     if last is not None:
         return last

@@ -91,6 +91,7 @@ class Generation:
                 pid=w["pid"],
                 ended_by_us=w["ended_by_us"] and w["rank"] not in self.hung,
                 hung=w["rank"] in self.hung,
+                oom_killed=w["oom_killed"],
                 stderr=w["stderr"],
             )
             for w in workers

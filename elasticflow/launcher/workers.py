@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from elasticflow.launcher.memory_kills import MemoryKills
 from elasticflow.launcher.rank_logs import tail
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class ForkedWorkers(PContext):
         self._server = server
         self._pids: dict[int, int] = {}
         self._closed = False
+        self._memory_kills = MemoryKills()
 
     def start(self) -> None:
         """Start the workers; unlike torch's, installs no signal handlers: signals are the supervisor's."""
@@ -91,6 +93,7 @@ class ForkedWorkers(PContext):
                     "exit_code": code,
                     "at": at,
                     "ended_by_us": local_rank not in alone,
+                    "oom_killed": failed_alone and self._memory_kills.includes(self._pids[local_rank]),
                     "stderr": tail(Path(self.stderrs[local_rank])) if failed_alone else "",
                 }
             )

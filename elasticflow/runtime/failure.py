@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 
 import torch
@@ -12,6 +13,9 @@ from elasticflow.errors import ElasticflowError, StorageError, WorkerError
 
 # What gloo raises in the survivors of a dead rank: RuntimeErrors, told by where in gloo they come from.
 _GLOO = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "gloo/gloo")
+
+# What torch raises for tensors in main memory: a RuntimeError, told by its allocator's name.
+_NO_MEMORY = "DefaultCPUAllocator: "
 
 # torch names its own constructor's arguments where the user has keys of a job file.
 _IN_OUR_WORDS = {
@@ -32,13 +36,20 @@ def classify(error: BaseException) -> str:
         return error.failure_class
     if isinstance(error, StorageError):
         return "storage"
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+    if _is_out_of_memory(error):
         return "oom"
     if isinstance(error, dist.DistError):
         return "peer"
     if isinstance(error, RuntimeError) and any(mark in str(error) for mark in _GLOO):
         return "peer"
     return "user_error"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    is_of_torch = type(error) is RuntimeError and _NO_MEMORY in str(error)
+    return is_of_torch or isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
 
 
 def describe(error: BaseException) -> str:

@@ -148,5 +148,6 @@ def worker(rank: int, code: int, *, ended_by_us: bool = False, stderr: str = "")
         "exit_code": code,
         "at": 5.0 + rank,
         "ended_by_us": ended_by_us,
+        "oom_killed": False,
         "stderr": stderr,
     }

@@ -126,7 +126,7 @@ def test_a_hang_and_a_memory_kill_are_said_in_words() -> None:
     assert [
         describe(report)
         for report in (Report(0, -9, hung=True), Report(0, -9, oom_killed=True), Report(0, None))
-    ] == ["no progress", "killed for memory", "lost"]
+    ] == ["no progress", "killed by the kernel: memory ran out", "lost"]
 
 
 def test_a_worker_that_died_before_it_could_log_is_read_from_its_standard_error() -> None:

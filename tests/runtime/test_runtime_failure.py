@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +22,8 @@ from elasticflow.runtime import failure
         (StorageError("no room"), "storage"),
         (MemoryError(), "oom"),
         (torch.cuda.OutOfMemoryError("CUDA out of memory"), "oom"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom"),
+        (OSError(errno.EMFILE, "Too many open files"), "user_error"),
         (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), "peer"),
         (dist.DistNetworkError("the store is gone"), "peer"),
     ],
@@ -27,6 +31,13 @@ from elasticflow.runtime import failure
 def test_class_of_an_exception(error: BaseException, kind: str) -> None:
     """The budget counts each under its cause; what a dead peer makes of the others is told apart."""
     assert kind == failure.classify(error)
+
+
+def test_memory_that_torch_cannot_have_is_no_error_of_the_code() -> None:
+    """Torch's allocator for main memory raises a RuntimeError (2.13) of which only the text tells."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55)
+    assert "oom" == failure.classify(caught.value)
 
 
 def test_parameters_without_gradient_are_told_in_keys_of_the_job_file() -> None:
