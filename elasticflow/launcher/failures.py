@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
 FailureClass = Literal[
     "user_error",
@@ -38,6 +38,9 @@ _PEER = re.compile(
 )
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _LONGEST_ERROR = 500
+# As faulthandler writes them when the process is hit by SIGSEGV, SIGABRT and the like.
+_FATAL = re.compile(r"^Fatal Python error: .*$", re.MULTILINE)
+_CURRENT = re.compile(r"^Current thread .*((?:\n  File .*)+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -134,8 +137,10 @@ def classify(
     return "crash"
 
 
-def first_failure(reports: Iterable[Report]) -> Failure | None:
+def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Failure | None:
     """Return the root cause among *reports*, or None when no worker failed by itself.
+
+    *is_finished* says that training had reached its end: workers leave then.
 
     A rank that died or raised on its own goes before one that only noticed: errors of collectives whose
     peer is gone count as a cause only when there is nothing else. Among the rest the earliest is first.
@@ -144,7 +149,9 @@ def first_failure(reports: Iterable[Report]) -> Failure | None:
     if not failed:
         return None
     own = [r for r in failed if not _noticed(r)]
-    first = min(own or failed, key=lambda r: (_time(r), r.rank))
+    # One that left in good order while the others needed it is what they noticed.
+    left = [] if is_finished else [r for r in reports if r.exit_code == 0 and not r.ended_by_us]
+    first = min(own or left or failed, key=lambda r: (_time(r), r.rank))
     kind = classify(first.exit_code, first.raised, hung=first.hung, oom_killed=first.oom_killed)
     return Failure(
         rank=first.rank,
@@ -171,7 +178,10 @@ def describe(report: Report) -> str:
         return last
     if report.exit_code is None:
         return "lost"
-    return signal_or_code(report.exit_code)
+    if report.exit_code == 0:
+        return "left with exit code 0 in the middle of training"
+    told = signal_or_code(report.exit_code)
+    return told if report.exit_code < 0 else f"{told}, without an exception"
 
 
 def signal_or_code(exit_code: int) -> str:
@@ -205,7 +215,19 @@ def _traceback(report: Report) -> str | None:
         text = report.raised.get("traceback")
         return str(text) if text else None
     at = report.stderr.rfind("Traceback (most recent call last):")
-    return report.stderr[at:].rstrip() if at >= 0 and _last_exception(report.stderr) else None
+    if at >= 0 and _last_exception(report.stderr):
+        return report.stderr[at:].rstrip()
+    return _fatal(report.stderr) if report.exit_code is not None and report.exit_code < 0 else None
+
+
+def _fatal(stderr: str) -> str | None:
+    """Return what faulthandler wrote of the thread that crashed, in the form of a traceback: its frames are the other way round."""
+    found = _FATAL.search(stderr)
+    stack = None if found is None else _CURRENT.search(stderr, found.end())
+    if found is None or stack is None:
+        return None
+    frames = reversed(stack[1].splitlines())
+    return "\n".join(["Traceback (most recent call last):", *filter(None, frames), found[0]])
 
 
 def _last_exception(stderr: str) -> str | None:

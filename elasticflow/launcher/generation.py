@@ -73,11 +73,8 @@ class Generation:
         """Return why it failed: a lost node, else the worker that failed first; None if no worker failed by itself."""
         for node, (kind, error) in self.lost.items():
             return Cause(node, kind, error)
-        found = first_failure(
-            report
-            for node, message in self.ended.items()
-            for report in self._reports(node, message["workers"])
-        )
+        reports = [r for node, message in self.ended.items() for r in self._reports(node, message["workers"])]
+        found = first_failure(reports, is_finished=self.is_finished)
         return None if found is None else Cause(found.node, found.failure_class, found.error, found)
 
     def _reports(self, node: str, workers: list[dict[str, Any]]) -> list[Report]:

@@ -161,8 +161,6 @@ def run(main: Callable[[], None]) -> NoReturn:
     code = errors.FINISHED
     try:
         main()
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else errors.ANSWER_IS_NO
     except BaseException as error:  # noqa: BLE001  # reported, and the process ends
         _report(error)
         code = error.exit_code if isinstance(error, errors.ElasticflowError) else errors.ANSWER_IS_NO

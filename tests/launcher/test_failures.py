@@ -129,6 +129,11 @@ def test_a_hang_and_a_memory_kill_are_said_in_words() -> None:
     ] == ["no progress", "killed by the kernel: memory ran out", "lost"]
 
 
+def test_a_worker_that_ended_itself_without_a_word_is_told_so() -> None:
+    """`os._exit` leaves nothing but a code."""
+    assert "exit code 7, without an exception" == describe(Report(0, 7))
+
+
 def test_a_worker_that_died_before_it_could_log_is_read_from_its_standard_error() -> None:
     """An import error outside `worker.run` is found in the interpreter's own traceback."""
     stderr = (
@@ -144,6 +149,39 @@ def test_a_worker_that_died_before_it_could_log_is_read_from_its_standard_error(
     ) == ("user_error", "ModuleNotFoundError: No module named 'nothing'")
     assert found.traceback is not None
     assert found.traceback.startswith("Traceback (most recent call last):")
+
+
+def test_a_worker_that_crashed_shows_the_stack_of_the_thread_that_did() -> None:
+    """Faulthandler writes all threads; one of them matters, and the signal is the error."""
+    stderr = (
+        "some noise\nFatal Python error: Segmentation fault\n\nThread 0x01 (most recent call first):\n"
+        '  File "threading.py", line 1 in wait\n\nCurrent thread 0x02 (most recent call first):\n'
+        '  File "ctypes.py", line 2 in string_at\n  File "job.py", line 7 in step\n\nExtension modules: numpy\n'
+    )
+    found = first_failure([Report(0, -11, stderr=stderr)])
+    assert found is not None
+    assert "killed by SIGSEGV" == found.error
+    expected = (
+        'Traceback (most recent call last):\n  File "job.py", line 7 in step\n  File "ctypes.py", line 2 in string_at\n'
+        "Fatal Python error: Segmentation fault"
+    )
+    assert expected == found.traceback
+
+
+def test_a_rank_that_left_while_others_needed_it_is_the_cause() -> None:
+    """`os._exit(0)` in the job's own code looks like success; its peers' errors say it was none."""
+    reports = [Report(0, 1, PEER, time=10.0), Report(1, 0, time=9.0)]
+    found = first_failure(reports)
+    assert found is not None
+    assert (1, "crash", "left with exit code 0 in the middle of training") == (
+        found.rank,
+        found.failure_class,
+        found.error,
+    )
+    assert "1 other rank: connection closed by peer" == found.others
+    at_the_end = first_failure(reports, is_finished=True)
+    assert at_the_end is not None
+    assert 0 == at_the_end.rank
 
 
 def test_fingerprints_do_not_depend_on_numbers() -> None:
