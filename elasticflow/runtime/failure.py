@@ -38,6 +38,8 @@ def classify(error: BaseException) -> str:
         return "storage"
     if _is_out_of_memory(error):
         return "oom"
+    if isinstance(error, OSError) and _is_of_snapshots(error):
+        return "storage"
     if isinstance(error, dist.DistError):
         return "peer"
     if isinstance(error, RuntimeError) and any(mark in str(error) for mark in _GLOO):
@@ -50,6 +52,12 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     is_of_torch = type(error) is RuntimeError and _NO_MEMORY in str(error)
     return is_of_torch or isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+
+
+def _is_of_snapshots(error: OSError) -> bool:
+    """Return whether it comes from where snapshots lie, not from the job's own files: such a store may answer next time."""
+    names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name.startswith(("elasticflow.storage", "elasticflow.stores")) for name in names)
 
 
 def describe(error: BaseException) -> str:

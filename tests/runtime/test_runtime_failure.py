@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ import torch.distributed as dist
 from elasticflow import StopTraining
 from elasticflow.errors import DatasetError, NonFiniteLossError, StorageError
 from elasticflow.runtime import failure
+from elasticflow.storage import Storage
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -38,6 +43,17 @@ def test_memory_that_torch_cannot_have_is_no_error_of_the_code() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55)
     assert "oom" == failure.classify(caught.value)
+
+
+def test_store_that_fails_is_no_error_of_the_code(tmp_path: Path) -> None:
+    """Snapshots that cannot be read may be readable at the next try; a file of the job's own is another matter."""
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="Not a directory") as caught:
+        Storage(str(tmp_path)).read("file/inside")
+    assert "storage" == failure.classify(caught.value)
+    with pytest.raises(OSError, match="Not a directory") as caught:
+        (tmp_path / "file" / "inside").read_bytes()
+    assert "user_error" == failure.classify(caught.value)
 
 
 def test_parameters_without_gradient_are_told_in_keys_of_the_job_file() -> None:
