@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # A status: answered without asking the server. reset: dropped unread by the server. lost: done, but dropped before the
-# answer. cut: dropped in the middle of the answer.
-Fault = int | Literal["reset", "lost", "cut"] | None
+# answer. cut: dropped in the middle of the answer. flip: one bit of the answer is another.
+Fault = int | Literal["reset", "lost", "cut", "flip"] | None
 _CODES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied"}
 _PIECE = 64 << 10
 _OWN = {"connection", "transfer-encoding", "date", "server"}
@@ -115,6 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
             if fault == "lost":
                 self._drop()
             else:
+                if fault == "flip" and content:
+                    content = content[:-1] + bytes([content[-1] ^ 1])
                 self._answer(status, headers, content, is_cut=fault == "cut")
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any  # noqa: N815  # http.server's names

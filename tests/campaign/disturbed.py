@@ -18,7 +18,7 @@ from elasticflow.storage import Storage
 from tests.end_to_end.harness import Project, Running, read_lines, wait_gone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 LIMIT_S = 60.0
 MODULES = {"writer": "elasticflow.snapshots.writer", "agent": "elasticflow.launcher.node"}
@@ -49,10 +49,17 @@ class Series:
     """One run of *job* that is disturbed again and again, and must end as if nobody had."""
 
     def __init__(
-        self, project: Project, run_id: str, *sets: str, job: str = "mnist", **environment: str
+        self,
+        project: Project,
+        run_id: str,
+        *sets: str,
+        job: str = "mnist",
+        options: Sequence[str] = (),
+        **environment: str,
     ) -> None:
         self._project, self._id, self._job, self._environment = project, run_id, job, environment
-        self.running: Running = project.run(f"jobs/{job}.toml", run_id, *sets, job=job, **environment)
+        given = (f"jobs/{job}.toml", f"--run-id={run_id}", *options, *(f"--set={text}" for text in sets))
+        self.running: Running = project.start("run", *given, run_id=run_id, job=job, **environment)
         self.catalog = Catalog(Storage(str(self.running.run.path)))
         self.happened: list[dict[str, Any]] = []
         self._read = 0
