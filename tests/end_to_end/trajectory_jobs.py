@@ -197,7 +197,9 @@ def _replayed(
         size = size_of[line["generation"]]
         schedule = Schedule(models.COUNTED, size, epochs=EPOCHS, tail=tail, seed=SEED)
         offset, number, position = schedule.batch(position or schedule.start)
-        counts[schedule.indices(np.arange(offset, offset + number))] += 1
+        np.add.at(
+            counts, schedule.indices(np.arange(offset, offset + number)), 1
+        )  # twice in a spilled batch, maybe
         found[line["step"], line["generation"]] = counts.tolist()
         if any(getattr(position, key) != line[key] for key in ("step", "samples", "epoch")):
             outcome.problems.append(f"step {line['step']} in metrics.jsonl is at {line['samples']} samples")
