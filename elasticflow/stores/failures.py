@@ -23,10 +23,11 @@ _PASSING_ERRNO = frozenset(
         errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EAGAIN,
     }
 )  # fmt: skip
-# Timeouts, resets and cut answers of botocore, aiohttp, requests, azure-core, fsspec and asyncssh.
+# Timeouts, resets, cut and garbled answers of botocore, aiohttp, requests, azure-core, fsspec and asyncssh.
 _PASSING_NAMES = frozenset(
     {
         "ConnectionError", "HTTPClientError", "ResponseParserError", "IncompleteReadError", "IncompleteRead",
+        "FlexibleChecksumError",
         "ClientConnectionError", "ClientPayloadError", "ServerTimeoutError",
         "Timeout", "ChunkedEncodingError", "ProxyError",
         "ServiceRequestError", "ServiceResponseError", "FSTimeoutError",

@@ -63,6 +63,7 @@ PASSES: list[tuple[Exception, type[OSError]]] = [
     (botocore.ReadTimeoutError(endpoint_url="http://x"), TimeoutError),
     (botocore.ConnectTimeoutError(endpoint_url="http://x"), TimeoutError),
     (botocore.ConnectionClosedError(endpoint_url="http://x"), ConnectionError),
+    (botocore.FlexibleChecksumError(error_msg="Expected checksum 4Kt"), ConnectionError),
     (azure_answer(azure.HttpResponseError, 503), OSError),
     (azure.ServiceRequestError("cannot connect"), ConnectionError),
     (caused(RuntimeError("Failed to upload block"), azure.ServiceResponseError("cut")), ConnectionError),
