@@ -1,0 +1,145 @@
+"""Tries of the recovery benchmark with elasticflow: real launches, timed by their own events and step lines."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from elasticflow import events
+from tests.benchmarks.recovery_figures import MARKS, WARM_STEPS, Try
+from tests.end_to_end.harness import named, read_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.end_to_end.harness import Project, Running
+
+_JOB = "recovery"
+_TEXT = """
+[job]
+name = "{name}"
+seed = 1234
+[model]
+entry = "{model}:Net"
+args = {{ width = 32 }}
+loss = "torch.nn.functional:cross_entropy"
+[optimizer]
+entry = "torch.optim:AdamW"
+args = {{ lr = 3e-3 }}
+clip_grad_norm = 1.0
+[dataset]
+entry = "examples.mnist:digits"
+args = {{ split = "train" }}
+global_batch_size = 64
+[train]
+steps = 1000000
+threads = 1
+[nodes]
+max = 2
+nproc_per_node = {workers}
+[restarts]
+budget = 1000
+[snapshots]
+every = "20 steps"
+"""
+
+
+class Ours:
+    """Tries in *project*, each kind in one launch; *model* is the module that has Net."""
+
+    def __init__(self, project: Project, model: str) -> None:
+        self._project, self._model = project, model
+
+    def worker(self, tries: int) -> Iterator[tuple[str, Try]]:
+        """Kill a worker of two on one node; time to the first step of the next generation."""
+        with self._launch(2) as running:
+            for number in range(tries):
+                generation = _trains(running, 2)
+                killed = time.time()
+                os.kill(running.pid_of(number % 2), signal.SIGKILL)
+                yield "worker", _until_first_step(running, generation, killed)
+
+    def nodes(self, tries: int) -> Iterator[tuple[str, Try]]:
+        """Have a second node join, then kill all of it at once, so that nobody tells: it has vanished."""
+        with self._launch(1) as running:
+            for _ in range(tries):
+                generation = _trains(running, 1)
+                joined = self._join(running)
+                first = running.wait_for("a group of two", partial(_first_step, running, generation))
+                before = [r["time"] for r in read_lines(running.run.metrics) if r["generation"] == generation]
+                yield "join", Try(round(first - before[-1], 4), marks=_marks(running, before[-1]))
+                generation = _trains(running, 2)
+                lost = psutil.Process(joined.process.pid)
+                below = lost.children(recursive=True)
+                killed = time.time()
+                for process in (lost, *below):
+                    process.kill()
+                yield "node", _until_first_step(running, generation, killed)
+
+    def agent(self, tries: int) -> Iterator[tuple[str, Try]]:
+        """Kill the second node's agent; what started it lives, tells, and starts it again."""
+        with self._launch(1) as running:
+            _trains(running, 1)
+            machine = psutil.Process(self._join(running).process.pid)
+            for _ in range(tries):
+                generation = _trains(running, 2)
+                killed = time.time()
+                machine.children()[0].kill()
+                yield "agent", _until_first_step(running, generation, killed)
+
+    @contextmanager
+    def _launch(self, workers: int) -> Iterator[Running]:
+        text = _TEXT.format(name=_JOB, model=self._model, workers=workers)
+        self._project.write("jobs/recovery.toml", text)
+        running = self._project.run("jobs/recovery.toml", secrets.token_hex(4), job=_JOB)
+        try:
+            yield running
+        finally:
+            running.process.kill()
+            running.process.wait()
+
+    def _join(self, running: Running) -> Running:
+        started = running.wait_for("an endpoint", lambda: named(running.events(), events.RUN_STARTED))
+        arguments = ("run", "jobs/recovery.toml", f"--join={started[0]['endpoint']}")
+        return self._project.start(*arguments, run_id=running.run.run_id, job=_JOB)
+
+
+def _trains(running: Running, world_size: int) -> int:
+    """Return the number of the generation of that size that runs, once it is past all steps done before."""
+    generation = running.wait_for_group(world_size, 0)
+    running.wait_for_step(int(running.state()["step"]) + WARM_STEPS, generation - 1)
+    return generation
+
+
+def _until_first_step(running: Running, generation: int, killed: float) -> Try:
+    first = running.wait_for("a step", partial(_first_step, running, generation))
+    return Try(round(first - killed, 4), marks=_marks(running, killed))
+
+
+def _first_step(running: Running, generation: int) -> float | None:
+    """Return when the generation after *generation* finished its first step."""
+    for event in named(running.events(), events.TRAINING_FIRST_STEP):
+        if event["generation"] > generation:
+            return _unix(event)
+    return None
+
+
+def _marks(running: Running, began: float) -> dict[str, float]:
+    """Return when each of `MARKS` happened first after *began*, in seconds from there."""
+    found: dict[str, float] = {}
+    for event in running.events():
+        if event["event"] in MARKS and (at := _unix(event) - began) > 0:
+            found.setdefault(event["event"], round(at, 4))
+    return found
+
+
+def _unix(event: dict[str, Any]) -> float:
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
