@@ -92,6 +92,14 @@ class HeadNotFoundError(ElasticflowError):
     """Nobody serves a launch at the address given to `--join`."""
 
 
+class RendezvousError(ElasticflowError):
+    """No store for the rendezvous where the job names one."""
+
+
+class LedElsewhereError(ElasticflowError):
+    """Another process leads a run of the job in the store that was named."""
+
+
 class ScaleError(ElasticflowError):
     """`--scale` cannot be read, or asks for nodes outside of the job's range."""
 
@@ -102,6 +110,10 @@ class PortTakenError(ElasticflowError):
 
 class TrialRefusedError(ElasticflowError):
     """The job cannot be tried at such world sizes, or for so few steps, on this machine."""
+
+
+class FaultPlanError(ElasticflowError):
+    """A fault plan cannot be read, or cannot be done to the run."""
 
 
 class TrialFailedError(ElasticflowError):
@@ -141,6 +153,24 @@ class LoaderProcessError(WorkerError):
 
 class StateError(WorkerError):
     """State that cannot be expressed without pickle, or does not fit the snapshot."""
+
+
+class ReplicasDifferError(WorkerError):
+    """A rank has other parameters, or another optimizer, than the others after the same step.
+
+    Attributes:
+        ranks: Those in the minority; all ranks if there is none.
+    """
+
+    failure_class = "diverged"
+
+    def __init__(self, message: str, ranks: list[int]) -> None:
+        super().__init__(
+            message,
+            "the snapshots are from before; if this comes again at the same step, something writes to parameters by "
+            "rank, and if on the same machine, its memory or GPU is faulty",
+        )
+        self.ranks = ranks
 
 
 class NonFiniteLossError(WorkerError):

@@ -41,6 +41,7 @@ DATASET_OPENED = "dataset.opened"
 DATASET_PASSED = "dataset.passed"
 STATE_LEFT_OUT = "state.left_out"
 KIND_CHANGED = "kind.changed"
+REPLICAS_NOT_COMPARED = "replicas.not_compared"
 PRELOAD_REFUSED = "preload.refused"
 ENTRY_POINT_EDITED = "entry_point.edited"
 AGENT_RESTARTED = "agent.restarted"
@@ -128,6 +129,10 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         "exact consistency goes on with other machines or libraries than its snapshot was taken on: bits may differ",
         ("changed",),
     ),
+    REPLICAS_NOT_COMPARED: (
+        "workers may round otherwise than each other, so that a rank that goes astray is not found",
+        ("reason",),
+    ),
     STATE_LEFT_OUT: ("an object has state of its own that no snapshot holds", ("name", "type")),
     PRELOAD_REFUSED: ("a module is imported in each worker instead of once per node", ("module", "reason")),
     ENTRY_POINT_EDITED: ("train.py was edited by hand and runs as edited", ("path",)),
@@ -157,6 +162,7 @@ FROM_WORKERS = frozenset(
         DATASET_PASSED,
         STATE_LEFT_OUT,
         KIND_CHANGED,
+        REPLICAS_NOT_COMPARED,
         LOSS_SKIPPED,
     }
 )

@@ -5,7 +5,7 @@
     commit.before_manifest=kill@2, shares.mid_write=stall:3@1 rank=0, storage.write=raise:ENOSPC@3-5 cue=/tmp/cue
 
 A clause names a point and an act. `kill` is SIGKILL of the process itself, `stop` SIGSTOP, `stall:S` sleeps S seconds,
-`raise:ERRNO` raises that OSError. `@N` or `@N-M` says at which arrivals in this process it acts (every one without
+`raise:ERRNO` raises that OSError, `flip` flips a bit of what the process exposed. `@N` or `@N-M` says at which arrivals in this process it acts (every one without
 it), `rank=R` in which worker, `generation=G` in which generation's workers. With `cue=PATH` it acts only if that file is
 there, and takes it away by renaming it to PATH.<process id>: whoever comes later is left alone, and the test knows whom
 it met. For tests; the variable is no part of the command's interface.
@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 VARIABLE = "ELASTICFLOW_FAULTS"
 
 POINTS = {
+    # A worker trains.
+    "training.step": "a step is finished and reported, nothing of a snapshot has begun",
     # A worker takes a snapshot.
     "snapshot.before_capture": "the state is about to be read; also once after the first step, to learn its size",
     "snapshot.after_capture": "the state was read, nothing is copied",
@@ -70,7 +72,7 @@ POINTS = {
 }
 
 _CLAUSE = re.compile(
-    r"(?P<point>[a-z_]+\.[a-z_]+)=(?P<act>kill|stop|stall:(?P<seconds>\d+(\.\d+)?)|raise:(?P<name>E[A-Z0-9]+))"
+    r"(?P<point>[a-z_]+\.[a-z_]+)=(?P<act>kill|stop|stall:(?P<seconds>\d+(\.\d+)?)|raise:(?P<name>E[A-Z0-9]+)|flip)"
     r"(@(?P<first>\d+)(-(?P<last>\d+))?)?(\s+rank=(?P<rank>\d+))?(\s+generation=(?P<generation>\d+))?"
     r"(\s+cue=(?P<cue>\S+))?"
 )
@@ -101,12 +103,16 @@ class _Fault:
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             case "stall":
                 time.sleep(self.seconds)
+            case "flip":
+                for action in _exposed:
+                    action()
             case _:
                 code = getattr(errno, self.error)
                 raise OSError(code, f"{os.strerror(code)} (at {point}, on cue)")
 
 
 _armed: dict[str, list[_Fault]] = {}
+_exposed: list[Callable[[], None]] = []
 _lock = threading.Lock()
 
 
@@ -129,6 +135,11 @@ def arm(environment: Mapping[str, str]) -> None:
         act, seconds = found["act"].partition(":")[0], float(found["seconds"] or 0)
         fault = _Fault(act, seconds, found["name"] or "", first, last, found["cue"])
         _armed.setdefault(found["point"], []).append(fault)
+
+
+def expose(action: Callable[[], None]) -> None:
+    """Have *action*, which flips a bit of what this process holds, called by the act `flip`."""
+    _exposed.append(action)
 
 
 def reach(point: str) -> None:

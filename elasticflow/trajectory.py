@@ -5,7 +5,7 @@ alone: one JSON line for the state it began with and one after every finished st
 most a last line without its newline, which no reader takes in.
 
 Whoever asks may also have the run *held* after a step: rank 0 renames `hold-STEP` to `held-STEP` when it gets there and
-waits until its worker is asked to leave, or killed; whoever does that step again is not held. So what is done to a run
+waits until that file is taken away, or its worker is asked to leave, or killed; whoever does that step again is not held. So what is done to a run
 is done at a step that is known, however short its steps are.
 """
 

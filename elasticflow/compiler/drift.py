@@ -50,6 +50,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "train.steps": ("harmless", "the run ends sooner or later"),
     "train.compile": ("harmless", "equal up to rounding"),
     "train.threads": ("harmless", "equal up to rounding"),
+    "train.compare_replicas": ("harmless", "what is compared does not change"),
     "train.consistency": (
         "trajectory",
         "bits, random streams and BatchNorm's batches are others from here on",

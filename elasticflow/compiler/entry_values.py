@@ -72,6 +72,7 @@ def _constants(job: Job, root: str) -> dict[str, Line]:
     if job.evaluation is not None:
         runtime.add("evaluate")
     ddp = {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
+    compare = job.train.compare_replicas
     constants = {
         "job": ("JOB", job.job.name),
         "seed": ("SEED", job.job.seed),
@@ -90,6 +91,7 @@ def _constants(job: Job, root: str) -> dict[str, Line]:
         "clip": ("CLIP_GRAD_NORM", job.optimizer.clip_grad_norm),
         "ema": ("EMA", job.train.ema),
         "ddp": ("DDP: dict[str, Any]", ddp),
+        "compare": ("COMPARE_REPLICAS", None if compare == "never" else compare),
         "log_every": ("LOG_EVERY", int(job.logging.every.split()[0])),
         "log_level": ("LOG_LEVEL", job.logging.level),
         "best": ("BEST", job.evaluation.best if job.evaluation else None),

@@ -178,11 +178,16 @@ class Budget:
         if now.failure_class == "user_error":
             if now.step is None:
                 return "an error before the first step would come again"
-            if any(e.fingerprint == now.fingerprint and e.high >= now.high for e in self._of(now)):
+            if self._is_repeated(now):
                 return _AGAIN
+        if now.failure_class == "diverged" and self._is_repeated(now):
+            return "the replicas went apart in the same way again, without progress"
         if now.failure_class == "nonfinite" and any(e.step == now.step for e in self._of(now)):
             return "the loss was not finite at the same step again"
         return None
+
+    def _is_repeated(self, now: Entry) -> bool:
+        return any(e.fingerprint == now.fingerprint and e.high >= now.high for e in self._of(now))
 
     def _of(self, now: Entry) -> list[Entry]:
         return [e for e in self._entries if e.failure_class == now.failure_class]

@@ -19,6 +19,7 @@ FailureClass = Literal[
     "hang",
     "crash",
     "nonfinite",
+    "diverged",
     "storage",
     "snapshot_corrupt",
     "node_lost",

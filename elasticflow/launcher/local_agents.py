@@ -48,7 +48,7 @@ class LocalAgents:
         while (
             self._changes
             and course.verdict is None
-            and time.monotonic() >= self._began + self._changes[0].at_s
+            and self._changes[0].is_due(time.monotonic() - self._began)
         ):
             self._follow(self._changes.pop(0), course)
 
@@ -58,6 +58,11 @@ class LocalAgents:
         if agent is not None:
             agent.end()
         return agent is not None
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes of this machine."""
+        return set(self._agents)
 
     @property
     def are_gone(self) -> bool:

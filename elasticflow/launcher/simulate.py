@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from elasticflow.errors import ScaleError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elasticflow.spec.launch_tables import NodesTable
 
 _CHANGE = re.compile(r"(\d{1,4})(!?)@(\d+(?:\.\d+)?)s?")
@@ -20,11 +22,17 @@ class Change:
 
     Attributes:
         by_force: Nodes that go are killed, as by a power cut; else they are asked to leave and given time.
+        cue: It also has to be there; None: time alone decides.
     """
 
     at_s: float
     nodes: int
     by_force: bool = False
+    cue: Path | None = None
+
+    def is_due(self, seconds: float) -> bool:
+        """Return whether it is time, *seconds* after the start."""
+        return seconds >= self.at_s and (self.cue is None or self.cue.exists())
 
 
 def parse_scale(text: str) -> tuple[Change, ...]:

@@ -179,6 +179,11 @@ def _kind_changed(record: Record) -> Line:
     return Line("warning", "notice", "other kind", text)
 
 
+def _replicas_not_compared(record: Record) -> Line:
+    text = f"a rank that goes astray is not found: {record.get('reason')}"
+    return Line("note", "quiet", "not compared", text)
+
+
 def _node_left(record: Record) -> Line:
     return Line("note", "plain", "node left", f"{record.get('node')} asked to leave and was let go")
 
@@ -213,5 +218,6 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.STAGING_SINGLE: _staging_single,
     events.STATE_LEFT_OUT: _state_left_out,
     events.KIND_CHANGED: _kind_changed,
+    events.REPLICAS_NOT_COMPARED: _replicas_not_compared,
 }
 """Events whose line needs nothing but the record."""

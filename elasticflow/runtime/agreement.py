@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from elasticflow.runtime.member import Worker
 
 
+_PARTS = 64
+
+
 def require_same(me: Worker, tensors: Mapping[str, Tensor]) -> None:
     """Return if *tensors* are the same on all ranks, as far as a sum over each tells. Collective: every rank.
 
@@ -39,7 +42,10 @@ def require_same(me: Worker, tensors: Mapping[str, Tensor]) -> None:
 
 
 def sums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the sum modulo 2**64 over the bytes of each tensor, taken as words in the order of its elements."""
+    """Return the sum modulo 2**64 over the bytes of each tensor, taken as words in the order of its elements.
+
+    Of a tensor of more than 32 KiB each of 64 parts counts with a weight of its own.
+    """
     by_device: dict[torch.device, list[str]] = {}
     for key, tensor in tensors.items():
         by_device.setdefault(tensor.device, []).append(key)
@@ -58,5 +64,15 @@ def _sum(tensor: Tensor) -> Tensor:
     if data.storage_offset() % 8:
         data = data.clone()
     words = len(data) // 8 * 8
-    total = data[:words].view(torch.int64).sum()
+    total = _mixed(data[:words].view(torch.int64))
     return total if words == len(data) else total + data[words:].sum()
+
+
+def _mixed(words: Tensor) -> Tensor:
+    # In which part of a large tensor something lies counts, so that two parts that changed places are noticed.
+    length = len(words) // _PARTS
+    if length < _PARTS:
+        return words.sum()
+    parts = words[: length * _PARTS].view(_PARTS, length).sum(1)
+    odd = torch.arange(1, 2 * _PARTS, 2, device=words.device)
+    return (parts * odd).sum() + words[length * _PARTS :].sum()

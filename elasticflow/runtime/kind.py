@@ -63,14 +63,25 @@ def require_alike(me: Worker) -> None:
     Raises:
         StateError: they are not: a shard would have other bits on another rank. Names the first difference.
     """
+    found = difference(me)
+    if found is not None:
+        name = found.partition(" ")[0]
+        raise StateError(
+            f'with train.consistency = "exact" all workers must be of one kind: {found}',
+            _REMEDIES.get(name, _REMEDY),
+        )
+
+
+def difference(me: Worker) -> str | None:
+    """Return the first difference between the ranks' kinds that may change bits; None: all are of one kind.
+
+    Collective: every rank.
+    """
     kinds = [json.loads(text) for text in me.gather_text(json.dumps(of(me.device)))]
     for rank, other in enumerate(kinds):
         for name in changes(kinds[0], other):
-            raise StateError(
-                f'with train.consistency = "exact" all workers must be of one kind: {name} is {other[name]} on rank '
-                f"{rank}, {kinds[0][name]} on rank 0",
-                _REMEDIES.get(name, _REMEDY),
-            )
+            return f"{name} is {other[name]} on rank {rank}, {kinds[0][name]} on rank 0"
+    return None
 
 
 def tell_changes(me: Worker, was: Mapping[str, str]) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import select
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events
+from elasticflow import events, faults
 from elasticflow.errors import SnapshotError
 from elasticflow.runtime import kind, node_writer, restore, stopping
 from elasticflow.runtime.alike import Alike
+from elasticflow.runtime.comparison import Comparison, flip
 from elasticflow.runtime.dataset import require_same
 from elasticflow.runtime.device_copy import copier_for
+from elasticflow.runtime.outcomes import Outcomes
 from elasticflow.runtime.policy import Policy
 from elasticflow.runtime.record import Recorder
 from elasticflow.runtime.share import Sharing, nbytes_of
@@ -20,7 +21,6 @@ from elasticflow.runtime.tier import Tier
 from elasticflow.runtime.weights import load_weights
 from elasticflow.snapshots.loaded import NodeLoader
 from elasticflow.snapshots.policy import Due
-from elasticflow.snapshots.staging import BEGUN
 
 if TYPE_CHECKING:
     from elasticflow.runtime.cursors import AnySchedule
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Policy", "Snapshots", "load_weights"]
 
 _FLUSH_LIMIT_S = 3600.0  # a slow store is waited for; a dead writer is noticed at once
-_LEVELS = {  # of what the writer tells
-    events.SNAPSHOT_COMMITTED: "info",
-    events.SNAPSHOT_REMOVED: "info",
-    events.SNAPSHOT_FAILED: "warning",
-    events.STORE_TROUBLE: "warning",
-}
 
 
 class Snapshots:
@@ -50,18 +44,27 @@ class Snapshots:
         schedule: What positions mean.
         dataset: The training data; its fingerprint was taken by `open_dataset`.
         policy: When, where, which stay.
+        compare_every: When the ranks' replicas are compared, besides before each snapshot; None: never.
     """
 
-    def __init__(self, me: Worker, state: State, schedule: AnySchedule, dataset: Any, policy: Policy) -> None:
+    def __init__(
+        self,
+        me: Worker,
+        state: State,
+        schedule: AnySchedule,
+        dataset: Any,
+        policy: Policy,
+        compare_every: str | None = None,
+    ) -> None:
         self._me, self._state, self._schedule = me, state, schedule
         self._catalog = policy.catalog(me.run_folder, me.run_id)
         self._client = node_writer.connect(me, policy, self._catalog.prefix, state)
-        self._outcomes = select.poll()
-        self._outcomes.register(self._client.fileno(), select.POLLIN)
+        self._outcomes = Outcomes(me, self._client)
         self._recorder = Recorder(me, state, schedule)
         self._sharing = Sharing(me.rank, me.world_size)
         self._copier = copier_for(me.device, state.optimizer)
         self._alike = Alike(me)
+        self._comparison = Comparison(me, state, compare_every)
         self._tier = None
         if policy.memory is not None and me.local_world_size == me.world_size:  # it covers one node
             self._tier = Tier(
@@ -72,10 +75,10 @@ class Snapshots:
         self._last_time = time.monotonic()
         self._staged: str | None = None
         self._is_prepared = False
-        self._facts: dict[str, Any] = {}  # of the snapshot wished for last
         if me.rank == 0 and self._due.seconds is not None:
             me.vote.snapshot_wanted = self._is_due_by_time
         me.at_leave.append(self._finish)
+        faults.expose(partial(flip, state.model))
         # Not taken in silently, nor left out so: positions go on without it, and it may be more than a position.
         if me.rank == 0 and state.misses(dataset):
             kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
@@ -104,15 +107,20 @@ class Snapshots:
             self._last = held.last or (self._schedule.start if held.parent is None else position)
         if self._tier is not None:
             self._tier.begin(position)
+        self._comparison.begin(position)
         if me.witness is not None:
             me.witness.begin(self._state, position)
         stopping.recall(me, self._catalog, position.step)
         return position
 
     def due(self, position: Position) -> bool:
-        """True if `stage` is to be called after this step; the same on every rank."""
-        if self._client.is_awaiting and self._outcomes.poll(0):  # asking the client takes 30 times as long
-            self._log_outcomes(self._client.reports())
+        """True if `stage` is to be called after this step; the same on every rank.
+
+        Raises:
+            ReplicasDifferError: the replicas were compared, and a rank went astray.
+        """
+        faults.reach("training.step")
+        self._outcomes.look()
         self._copier.poll()
         if self._alike.is_asking:
             self._alike.settle(self._state.capture)
@@ -120,6 +128,8 @@ class Snapshots:
             self._prepare()
         if self._me.skipped_step:
             return False
+        if self._comparison.due(position):
+            self._comparison.require_same(position, self._tier)
         self._is_due = self._me.vote.snapshot or self._due.is_due(self._last, position)
         return self._is_due or (self._tier is not None and self._tier.due(position))
 
@@ -127,12 +137,18 @@ class Snapshots:
         """Copy this rank's share into the writer's memory and return. Every rank; nobody waits for another.
 
         Waits only while two earlier snapshots are still being written; with the memory tier never. The same step is
-        never staged twice.
+        never staged twice. What is to last is staged only if all replicas are equal, so a snapshot is always good to go
+        on from.
+
+        Raises:
+            ReplicasDifferError: they are not: a rank went astray.
         """
         me = self._me
         if position.step == self._last.step:
             return
         began = time.monotonic()
+        if final or self._is_due:
+            self._comparison.require_same(position, self._tier)
         me.progress.flush()  # whoever goes on from this step does not make these lines again
         trigger = self._trigger(position, final=final)
         if self._tier is None:
@@ -149,9 +165,9 @@ class Snapshots:
         self._alike.ask(self._state.capture())
         self._last, self._last_time = position, time.monotonic()
         self._staged = self._recorder.name(position.step)
-        self._facts["stall_s"] = round(self._last_time - began, 6)
+        self._outcomes.facts["stall_s"] = round(self._last_time - began, 6)
         if self._tier is None:
-            self._tell_staged(name=self._staged, step=position.step, trigger=trigger)
+            self._outcomes.staged(name=self._staged, step=position.step, trigger=trigger)
 
     def _prepare(self) -> None:
         # After the first step the optimizer has its state: what cannot be stored is refused now, and the writer
@@ -186,7 +202,7 @@ class Snapshots:
         self._note_size(captured)
 
     def _note_size(self, captured: Captured) -> None:
-        self._facts["bytes"] = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
+        self._outcomes.facts["bytes"] = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
 
     def _take_over(self, found: Found, loads: NodeLoader) -> Position:
         me, manifest, content = self._me, found.manifest, found.state
@@ -219,26 +235,7 @@ class Snapshots:
         self._alike.settle(self._state.capture)
         reports = self._client.flush(_FLUSH_LIMIT_S)
         failed = [r for r in reports if r["event"] == events.SNAPSHOT_FAILED and r["name"] == self._staged]
-        self._log_outcomes(reports)
+        self._outcomes.log(reports)
         if failed:
             raise SnapshotError(f"the last snapshot could not be written: {failed[0]['reason']}")
         stopping.record(self._me, self._catalog)
-
-    def _tell_staged(self, **facts: Any) -> None:
-        me, single = self._me, self._client.single
-        if me.rank == 0:
-            me.event(events.SNAPSHOT_STAGED, **self._facts, **facts)
-            if single is not None:
-                me.event(events.STAGING_SINGLE, level="warning", reason=single)
-                self._client.single = None
-
-    def _log_outcomes(self, reports: list[dict[str, Any]]) -> None:
-        me = self._me
-        for report in reports:
-            event = report.pop("event")
-            if event == BEGUN:
-                self._tell_staged(**report)
-            # Under our agent the writer's own reports become events.
-            elif me.rank == 0 and me.identity.way != "launched" and event in _LEVELS:
-                report.pop("generation", None)
-                me.event(event, level=_LEVELS[event], **report)

@@ -160,6 +160,11 @@ class Tier:
         """True if the state after *position* is what was held last, by this generation."""
         return self._held == position.step
 
+    def forget(self) -> None:
+        """Have nothing that this rank holds be recalled."""
+        self._copier.finish()
+        self._holding.forget()
+
     def recall(self, catalog: Catalog) -> Held | None:
         """Return what the generation before held, if all ranks have it and nothing committed is newer.
 

@@ -78,8 +78,9 @@ class Witness:
             line = line[os.write(self._file, line) :]
 
     def _wait(self, step: int) -> None:
-        trajectory.hold_file(self._folder, step).replace(trajectory.held_file(self._folder, step))
-        while not self._me.vote.leave_wanted:
+        held = trajectory.held_file(self._folder, step)
+        trajectory.hold_file(self._folder, step).replace(held)
+        while held.exists() and not self._me.vote.leave_wanted:
             self._me.heartbeat.beat()
             time.sleep(_POLL_S)
 

@@ -105,6 +105,11 @@ SizeText = Annotated[
     ),
     Kind('a size, like "4 GiB"'),
 ]
+StepsText = Annotated[
+    str,
+    Field(pattern=r"^[1-9][0-9]{0,8} steps?$", examples=["1 step", "10 steps"]),
+    Kind('steps, like "10 steps"'),
+]
 Endpoint = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9._-]+:[0-9]{1,5}$", examples=["head:29400"]),

@@ -17,17 +17,13 @@ from elasticflow.spec.fields import (
     Kind,
     ProgressText,
     SizeText,
+    StepsText,
     Table,
     bad_key,
 )
 
 Interface = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9._-]{1,15}$", examples=["eth0"]), Kind('a network interface, like "eth0"')
-]
-StepsText = Annotated[
-    str,
-    Field(pattern=r"^[1-9][0-9]{0,8} steps?$", examples=["1 step", "10 steps"]),
-    Kind('steps, like "10 steps"'),
 ]
 Streams = Annotated[
     str,
@@ -137,10 +133,11 @@ class TorchrunTable(Table):
     """Every torchrun option that no other table owns."""
 
     rdzv_backend: Literal["c10d", "etcd-v2", "static"] = Field(
-        default="c10d", description="Rendezvous backend of the torchrun command."
+        default="c10d", description="How nodes find each other; static: a fixed set of nodes, each told its rank."
     )
     rdzv_conf: dict[str, str | int | float | bool] = Field(
-        default={}, description="Extra rendezvous configuration."
+        default={},
+        description="Extra rendezvous configuration; is_host = false: `elasticflow rendezvous serve` serves the endpoint.",
     )
     start_method: Literal["fork", "spawn"] = Field(
         default="fork", description="How `elasticflow run` starts workers; fork: from a warm server."
@@ -155,3 +152,9 @@ class TorchrunTable(Table):
         default=None, description="torchrun --numa-binding."
     )
     log_dir: str | None = Field(default=None, description="torchrun --log-dir.")
+
+    @property
+    def is_store_outside(self) -> bool:
+        """Whether the rendezvous has a store that neither torchrun nor our supervisor serves."""
+        is_host = str(self.rdzv_conf.get("is_host", "true")).lower()
+        return self.rdzv_backend == "etcd-v2" or (self.rdzv_backend == "c10d" and is_host in {"false", "0"})

@@ -19,6 +19,7 @@ from elasticflow.spec.fields import (
     IntervalText,
     Kind,
     Name,
+    StepsText,
     Table,
     bad_key,
     one_of,
@@ -186,6 +187,10 @@ class TrainTable(Table):
     )
     virtual_shards: int | None = Field(
         default=None, ge=1, le=MOST_NODES, description="exact only; at least the largest world size."
+    )
+    compare_replicas: StepsText | Literal["never"] = Field(
+        default="1000 steps",
+        description="When the workers' parameters are compared, besides before each snapshot: finds one that went astray.",
     )
 
     @model_validator(mode="after")

@@ -109,6 +109,16 @@ def test_the_same_user_error_twice_without_progress_ends_the_run(ledger: Path) -
     assert decision.reason == "the same error came again without progress"
 
 
+def test_replicas_that_go_apart_in_the_same_way_again_end_the_run(ledger: Path) -> None:
+    """A memory cell fails anywhere; code that writes by rank does it to the same tensor, before any progress."""
+    budget = Budget(plan_of(5), ledger, Clock())
+    assert budget.charge("diverged", step=10, fingerprint="a").restart
+    assert budget.charge("diverged", step=10, fingerprint="b").restart
+    decision = budget.charge("diverged", step=10, fingerprint="a")
+    assert (decision.restart, decision.spent) == (False, False)
+    assert decision.reason == "the replicas went apart in the same way again, without progress"
+
+
 def test_another_user_error_or_progress_in_between_allows_a_restart(ledger: Path) -> None:
     """Two different errors, or the same one further on, are two accidents."""
     budget = Budget(plan_of(5), ledger, Clock())

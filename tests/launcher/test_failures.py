@@ -207,6 +207,6 @@ def test_an_error_of_many_lines_becomes_one_short_line() -> None:
 def test_classes_are_those_of_the_design() -> None:
     """The classes are part of the log schema."""
     assert {
-        "user_error", "oom", "hang", "crash", "nonfinite", "storage", "snapshot_corrupt", "node_lost",
-        "preempted", "resized", "drained", "agent_lost", "peer",
+        "user_error", "oom", "hang", "crash", "nonfinite", "diverged", "storage", "snapshot_corrupt",
+        "node_lost", "preempted", "resized", "drained", "agent_lost", "peer",
     } == CLASSES  # fmt: skip

@@ -74,6 +74,12 @@ def test_ones_are_not_zeros() -> None:
     assert "" not in compared({"norm": torch.ones(64)}, {"norm": torch.zeros(64)})
 
 
+def test_parts_of_a_large_tensor_that_changed_places_are_noticed() -> None:
+    """A sum alone would be the same."""
+    tensor = torch.arange(1 << 16).float()
+    assert "" not in compared({"w": tensor}, {"w": tensor.view(64, -1).flip(0).flatten()})
+
+
 def test_how_a_tensor_lies_does_not_matter() -> None:
     """The same elements in another memory format, or elsewhere in their memory, are the same."""
     there = {key: tensor.contiguous().clone() for key, tensor in tensors().items()}

@@ -57,6 +57,7 @@ VIRTUAL_SHARDS = 8  # = virtual_shards  # of each batch, added up in a fixed ord
 # if: not exact
 DDP: dict[str, Any] = {}  # = ddp  # options of DistributedDataParallel
 # end
+COMPARE_REPLICAS = "1000 steps"  # = compare  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # = log_every  # steps
 LOG_LEVEL = "info"  # = log_level
 # if: evaluation
@@ -209,7 +210,7 @@ def main() -> None:
 
     # end
     state = State(model=model, optimizer=optimizer, include={"curriculum": own_curriculum})  # = state
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)  # = loader

@@ -37,6 +37,8 @@ parser.add_argument("--term-at", type=int, help="rank 0 gets SIGTERM during this
 parser.add_argument("--kill-at", type=int, help="rank 0 gets SIGKILL during this step")
 parser.add_argument("--nan-at", type=int, help="the loss is not a number in this step")
 parser.add_argument("--raise-at", type=int, help="rank 1 raises in this step")
+parser.add_argument("--flip-at", type=int, help="a bit of a parameter of rank 1 is flipped after this step")
+parser.add_argument("--compare", help="when replicas are compared")
 parser.add_argument("--on-nonfinite", default="stop")
 parser.add_argument("--precision", default="fp32")
 parser.add_argument(
@@ -148,6 +150,13 @@ def last_rate(step: int) -> float:
     return 0.5**step
 
 
+def maybe_flip(model: nn.Module) -> None:
+    """Flip the last bit of one number, if it is time."""
+    if (step_now, os.environ.get("RANK")) == (args.flip_at, "1"):
+        parameter = next(model.parameters()).detach()
+        parameter.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
+
+
 def training_step(model: nn.Module, batch: Any) -> Any:
     """Return the loss of one micro-batch; every rank."""
     rank = int(os.environ.get("RANK", "0"))
@@ -213,7 +222,7 @@ def main() -> None:
             best="max accuracy", batch_size=7, uses_loss=not args.sums,
         ) if not args.sums else None  # fmt: skip
     state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy, args.compare)
     position = snapshots.restore()
     me.start_training(position, schedule, model, log_every=1)
     loader = data.Loader(
@@ -226,6 +235,7 @@ def main() -> None:
         if me.stopped:
             break
         optimizer.step()
+        maybe_flip(model)
         if scheduler is not None:
             with me.stoppable:
                 scheduler.step()

@@ -1,6 +1,6 @@
 """Train the job `elastic`.
 
-Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest f0f2ee4e889a2b2d).
+Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest d77234bc2a083711).
 Make it again:          elasticflow compile tests/compiler/golden/elastic/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "elastic"
-JOB_DIGEST = "f0f2ee4e889a2b2d"
+JOB_DIGEST = "d77234bc2a083711"
 SEED = 0
 EPOCHS = 3  # passes over the dataset
 GLOBAL_BATCH_SIZE = 250  # samples per step, the same at any world size
@@ -37,6 +37,7 @@ PRECISION = "fp32"
 ON_NONFINITE = "skip"  # what a loss that is not finite does
 EMA = 0.999  # what the averaged weights keep of themselves at each step
 DDP: dict[str, Any] = {}  # options of DistributedDataParallel
+COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch", "500 steps")
@@ -135,7 +136,7 @@ def main() -> None:
         uses_loss=False,
     )
     state = State(model=model, optimizer=optimizer, ema=average, evaluation=evaluation)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES, collate=collate)

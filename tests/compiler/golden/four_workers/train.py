@@ -1,6 +1,6 @@
 """Train the job `four-workers`.
 
-Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 0c380bc9c3924f0c).
+Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 16316a16edf19588).
 Make it again:          elasticflow compile tests/compiler/golden/four_workers/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "four-workers"
-JOB_DIGEST = "0c380bc9c3924f0c"
+JOB_DIGEST = "16316a16edf19588"
 SEED = 7
 EPOCHS = 10  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
@@ -37,6 +37,7 @@ PRECISION = "fp32"
 ON_NONFINITE = "stop"  # what a loss that is not finite does
 CLIP_GRAD_NORM = 1.0
 DDP: dict[str, Any] = {}  # options of DistributedDataParallel
+COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch",)
@@ -135,7 +136,7 @@ def main() -> None:
         batch_size=8,
     )
     state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)

@@ -1,6 +1,6 @@
 """Train the job `gpu`.
 
-Made by elasticflow from tests/compiler/golden/gpu/job.toml (job digest e9e734a802db3f65).
+Made by elasticflow from tests/compiler/golden/gpu/job.toml (job digest a2358034b779326c).
 Make it again:          elasticflow compile tests/compiler/golden/gpu/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "gpu"
-JOB_DIGEST = "e9e734a802db3f65"
+JOB_DIGEST = "a2358034b779326c"
 SEED = 20261120
 STEPS = 2000  # optimizer steps
 GLOBAL_BATCH_SIZE = 4096  # samples per step, the same at any world size
@@ -41,6 +41,7 @@ DDP: dict[str, Any] = {
     "bucket_cap_mb": 50,
     "gradient_as_bucket_view": True,
 }  # options of DistributedDataParallel
+COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 10  # steps
 LOG_LEVEL = "info"
 SNAPSHOTS = snapshot.Policy(
@@ -115,7 +116,7 @@ def main() -> None:
         scaler=scaler,
         include={"curriculum": own_curriculum},
     )
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)

@@ -1,6 +1,6 @@
 """Train the job `iterable`.
 
-Made by elasticflow from tests/compiler/golden/iterable/job.toml (job digest 34f2ac0b2c170dc8).
+Made by elasticflow from tests/compiler/golden/iterable/job.toml (job digest cdf2450e074918b6).
 Make it again:          elasticflow compile tests/compiler/golden/iterable/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "iterable"
-JOB_DIGEST = "34f2ac0b2c170dc8"
+JOB_DIGEST = "cdf2450e074918b6"
 SEED = 0
 EPOCHS = 5  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
@@ -36,6 +36,7 @@ THREADS = 1  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp32"
 ON_NONFINITE = "stop"  # what a loss that is not finite does
 VIRTUAL_SHARDS = 8  # of each batch, added up in a fixed order
+COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 SNAPSHOTS = snapshot.Policy(uri="s3://bucket/iterable", every=("10 min", "1 epoch"), keep_last=3)
@@ -94,7 +95,7 @@ def main() -> None:
         virtual_shards=VIRTUAL_SHARDS,
     )
     state = State(model=model, optimizer=optimizer)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     loader = iterable.Loader(

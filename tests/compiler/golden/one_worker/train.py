@@ -1,6 +1,6 @@
 """Train the job `one-worker`.
 
-Made by elasticflow from tests/compiler/golden/one_worker/job.toml (job digest a0381c99a53e4844).
+Made by elasticflow from tests/compiler/golden/one_worker/job.toml (job digest 42c3c61350076b62).
 Make it again:          elasticflow compile tests/compiler/golden/one_worker/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "one-worker"
-JOB_DIGEST = "a0381c99a53e4844"
+JOB_DIGEST = "42c3c61350076b62"
 SEED = 0
 STEPS = 200  # optimizer steps
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
@@ -35,6 +35,7 @@ THREADS = None  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp32"
 ON_NONFINITE = "stop"  # what a loss that is not finite does
 DDP: dict[str, Any] = {}  # options of DistributedDataParallel
+COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 SNAPSHOTS = snapshot.Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)
@@ -86,7 +87,7 @@ def main() -> None:
         me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
     )
     state = State(model=model, optimizer=optimizer)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
