@@ -95,6 +95,20 @@ def sshd(folder: Path) -> Iterator[SshServer]:
 
 
 @contextlib.contextmanager
+def etcd(folder: Path, port: int | None = None) -> Iterator[int]:
+    """Serve etcd with its v2 API from *folder*; give the port."""
+    if shutil.which("etcd") is None:
+        raise MissingServerError("etcd is not installed: apt-get install etcd-server")
+    port = port or free_port()
+    client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_port()}"
+    command = ["etcd", "--enable-v2", "--data-dir", str(folder), "--listen-client-urls", client]
+    command += ["--advertise-client-urls", client, "--listen-peer-urls", peer]
+    command += ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
+    with _running(command, port):
+        yield port
+
+
+@contextlib.contextmanager
 def gcs() -> Iterator[str]:
     """Serve Google's storage interface; give its URL, to be set as STORAGE_EMULATOR_HOST.
 

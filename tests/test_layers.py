@@ -23,6 +23,8 @@ FLOORS = {
             "lifeline",
             "run_folder",
             "environment",
+            "rendezvous_place",
+            "etcd_keys",
             "secrecy",
             "faults",
             "trajectory",

@@ -39,6 +39,13 @@ if TYPE_CHECKING:
     metavar="HOST:PORT",
     help="Take part, as one more node, in the run of this job that another machine has started.",
 )
+@click.option(
+    "--node-rank",
+    metavar="N",
+    type=click.IntRange(0),
+    envvar="NODE_RANK",
+    help='This machine\'s place among the nodes, from 0, with rdzv_backend = "static"; default: $NODE_RANK.',
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @log_format_option
 def command(
@@ -49,6 +56,7 @@ def command(
     simulate_nodes: int | None,
     scale: str | None,
     endpoint: str | None,
+    node_rank: int | None,
     dry_run: bool,
     log_format: str,
 ) -> int:
@@ -84,7 +92,7 @@ def command(
     if endpoint is not None:
         if run_id or simulate_nodes or scale or accept_drift:
             raise click.UsageError("--join takes part in a run as its head started it: give it alone")
-        return _join(loaded, overrides, endpoint)
+        return _join(loaded, overrides, endpoint, node_rank, log_format)
     folder = RunFolder.of(loaded.project_root, loaded.job.job.name, run_id or new_run_id())
     if is_finished(folder):
         click.echo(f"run {folder.run_id} is finished")
@@ -92,14 +100,18 @@ def command(
     is_simulated = simulate_nodes is not None or scale is not None
     show_warnings(loaded, but={codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS} if is_simulated else ())
     changes = parse_scale(scale or f"{simulate_nodes or 1}@0s")
-    request = Request(loaded.job, loaded.files, overrides, loaded.project_root, folder, accept_drift, changes)
+    request = Request(
+        loaded.job, loaded.files, overrides, loaded.project_root, folder, accept_drift, changes, node_rank
+    )
     with shown(log_format, folder.path) as show:
         return launch(request, show, warn)
 
 
-def _join(loaded: LoadedJob, overrides: tuple[str, ...], endpoint: str) -> int:
-    from elasticflow.launcher.join import Head, join
-    from elasticflow.launcher.launch import Request
+def _join(
+    loaded: LoadedJob, overrides: tuple[str, ...], endpoint: str, node_rank: int | None, log_format: str
+) -> int:
+    from elasticflow.launcher.join import Address, join
+    from elasticflow.launcher.launch import Request, launch
     from elasticflow.run_folder import RunFolder
 
     host, _, port = endpoint.rpartition(":")
@@ -107,5 +119,10 @@ def _join(loaded: LoadedJob, overrides: tuple[str, ...], endpoint: str) -> int:
         raise click.BadParameter("write it like head:29400", param_hint="--join")
     assert loaded.job is not None
     folder = RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
-    request = Request(loaded.job, loaded.files, overrides, loaded.project_root, folder)
-    return join(request, Head(host, int(port)), lambda text: click.echo(text, err=True), warn)
+    request = Request(loaded.job, loaded.files, overrides, loaded.project_root, folder, node_rank=node_rank)
+
+    def lead(request: Request) -> int:
+        with shown(log_format, request.folder.path) as show:
+            return launch(request, show, warn)
+
+    return join(request, Address(host, int(port)), lambda text: click.echo(text, err=True), warn, lead)

@@ -33,6 +33,8 @@ COMMANDS: dict[str, str] = {
     "logs": "Show a run's logs by rank and generation.",
     "snapshots": "List, check, keep, prune and export a run's snapshots.",
     "verify-elastic": "Train a job briefly at several world sizes, and compare.",
+    "chaos": "Train a job briefly with faults on cue, and compare.",
+    "rendezvous": "Serve a store in which the machines of runs meet.",
     "schema": "Print the JSON Schema of the job file, for editors.",
     "explain": "Explain a code such as EF101, with a bad and a good example.",
     "completion": "Print the completion script of a shell.",

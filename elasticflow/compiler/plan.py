@@ -63,6 +63,9 @@ class LaunchPlan(Fact):
         job_files: The job file and what it extends, relative to the project root.
         module_path: Folders of the job's own code, relative to the project root.
         modules: Modules of the job's factories: what the fork server imports once.
+        rdzv_backend: Of the store that nodes meet in; static: node ranks are given, not found.
+        is_store_outside: The store is served by neither torchrun nor our supervisor.
+        rdzv_options: How to talk to the store.
         torchrun_args: torchrun's argv after its own name, entry point last (`train.py`).
         environment: Variables of the launch, each with its value.
         reasons: Why each variable is set, by name.
@@ -81,6 +84,9 @@ class LaunchPlan(Fact):
     nproc_per_node: int | Literal["auto", "gpu", "cpu"]
     endpoint: str | None
     interface: str | None
+    rdzv_backend: Literal["c10d", "etcd-v2", "static"]
+    is_store_outside: bool
+    rdzv_options: dict[str, str]
     torchrun_args: tuple[str, ...]
     environment: dict[str, str]
     reasons: dict[str, str]
@@ -119,6 +125,9 @@ def plan_job(job: Job, *, project_root: Path, job_files: Sequence[Path]) -> Laun
         nproc_per_node=job.nodes.nproc_per_node,
         endpoint=job.nodes.endpoint,
         interface=job.nodes.interface,
+        rdzv_backend=job.torchrun.rdzv_backend,
+        is_store_outside=job.torchrun.is_store_outside,
+        rdzv_options=torchrun.store_options(job),
         torchrun_args=torchrun.arguments(job),
         environment={variable.name: variable.value for variable in variables},
         reasons={variable.name: variable.reason for variable in variables},

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow import environment
-from elasticflow.errors import JobRefusedError
 from elasticflow.spec.units import parse_duration
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ C10D_CONF: Mapping[str, str | int | float | bool] = {
     "keep_alive_interval": 1,
     "keep_alive_max_attempt": 3,
 }
+
+_STORE_OPTIONS = ("protocol", "ca_cert", "ssl_cert", "ssl_cert_key")  # etcd's
 
 _REASONS = {
     "--nnodes": "fewest and most nodes",
@@ -76,13 +77,8 @@ def variables(job: Job) -> tuple[Variable, ...]:
 
 
 def arguments(job: Job) -> tuple[str, ...]:
-    """Return torchrun's argv after its own name, without `--rdzv-id`, entry point last.
-
-    Raises:
-        JobRefusedError: the rendezvous backend cannot serve these nodes.
-    """
+    """Return torchrun's argv after its own name, without `--rdzv-id`, entry point last."""
     table, nodes = job.torchrun, job.nodes
-    _check_backend(job)
     flags: dict[str, str | int | float | None] = {
         "--nnodes": f"{nodes.min}:{nodes.max}",
         "--nproc-per-node": nodes.nproc_per_node,
@@ -101,18 +97,9 @@ def arguments(job: Job) -> tuple[str, ...]:
     return (*(f"{flag}={value}" for flag, value in flags.items() if value is not None), ENTRY_POINT)
 
 
-def _check_backend(job: Job) -> None:
-    backend, nodes = job.torchrun.rdzv_backend, job.nodes
-    if backend == "static" and nodes.min != nodes.max:
-        raise JobRefusedError(
-            f'torchrun.rdzv_backend = "static" needs a fixed number of nodes; nodes are {nodes.min} to {nodes.max}',
-            "set nodes.min and nodes.max to the same number, or use c10d",
-        )
-    if backend != "c10d" and nodes.endpoint is None:
-        raise JobRefusedError(
-            f'torchrun.rdzv_backend = "{backend}" needs nodes.endpoint',
-            'set nodes.endpoint = "host:port"',
-        )
+def store_options(job: Job) -> dict[str, str]:
+    """Return what of the rendezvous configuration says how to talk to the store."""
+    return {key: str(value) for key, value in job.torchrun.rdzv_conf.items() if key in _STORE_OPTIONS}
 
 
 def _rdzv_conf(job: Job) -> str:
@@ -154,6 +141,8 @@ def script(job_name: str, args: Sequence[str], environ: Mapping[str, str], reaso
             lines.append(f"# {reasons[name]}")
         reason_before = reasons[name]
         lines.append(f"export {name}={shlex.quote(value)}")
+    if "--rdzv-backend=etcd-v2" in options:
+        lines.append("# etcd remembers for two hours that a rendezvous is over: to go on, add --rdzv-id=ANOTHER-NAME")
     lines += ["", "options=(", *(f"    {_option(option)}" for option in options)]
     if "--rdzv-backend=static" in options:
         lines.append('    --node-rank="${NODE_RANK:?set NODE_RANK to this node\'s number, from 0}"')

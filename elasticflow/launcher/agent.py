@@ -19,11 +19,13 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from elasticflow import environment
 from elasticflow.launcher import interface
+from elasticflow.launcher.keys import is_requested, join_store
 from elasticflow.launcher.presence import Presence
 from elasticflow.launcher.rank_logs import GenerationLogs
-from elasticflow.launcher.rendezvous import Feed, SupervisedRendezvous, is_requested, join_store
+from elasticflow.launcher.rendezvous import Feed, SupervisedRendezvous
 from elasticflow.launcher.reports import Reports
 from elasticflow.launcher.workers import ForkedWorkers, environment_of
+from elasticflow.rendezvous_place import RendezvousPlace
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.agent_process import AgentConfig
     from elasticflow.launcher.fork_client import ForkServer
     from elasticflow.launcher.heartbeats import Heartbeats
+    from elasticflow.launcher.keys import Keys
     from elasticflow.snapshots.staging import WriterProcess
 
 _POLL_S = 0.02
@@ -46,7 +49,7 @@ class Agent(LocalElasticAgent):
         self,
         spec: WorkerSpec,
         config: AgentConfig,
-        store: Store,
+        store: Keys,
         logs: GenerationLogs,
         server: ForkServer,
         writer: WriterProcess,
@@ -63,7 +66,8 @@ class Agent(LocalElasticAgent):
         self._feed = Feed(store)
         self._presence = Presence(config, self._feed)
         self._reports = Reports(self._feed, config.node, self._folder, writer, heartbeats)
-        self._interface = interface.variables(config.store_host, config.store_port)
+        place = RendezvousPlace.parse(config.rendezvous)
+        self._interface = interface.variables(place.host, place.port)
         self._rendezvous_handler.may_wait = self._presence.look
         self._workers: ForkedWorkers | None = None
         self._ended_alone: set[int] = set()
@@ -86,6 +90,7 @@ class Agent(LocalElasticAgent):
                 "node": self._config.node,
                 "host": socket.gethostname(),
                 "nproc": spec.local_world_size,
+                "node_rank": self._config.node_rank,
                 "refused": refused,
             }
         )
@@ -140,8 +145,10 @@ class Agent(LocalElasticAgent):
             environment.RUN_FOLDER: str(self._folder.path),
             environment.GENERATION: str(round_.generation),
             environment.NODE: self._config.node,
+            environment.RENDEZVOUS: self._config.rendezvous,
             environment.WRITER: self._writer.address,
             environment.FAILED_AT: "" if round_.failed_at is None else repr(round_.failed_at),
+            environment.NUMA: _numa(worker_group.spec),
             environment.HEARTBEAT_FD: str(self._heartbeats.fd),
             **self._interface,
         }
@@ -218,15 +225,14 @@ def build_agent(
     """Return the agent, configured by parsing the very argv that was written into the launch folder."""
     argv = (Path(config.launch_folder) / "torchrun.args").read_text(encoding="utf-8").splitlines()
     launch, _, _ = config_from_args(get_args_parser().parse_args(argv))
-    store = join_store(config.store_host, config.store_port)
+    place = RendezvousPlace.parse(config.rendezvous)
+    store = join_store(place)
     folder = RunFolder(Path(config.run_folder))
     spec = WorkerSpec(
         role=launch.role,
         local_world_size=launch.nproc_per_node,
         entrypoint=str(Path(config.launch_folder) / "train.py"),
-        rdzv_handler=SupervisedRendezvous(
-            store, config.node, folder.run_id, config.store_host, config.store_port
-        ),
+        rdzv_handler=SupervisedRendezvous(store, config.node, folder.run_id, place),
         max_restarts=0,  # the supervisor's ledger is the only place where restarts are counted
         monitor_interval=launch.monitor_interval,
         local_addr=launch.local_addr,
@@ -234,5 +240,9 @@ def build_agent(
         numa_options=launch.numa_options,
     )
     assert launch.logs_specs is not None
-    tee = launch.logs_specs._tee  # noqa: SLF001  torch offers no public way to it
-    return Agent(spec, config, store, GenerationLogs(folder, tee), server, writer, heartbeats)
+    logs = GenerationLogs.like(launch.logs_specs, folder)
+    return Agent(spec, config, store, logs, server, writer, heartbeats)
+
+
+def _numa(spec: WorkerSpec) -> str:
+    return "" if spec.numa_options is None else spec.numa_options.affinity_mode.value

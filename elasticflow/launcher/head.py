@@ -1,41 +1,41 @@
-"""The supervisor's side of the launch's store: hears agents, publishes rounds (floor 3). Keys: `rendezvous.py`."""
+"""The supervisor's side of the launch's store: hears agents, publishes rounds (floor 3). Keys: `keys.py`."""
 
 from __future__ import annotations
 
 import json
 import time
 from dataclasses import asdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not re-exported
-
-from elasticflow.launcher.rendezvous import EXIT_CODE, INVITATION, PREFIX, Round, feed_key
+from elasticflow.launcher.keys import (
+    EXIT_CODE,
+    FEEDS,
+    INVITATION,
+    NOTICED,
+    ROUNDS,
+    beat_key,
+    feed_key,
+    gone_key,
+    request_key,
+    round_key,
+)
+from elasticflow.launcher.rendezvous import Round
 
 if TYPE_CHECKING:
-    from socket import socket
-
     from elasticflow.launcher.invitation import Invitation
+    from elasticflow.launcher.keys import Keys
 
 # An agent tells that it lives ten times in this; a loaded machine may keep it from doing so for a while.
 SILENT_S = 2.5
 _LOOK_S = 0.25
+_NOTICE_POLL_S = 0.02
 
 
 class Head:
-    """Serves the launch's store on *listener*; it outlives every agent."""
+    """Hears and directs the agents of a launch through *store*."""
 
-    def __init__(self, listener: socket) -> None:
-        host, port = listener.getsockname()[:2]
-        server = TCPStore(
-            "127.0.0.1" if host in ("0.0.0.0", "::") else host,  # noqa: S104  # where this process finds it
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-            timeout=timedelta(seconds=60),
-        )
-        self._store = PrefixStore(PREFIX, server)
+    def __init__(self, store: Keys) -> None:
+        self._store = store
         self._taken: list[int] = []  # messages taken so far, by feed
         self._feeds: dict[str, int] = {}  # the feed of each node that has joined
         self._beats: dict[str, tuple[bytes, float]] = {}  # what each node said last, and when it was new
@@ -45,7 +45,8 @@ class Head:
     def take(self) -> list[dict[str, Any]]:
         """Return the messages that agents have sent since the last call, and forget them."""
         messages = []
-        self._taken += [0] * (self._store.add("feeds", 0) - len(self._taken))
+        if self._store.check([FEEDS]):
+            self._taken += [0] * (int(self._store.get(FEEDS)) - len(self._taken))
         for index in range(len(self._taken)):
             while self._store.check([key := feed_key(index + 1, self._taken[index] + 1)]):
                 message = json.loads(self._store.get(key))
@@ -66,7 +67,7 @@ class Head:
         paused, self._looked = now - self._looked > SILENT_S / 2, now
         found = []
         for node, feed in self._feeds.items():
-            key = f"beat/{feed}"
+            key = beat_key(feed)
             beat = self._store.get(key) if self._store.check([key]) else b""
             last = self._beats.get(node)
             if last is None or beat != last[0] or paused:
@@ -88,18 +89,25 @@ class Head:
         self._store.set(EXIT_CODE, str(exit_code))
         self._publish(Round(stop=True))
 
+    def await_notice(self, nodes: set[str], patience_s: float) -> None:
+        """Return once all machines but *nodes* have read the exit code, or after *patience_s*: the store goes then."""
+        deadline = time.monotonic() + patience_s
+        others = len(self._feeds.keys() - nodes)
+        while self._store.add(NOTICED, 0) < others and time.monotonic() < deadline:
+            time.sleep(_NOTICE_POLL_S)
+
     def request(self, what: str, generation: int) -> None:
         """Ask the workers of *generation* to `drain`, or have them killed (`stop`)."""
-        self._store.set(f"{what}/{generation}", "1")
+        self._store.set(request_key(what, generation), "1")
 
     def release(self, node: str) -> None:
         """Have the agent of *node* leave; it is not listened for any more."""
         feed = self._feeds.pop(node, None)
         self._beats.pop(node, None)
         if feed is not None:
-            self._store.set(f"gone/{feed}", "1")
+            self._store.set(gone_key(feed), "1")
 
     def _publish(self, round_: Round) -> None:
         self._count += 1
-        self._store.set(f"round/{self._count}", json.dumps(asdict(round_)))
-        self._store.set("rounds", str(self._count))
+        self._store.set(round_key(self._count), json.dumps(asdict(round_)))
+        self._store.set(ROUNDS, str(self._count))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow import durable
 from elasticflow.compiler.plan import plan_job
-from elasticflow.errors import INTERRUPTED, KILLED_BY_USER, HeadNotFoundError, NodeRefusedError
+from elasticflow.errors import (
+    HeadNotFoundError,
+    LedElsewhereError,
+    NodeRefusedError,
+)
 from elasticflow.launcher.agent_process import agent_of
 from elasticflow.launcher.invitation import Invitation
 from elasticflow.launcher.launch import check_torch, writer_config
-from elasticflow.launcher.leave_requests import LeaveRequests
+from elasticflow.launcher.meeting import connect, newest_launch, place_of
+from elasticflow.launcher.membership import Membership
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
@@ -23,10 +27,10 @@ from elasticflow.storage import Storage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.distributed import Store  # type: ignore[attr-defined]  # torch's stubs do not re-export it
-
-    from elasticflow.launcher.agent_process import AgentProcess
+    from elasticflow.compiler.plan import LaunchPlan
+    from elasticflow.launcher.keys import Keys
     from elasticflow.launcher.launch import Request
+    from elasticflow.rendezvous_place import RendezvousPlace
 
 _POLL_S = 0.05
 _CONNECT_S = 60.0
@@ -34,8 +38,8 @@ _AGAIN_S = 1.0
 
 
 @dataclass(frozen=True)
-class Head:
-    """Where the launch's store is served."""
+class Address:
+    """Where the store of a launch is served."""
 
     host: str
     port: int
@@ -45,53 +49,72 @@ class Head:
         return f"{self.host}:{self.port}"
 
 
-def join(request: Request, head: Head, say: Callable[[str], None], warn: Callable[[str], None]) -> int:
-    """Take part in the launch at *head* until it is over or this machine is to leave; return the exit code.
+def join(
+    request: Request,
+    address: Address,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+    lead: Callable[[Request], int],
+) -> int:
+    """Take part in the launch at *address* until it is over or this machine is to leave; return the exit code.
+
+    If its supervisor goes silent while the store lives on, this process leads the next launch of the run, unless
+    another one is first, in whose launch it takes part then.
 
     Args:
         request: The job as it is here; its run folder is not used.
-        head: From `--join`.
+        address: From `--join`.
         say: Called with what a person should know.
         warn: Called with each sentence a person should read before.
+        lead: Launches what it is given, and returns its exit code.
 
     Raises:
-        HeadNotFoundError: nobody answers there.
+        HeadNotFoundError: nobody leads a run of the job there.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
     """
     check_torch(warn)
-    store = _connect(head, say)
-    from elasticflow.launcher.rendezvous import INVITATION
-
-    invitation = Invitation(**json.loads(store.get(INVITATION)))
-    invitation.check(request.job)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
-    folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
-    uri, prefix = snapshot_place(plan.snapshots.uri, folder, request.project_root)
-    record = Catalog(Storage(uri, plan.snapshots.options), prefix).read_job_record()
-    if record is None or record["run_id"] != invitation.run_id:
-        raise NodeRefusedError(
-            f"this machine does not see the snapshots of run {invitation.run_id}: nothing of it lies in {uri}",
-            "set snapshots.uri to a place that all machines see, such as s3://bucket/prefix or a shared folder",
+    _check_rank(plan, request.node_rank)
+    _await_server(address, say)
+    place = place_of(plan, address.host, address.port)
+    keys = connect(place)
+    last = 0
+    while True:
+        number = _await_launch(keys, place, last, say)
+        node = _Node(request, plan, place.under(str(number)), say)
+        code = node.take_part()
+        if code is not None:
+            return code
+        say(
+            "the process that led the run is gone: the run goes on from here, unless another machine is first"
         )
-    node = f"{socket.gethostname()}-{store.add('joined', 1)}"
-    launch_folder = folder.path / "nodes" / node
-    durable.write(launch_folder / "train.py", (invitation.entry_point.encode(),))
-    durable.write(launch_folder / "torchrun.args", ("\n".join(plan.torchrun_args).encode(),))
-    agent = agent_of(
-        plan,
-        folder,
-        launch_folder,
-        node,
-        (head.host, head.port),
-        request.project_root,
-        writer_config(plan, uri, prefix, folder.run_id),
-    )
-    say(f"joining run {invitation.run_id} at {head} as node {node}")
-    return _Membership(node, agent, store, say).run()
+        try:
+            return lead(replace(request, folder=node.folder, accept_drift=False))
+        except LedElsewhereError:
+            last = number
 
 
-def _connect(head: Head, say: Callable[[str], None]) -> Store:
-    """Return the launch's store; a head that is still starting is waited for.
+def _check_rank(plan: LaunchPlan, node_rank: int | None) -> None:
+    """Return if a static rendezvous has been told where this machine stands.
+
+    Raises:
+        NodeRefusedError: it has not, or not within the job's nodes.
+    """
+    if plan.rdzv_backend != "static":
+        return
+    if node_rank is None:
+        raise NodeRefusedError(
+            'torchrun.rdzv_backend is "static", and this machine is not told its rank',
+            "give it --node-rank, or the variable NODE_RANK: 0 is the first machine",
+        )
+    if node_rank >= plan.nodes_max:
+        raise NodeRefusedError(
+            f"node rank {node_rank} is none of the job's {plan.nodes_max} nodes", "ranks are counted from 0"
+        )
+
+
+def _await_server(address: Address, say: Callable[[str], None]) -> None:
+    """Return once somebody answers at *address*; a head that is still starting is waited for.
 
     Raises:
         HeadNotFoundError: nobody answers in time.
@@ -100,68 +123,87 @@ def _connect(head: Head, say: Callable[[str], None]) -> Store:
     told = False
     while True:
         try:
-            socket.create_connection((head.host, head.port), timeout=5).close()
+            socket.create_connection((address.host, address.port), timeout=5).close()
         except OSError as error:
             if time.monotonic() > deadline:
                 raise HeadNotFoundError(
-                    f"nobody serves a launch at {head}: {error}",
+                    f"nobody serves a launch at {address}: {error}",
                     "start the run on that machine first, with nodes.endpoint naming it, and open the port",
                 ) from error
             if not told:
                 told = True
-                say(f"waiting for {head}: {error}")
+                say(f"waiting for {address}: {error}")
             time.sleep(_AGAIN_S)
         else:
-            break
-    from elasticflow.launcher.rendezvous import join_store  # torch, once it is of use
-
-    return join_store(head.host, head.port)
+            return
 
 
-class _Membership:
-    """This machine's part in the launch: its agent, and the signals that end it."""
+def _await_launch(keys: Keys, place: RendezvousPlace, last: int, say: Callable[[str], None]) -> int:
+    """Return the number of the job's newest launch, later than *last*, that is not over.
 
-    def __init__(self, node: str, agent: AgentProcess, store: Store, say: Callable[[str], None]) -> None:
-        from elasticflow.launcher.rendezvous import EXIT_CODE, Feed
+    Args:
+        keys: The job's.
+        place: Where they are.
+        last: Number of a launch that is not led any more.
+        say: Called with what a person should know.
 
-        self._node, self._agent, self._store, self._say = node, agent, store, say
-        self._feed = Feed(store)
-        self._exit_code = EXIT_CODE
-        self._asked = LeaveRequests()
+    Raises:
+        HeadNotFoundError: there is none in time.
+    """
+    from elasticflow.launcher.keys import EXIT_CODE, INVITATION, join_store
 
-    def run(self) -> int:
-        """Return the exit code once the agent has left for good; nothing that it started lives afterwards."""
-        self._asked.listen()
-        try:
-            self._agent.start()
-            has_asked = False
-            while True:
-                time.sleep(_POLL_S)
-                if len(self._asked.numbers) > 1:
-                    return KILLED_BY_USER
-                if self._asked.numbers and not has_asked:
-                    has_asked = True
-                    self._say("asked to leave: the workers leave after their step")
-                    self._agent.send(signal.SIGUSR1)
-                code = self._agent.exit_code()
-                if code is not None and (final := self._ended(code)) is not None:
-                    return final
-        finally:
-            self._agent.end()
+    deadline = time.monotonic() + _CONNECT_S
+    what = f"a run of this job at {place.endpoint}"
+    told = False
+    while time.monotonic() < deadline:
+        number = newest_launch(keys)
+        if number > last:
+            launch = join_store(place.under(str(number)), looks_at="")
+            if launch.check([INVITATION]) and not launch.check([EXIT_CODE]):
+                return number
+        if not told:
+            told = True
+            say(f"waiting for {what}")
+        time.sleep(_AGAIN_S / 2)
+    raise HeadNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
 
-    def _ended(self, code: int) -> int | None:
-        """Return this process' exit code now that the agent has ended; None if it was started again."""
-        try:
-            if self._store.check([self._exit_code]):
-                return int(self._store.get(self._exit_code))
-            if self._asked.numbers:
-                return INTERRUPTED
-            self._feed.post(
-                {"type": "died", "node": self._node, "error": f"its agent ended with code {code}"}
+
+class _Node:
+    """This machine as a node of the launch whose keys are at *place*.
+
+    Attributes:
+        folder: The run's folder here.
+
+    Raises:
+        NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
+    """
+
+    def __init__(
+        self, request: Request, plan: LaunchPlan, place: RendezvousPlace, say: Callable[[str], None]
+    ) -> None:
+        from elasticflow.launcher.keys import INVITATION, join_store
+
+        store = join_store(place, looks_at="")
+        invitation = Invitation(**json.loads(store.get(INVITATION)))
+        invitation.check(request.job)
+        self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
+        uri, prefix = snapshot_place(plan.snapshots.uri, self.folder, request.project_root)
+        record = Catalog(Storage(uri, plan.snapshots.options), prefix).read_job_record()
+        if record is None or record["run_id"] != invitation.run_id:
+            raise NodeRefusedError(
+                f"this machine does not see the snapshots of run {invitation.run_id}: nothing of it lies in {uri}",
+                "set snapshots.uri to a place that all machines see, such as s3://bucket/prefix or a shared folder",
             )
-        except RuntimeError as error:
-            self._say(f"the launch is gone: {error}")
-            return INTERRUPTED
-        self._say(f"the agent ended with code {code}, and is started again")
-        self._agent.start()
-        return None
+        node = f"{socket.gethostname()}-{store.add('joined', 1)}"
+        launch_folder = self.folder.path / "nodes" / node
+        durable.write(launch_folder / "train.py", (invitation.entry_point.encode(),))
+        durable.write(launch_folder / "torchrun.args", ("\n".join(plan.torchrun_args).encode(),))
+        writer = writer_config(plan, uri, prefix, self.folder.run_id)
+        rank = request.node_rank if plan.rdzv_backend == "static" else None
+        agent = agent_of(plan, self.folder, launch_folder, node, place, request.project_root, writer, rank)
+        say(f"joining run {invitation.run_id} at {place.endpoint} as node {node}")
+        self._membership = Membership(node, agent, store, say)
+
+    def take_part(self) -> int | None:
+        """Return the exit code once this node has left for good; None once nobody leads the launch any more."""
+        return self._membership.run()

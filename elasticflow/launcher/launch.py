@@ -11,8 +11,8 @@ from elasticflow.compiler.materialize import materialize
 from elasticflow.compiler.plan import LaunchPlan, plan_job
 from elasticflow.errors import TorchMissingError
 from elasticflow.launcher import continuity
-from elasticflow.launcher.agent_process import listen
 from elasticflow.launcher.lock import locked
+from elasticflow.launcher.meeting import meet
 from elasticflow.launcher.simulate import ALONE, check_scale
 from elasticflow.launcher.start import Launch
 from elasticflow.launcher.supervisor import Supervisor
@@ -43,6 +43,7 @@ class Request:
         folder: The run folder; it need not exist.
         accept_drift: Differences that change the trajectory are wanted.
         scale: How many nodes this machine plays from when on.
+        node_rank: This machine's place among the nodes, where the rendezvous is static.
     """
 
     job: Job
@@ -52,6 +53,7 @@ class Request:
     folder: RunFolder
     accept_drift: bool = False
     scale: tuple[Change, ...] = ALONE
+    node_rank: int | None = None
 
 
 def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Callable[[str], None]) -> int:
@@ -67,6 +69,8 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
         ScaleError: more nodes are to be simulated than the job may have.
         StorageError: the snapshot URI cannot be written.
         PortTakenError: the endpoint's port is in use.
+        RendezvousError: nobody serves the store that the job names.
+        LedElsewhereError: another process leads a run of the job there.
         RunLockedError: the run is running.
         DriftRefusedError: the job changed in a way that needs consent or would corrupt the run.
     """
@@ -77,7 +81,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
     uri, prefix = snapshot_place(plan.snapshots.uri, folder, request.project_root)
     storage = Storage(uri, plan.snapshots.options)
     storage.check_writable()
-    with locked(folder), contextlib.closing(listen(*_endpoint(plan))) as listener:
+    with locked(folder), contextlib.closing(meet(plan)) as meeting:
         catalog = Catalog(storage, prefix)
         edited = continuity.carried_entry_point(
             folder, catalog, request.job, warn, accept_drift=request.accept_drift
@@ -100,10 +104,11 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
             project_root=request.project_root,
             catalog=catalog,
             writer=writer_config(plan, uri, prefix, folder.run_id),
-            listener=listener,
+            meeting=meeting,
             is_resumed=number > 1 or catalog.newest_generation() > 0,
             is_edited=edited is not None,
             scale=request.scale,
+            node_rank=request.node_rank or 0,
         )
         return Supervisor(made, show).run()
 
@@ -137,9 +142,3 @@ def writer_config(plan: LaunchPlan, uri: str, prefix: str, run_id: str) -> dict[
         "staging_limit": snapshots.staging_limit,
         "best_mode": snapshots.best_mode,
     }
-
-
-def _endpoint(plan: LaunchPlan) -> tuple[str, int]:
-    if plan.endpoint is None:
-        return "127.0.0.1", 0
-    return "", int(plan.endpoint.rpartition(":")[2])

@@ -17,6 +17,7 @@ class Member:
         node: Its id inside the launch.
         host: Name of its machine.
         nproc: Workers that it starts.
+        rank: Its place among the nodes, where the rendezvous is static; else its arrival decides.
         is_leaving: It asked to leave and takes part in nothing new.
         is_excluded: It failed too often; it takes part in nothing new.
         failures: Generations in a row that failed first on it.
@@ -25,6 +26,7 @@ class Member:
     node: str
     host: str
     nproc: int
+    rank: int | None = None
     is_leaving: bool = False
     is_excluded: bool = False
     failures: int = 0
@@ -114,7 +116,9 @@ class Members:
         found = self._usable()[: self._most]
         if len(found) < self._most and (now < self._settled_at or (is_first and self._expected)):
             return ()
-        return tuple(found) if len(found) >= self._least else ()
+        if len(found) < self._least:
+            return ()
+        return tuple(sorted(found, key=lambda member: member.rank or 0))
 
     def has_room_for_more(self, nodes: tuple[str, ...], now: float) -> bool:
         """Return whether a generation of *nodes* should make way for one with nodes that have come since."""

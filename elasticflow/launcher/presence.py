@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from elasticflow.launcher.rendezvous import is_gone, join_store
+from elasticflow.launcher.keys import beat_key, is_gone, join_store
+from elasticflow.rendezvous_place import RendezvousPlace
 
 if TYPE_CHECKING:
     from elasticflow.launcher.agent_process import AgentConfig
@@ -69,9 +70,9 @@ class Presence:
         A thread of its own with a connection of its own: the agent's main thread may be busy ending workers.
         """
         try:
-            store = join_store(self._config.store_host, self._config.store_port)
+            store = join_store(RendezvousPlace.parse(self._config.rendezvous))
             for number in itertools.count():
-                store.set(f"beat/{self._feed.number}", str(number))
+                store.set(beat_key(self._feed.number), str(number))
                 self._is_gone = is_gone(store, self._feed.number)
                 self._answered = time.monotonic()
                 if self._is_gone or self._is_over.wait(_BEAT_S):

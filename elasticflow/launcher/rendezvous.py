@@ -1,20 +1,6 @@
 """Who takes part in the next generation, as agents read it: decided by the supervisor, in `head.py` (floor 3).
 
-All of it lies in the supervisor's store, under one prefix a launch, in plain keys (`set`, `get`, `add`,
-`check` only, so that another store fits the same interface):
-
-    invitation              what another machine has to know to take part (`invitation.py`)
-    exit_code               of the launch, once it is over
-    feeds, feed/<f>/<i>     number of agents so far; messages of the f-th to the supervisor, in order
-    beat/<f>                a number that the f-th agent changes several times a second
-    gone/<f>                the f-th agent is to leave: its node was let go, or is taken for lost
-    rounds, round/<i>       number of decisions so far; the i-th: a generation to form, or to stop
-    drain/<generation>      workers of this generation are asked to leave after a step
-    stop/<generation>       workers of this generation are to be killed now: a peer has failed
-    ranks/<generation>/...  what agents tell each other, fresh for every generation (torch 2.13 hands all
-                            generations the same keys, and the next one reads stale addresses)
-
-Workers use the same store under `run/<generation>/`, for the same reason (runtime/group.py).
+The keys are told in `keys.py`.
 """
 
 from __future__ import annotations
@@ -22,21 +8,22 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not re-exported
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not re-exported
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
+
+from elasticflow.launcher.keys import FEEDS, ROUNDS, feed_key, round_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elasticflow.launcher.keys import Keys
+    from elasticflow.rendezvous_place import RendezvousPlace
+
 _POLL_S = 0.002
 _LOOK_S = 0.05
-PREFIX = "elasticflow"
-INVITATION = "invitation"
-EXIT_CODE = "exit_code"
 
 
 class Place(NamedTuple):
@@ -74,12 +61,6 @@ class Round:
         return None
 
 
-def join_store(host: str, port: int) -> Store:
-    """Return a client of the supervisor's store."""
-    client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
-    return PrefixStore(PREFIX, client)
-
-
 class Feed:
     """Messages of one agent to the supervisor, in order.
 
@@ -87,9 +68,9 @@ class Feed:
         number: Its number among all agents of the launch.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Keys) -> None:
         self._store = store
-        self.number = store.add("feeds", 1)
+        self.number = store.add(FEEDS, 1)
         self._posted = 0
 
     def post(self, message: dict[str, Any]) -> None:
@@ -102,21 +83,6 @@ class Feed:
         self._store.set(feed_key(self.number, self._posted), json.dumps(message))
 
 
-def feed_key(feed: int, number: int) -> str:
-    """Return the key of the *number*-th message of the *feed*-th agent."""
-    return f"feed/{feed}/{number}"
-
-
-def is_requested(store: Store, what: str, generation: int) -> bool:
-    """Return whether the supervisor asked for `drain` or `stop` of *generation*."""
-    return bool(store.check([f"{what}/{generation}"]))
-
-
-def is_gone(store: Store, feed: int) -> bool:
-    """Return whether the agent with this feed is to leave."""
-    return bool(store.check([f"gone/{feed}"]))
-
-
 class SupervisedRendezvous(RendezvousHandler):
     """torch's rendezvous interface over the supervisor's rounds: no last call, no election.
 
@@ -124,8 +90,7 @@ class SupervisedRendezvous(RendezvousHandler):
         store: The launch's, from `join_store`.
         node: Id of this node.
         run_id: The run's.
-        host: Where the store is served.
-        port: Its port.
+        place: Where the store is.
 
     Attributes:
         may_wait: Called several times a second while this node waits; an exception ends the wait.
@@ -133,11 +98,11 @@ class SupervisedRendezvous(RendezvousHandler):
         place: This node's part in it.
     """
 
-    def __init__(self, store: Store, node: str, run_id: str, host: str, port: int) -> None:
+    def __init__(self, store: Keys, node: str, run_id: str, place: RendezvousPlace) -> None:
         self._store = store
         self._node = node
         self._run_id = run_id
-        self._address = RendezvousStoreInfo(host, port)
+        self._address = RendezvousStoreInfo(place.host, place.port)
         self.may_wait: Callable[[], None] = lambda: None
         self._seen = 0
         self.round = Round()
@@ -145,8 +110,8 @@ class SupervisedRendezvous(RendezvousHandler):
 
     def skip_old(self) -> None:
         """Forget rounds that were published before this agent was started."""
-        if self._store.check(["rounds"]):
-            self._seen = int(self._store.get("rounds"))
+        if self._store.check([ROUNDS]):
+            self._seen = int(self._store.get(ROUNDS))
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round that names this node; it has no time limit: the supervisor's life is one.
@@ -155,17 +120,24 @@ class SupervisedRendezvous(RendezvousHandler):
             RendezvousGracefulExitError: the launch is over.
         """
         while True:
-            self._wait_for(f"round/{self._seen + 1}")
+            self._wait_for(round_key(self._seen + 1))
             self._seen += 1
-            fields = json.loads(self._store.get(f"round/{self._seen}"))
+            fields = json.loads(self._store.get(round_key(self._seen)))
             nodes = tuple((node, nproc) for node, nproc in fields.pop("nodes"))
             self.round = Round(nodes=nodes, **fields)
             if self.round.stop:
                 raise RendezvousGracefulExitError("the supervisor ended the launch")
             if (place := self.round.place(self._node)) is not None:
                 self.place = place
-                store = PrefixStore(f"ranks/{self.round.generation}", self._store)
-                return RendezvousInfo(store, place.number, len(self.round.nodes), self._address)
+                return RendezvousInfo(
+                    self._store_of_round(), place.number, len(self.round.nodes), self._address
+                )
+
+    def _store_of_round(self) -> Store:
+        """Return what torch hands to `_assign_worker_ranks`; ours reads the round instead (`agent.py`)."""
+        if isinstance(self._store, Store):
+            return PrefixStore(f"ranks/{self.round.generation}", self._store)
+        return cast("Store", self._store)
 
     def _wait_for(self, key: str) -> None:
         looked = 0.0

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.resolved import job_to_json
-from elasticflow.launcher import interface
 from elasticflow.launcher.agent_process import agent_of
 from elasticflow.launcher.invitation import Invitation, versions
 from elasticflow.launcher.simulate import ALONE
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.plan import LaunchPlan
     from elasticflow.launcher.agent_process import AgentProcess
+    from elasticflow.launcher.meeting import Meeting
     from elasticflow.launcher.simulate import Change
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.catalog import Catalog
@@ -36,10 +36,11 @@ class Launch:
         project_root: Where the job's own code is found.
         catalog: The run's snapshots and generations.
         writer: Configuration of the snapshot writer.
-        listener: Listening socket of the store.
+        meeting: Where its agents meet.
         is_resumed: The run existed before this launch.
         is_edited: train.py was edited by hand.
         scale: How many nodes this machine plays from when on.
+        node_rank: Of this machine's first node, where the rendezvous is static.
     """
 
     plan: LaunchPlan
@@ -49,33 +50,25 @@ class Launch:
     project_root: Path
     catalog: Catalog
     writer: dict[str, Any]
-    listener: socket.socket
+    meeting: Meeting
     is_resumed: bool = False
     is_edited: bool = False
     scale: tuple[Change, ...] = ALONE
+    node_rank: int = 0
 
-    def agent(self, port: int, node: str) -> AgentProcess:
-        """Return the agent of *node*, a node of this machine, not yet started; the store is at *port*."""
+    def agent(self, node: str) -> AgentProcess:
+        """Return the agent of *node*, a node of this machine, not yet started."""
         return agent_of(
             self.plan,
             self.folder,
             self.folder.launch(self.number),
             node,
-            (self._host(), port),
+            self.meeting.place,
             self.project_root,
             self.writer,
+            # Nodes of this machine are called n0, n1 and so on (`local_agents.py`).
+            self.node_rank + int(node[1:]) if self.plan.rdzv_backend == "static" else None,
         )
-
-    def _host(self) -> str:
-        """Return where agents of this machine find the store: by the address that others use, if there may be others."""
-        host = (self.plan.endpoint or "").rpartition(":")[0]
-        return host if host and interface.is_here(host) else "127.0.0.1"
-
-    def endpoint(self) -> str | None:
-        """Return what other machines give to `--join`; None if the job has one node."""
-        if self.plan.nodes_max == 1:
-            return None
-        return self.plan.endpoint or f"127.0.0.1:{self.listener.getsockname()[1]}"
 
     def invitation(self) -> Invitation:
         """Return what another machine has to know to take part."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.verdict import Verdict
 
 _POLL_S = 0.01
+_NOTICE_S = 2.0  # of machines that joined, to read the exit code
 _LEAVE_S = 5.0  # of agents that have nothing to wait for
 
 
@@ -45,8 +45,7 @@ class Supervisor:
         self._journal = Journal(launch.folder, launch.number, show)
         self._metrics = Metrics(launch.folder)
         self._intake = Intake(self._journal, self._metrics)
-        make = partial(launch.agent, launch.listener.getsockname()[1])
-        self._agents = LocalAgents(make, launch.scale, self._journal)
+        self._agents = LocalAgents(launch.agent, launch.scale, self._journal)
         self._members = Members(launch.plan.nodes_min, launch.plan.nodes_max)
         self._asked = LeaveRequests()
 
@@ -58,13 +57,17 @@ class Supervisor:
             for node in self._agents.begin():  # they import for seconds, beside the import of torch here
                 self._members.expect(node)
             from elasticflow.launcher.head import Head
+            from elasticflow.launcher.keys import LOST
 
-            head = Head(self._launch.listener)
+            head = Head(self._launch.meeting.open())
             head.invite(self._launch.invitation())
             course = self._course(head)
-            while course.verdict is None:
-                self._turn(head, course)
-                time.sleep(_POLL_S)
+            try:
+                while course.verdict is None:
+                    self._turn(head, course)
+                    time.sleep(_POLL_S)
+            except LOST as error:
+                return self._end_without_store(course, str(error))
             return self._close(head, course, course.verdict)
         finally:
             self._agents.end()
@@ -82,7 +85,7 @@ class Supervisor:
             pid=os.getpid(),
             torch=version("torch"),
             uri=launch.catalog.storage.uri,
-            endpoint=launch.endpoint(),
+            endpoint=launch.meeting.endpoint,
         )
         if launch.is_edited:
             self._journal.event(
@@ -111,7 +114,7 @@ class Supervisor:
     def _hear(self, message: dict[str, Any], course: Course) -> None:
         match message["type"]:
             case "node":
-                member = Member(message["node"], message["host"], message["nproc"])
+                member = Member(message["node"], message["host"], message["nproc"], message.get("node_rank"))
                 course.node_joined(member, message["refused"])
             case "died":
                 course.node_lost(message["node"], "agent_lost", message["error"])
@@ -162,9 +165,20 @@ class Supervisor:
         if course.is_idle:
             verdict = self._see_off(course, verdict)
         self._agents.end()
+        head.await_notice(self._agents.nodes, _NOTICE_S)
         for message in head.take():
             if message["type"] in ("lines", "writer"):
                 self._hear(message, course)
+        return self._conclude(verdict)
+
+    def _end_without_store(self, course: Course, error: str) -> int:
+        """End the agents, whose store has gone, and write the verdict."""
+        self._agents.end()
+        course.interrupt(f"the store at {self._launch.meeting.endpoint} is lost: {error}")
+        assert course.verdict is not None
+        return self._conclude(course.verdict)
+
+    def _conclude(self, verdict: Verdict) -> int:
         figures = {"exit_code": verdict.exit_code, "event": verdict.event, **verdict.fields}
         self._journal.update(status=verdict.status, workers=[], verdict=figures)
         self._journal.event(verdict.event, **verdict.fields)

@@ -22,12 +22,25 @@ _STORE_TIMEOUT = timedelta(minutes=5)
 
 
 def choose_device(identity: Identity) -> torch.device:
-    """Return this rank's GPU if the machine has one for every local rank, else the CPU."""
+    """Return this rank's GPU if the machine has one for every local rank, else the CPU.
+
+    This process runs on cores near its GPU afterwards, if `[torchrun] numa_binding` asks for it.
+    """
+    if identity.numa is not None:
+        _bind_to_cores(identity.numa, identity.local_rank)
     if torch.cuda.is_available() and torch.cuda.device_count() >= identity.local_world_size:
         device = torch.device("cuda", identity.local_rank)
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
+
+
+def _bind_to_cores(mode: str, gpu: int) -> None:
+    """Do what torch's agent does for workers that it starts itself, and fails as it does where there is no GPU."""
+    from torch.numa import binding
+
+    options = binding.NumaOptions(binding.AffinityMode(mode))
+    binding._maybe_apply_numa_binding_to_current_process(gpu_index=gpu, numa_options=options)  # noqa: SLF001
 
 
 def set_threads(threads: int | None, local_world_size: int) -> None:
@@ -43,14 +56,13 @@ def connect(identity: Identity) -> Store | None:
     if identity.way == "torchrun":
         store, _, _ = next(rendezvous("env://", timeout=_STORE_TIMEOUT))
         return PrefixStore("elasticflow", store)
-    store = TCPStore(
-        identity.master_addr,
-        identity.master_port,
-        is_master=False,
-        timeout=_STORE_TIMEOUT,
-        wait_for_workers=False,
-    )
-    return PrefixStore(f"run/{identity.generation}", store)
+    place = identity.rendezvous.under(f"run/{identity.generation}")
+    if place.backend == "etcd-v2":
+        from elasticflow.runtime.etcd_store import EtcdStore
+
+        return EtcdStore(place, _STORE_TIMEOUT)
+    store = TCPStore(place.host, place.port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
+    return PrefixStore(place.prefix, store)
 
 
 def form(identity: Identity, store: Store, device: torch.device) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from elasticflow import environment
+from elasticflow.rendezvous_place import RendezvousPlace
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class Identity:
         writer: Address of the node's snapshot writer, if one runs.
         failed_at: Unix time of the failure this generation answers.
         heartbeat_fd: Shared memory of the node's heartbeats.
+        rendezvous: Where the keys of our agent's launch are.
+        numa: How to bind this process to the cores near its GPU (torch's affinity mode); None: it is not bound, or is
+            already, by torchrun.
     """
 
     way: Way
@@ -41,8 +45,8 @@ class Identity:
     writer: str | None
     failed_at: float | None
     heartbeat_fd: int | None
-    master_addr: str
-    master_port: int
+    rendezvous: RendezvousPlace
+    numa: str | None
 
     @classmethod
     def read(cls, environ: Mapping[str, str], folder: Path) -> Identity:
@@ -72,6 +76,12 @@ class Identity:
             writer=environ.get(environment.WRITER) or None,
             failed_at=float(failed_at) if failed_at else None,
             heartbeat_fd=int(heartbeat_fd) if heartbeat_fd else None,
-            master_addr=environ.get("MASTER_ADDR", "localhost"),
-            master_port=int(environ.get("MASTER_PORT", "0")),
+            rendezvous=_rendezvous(environ),
+            numa=environ.get(environment.NUMA) or None,
         )
+
+
+def _rendezvous(environ: Mapping[str, str]) -> RendezvousPlace:
+    if url := environ.get(environment.RENDEZVOUS):
+        return RendezvousPlace.parse(url)
+    return RendezvousPlace(environ.get("MASTER_ADDR", "localhost"), int(environ.get("MASTER_PORT", "0")))

@@ -36,6 +36,7 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *_not_built(source, tables),
         *_schedule(source, tables),
         *_optimizer(source, tables),
+        *_rendezvous(source, tables),
         *_several_machines(source, tables),
         *_one_node_only(source, tables),
         *_not_shared(source, tables),
@@ -110,6 +111,24 @@ def _optimizer(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         message = "LBFGS evaluates the loss several times within a step, and a step has one gradient here"
         remedy = "use an optimizer of one gradient per step, such as torch.optim:AdamW"
         yield source.problem(codes.NEEDS_CLOSURE, message, ("optimizer", "entry"), remedy=remedy)
+
+
+def _rendezvous(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    nodes, torchrun = tables.get("nodes"), tables.get("torchrun")
+    if nodes is None or torchrun is None:
+        return
+    backend, path = torchrun.rdzv_backend, ("torchrun", "rdzv_backend")
+    if backend == "static" and nodes.min != nodes.max:
+        message = f'"static" needs a fixed number of nodes, and they are {nodes.min} to {nodes.max}'
+        remedy = "set nodes.min and nodes.max to the same number, or use c10d"
+        yield source.problem(codes.RENDEZVOUS, message, path, remedy=remedy)
+    if nodes.endpoint is None and (backend != "c10d" or torchrun.is_store_outside):
+        what, path = (
+            (f'"{backend}"', path) if backend != "c10d" else ("is_host = false", ("torchrun", "rdzv_conf"))
+        )
+        message = f"{what} needs to know where the rendezvous is, and nodes.endpoint is not given"
+        remedy = 'add to [nodes]: endpoint = "host:port"'
+        yield source.problem(codes.RENDEZVOUS, message, path, remedy=remedy)
 
 
 def _several_machines(source: Source, tables: Tables) -> Iterator[Diagnostic]:

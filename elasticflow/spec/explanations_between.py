@@ -63,6 +63,13 @@ BETWEEN_KEYS: dict[str, Explanation] = {
         '[dataset]\nentry = "my.data:lines"\nshards = 12\nglobal_batch_size = 64',
         '[dataset]\nentry = "my.data:lines"\nshards = 16\nglobal_batch_size = 64',
     ),
+    codes.RENDEZVOUS: Explanation(
+        "the rendezvous cannot serve these nodes",
+        "etcd-v2, static, and c10d with is_host = false meet at an address, which nodes.endpoint names. With static the "
+        "nodes are a fixed set, each told its rank: nodes.min and nodes.max are the same.",
+        '[nodes]\nmin = 1\nmax = 2\nendpoint = "head:29400"\n\n[torchrun]\nrdzv_backend = "static"',
+        '[nodes]\nmin = 2\nmax = 2\nendpoint = "head:29400"\n\n[torchrun]\nrdzv_backend = "static"',
+    ),
     codes.NO_ENDPOINT: Explanation(
         "several nodes and no endpoint (warning)",
         "Other machines join at the first machine's address. Without one the job runs on this machine alone.",

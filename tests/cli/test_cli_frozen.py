@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from elasticflow.cli.cmd_rendezvous import COMMANDS as OF_RENDEZVOUS
 from elasticflow.cli.cmd_snapshots import COMMANDS as OF_SNAPSHOTS
 from elasticflow.cli.main import COMMANDS, group
 
@@ -19,6 +20,7 @@ PROMISED = {
         "--simulate-nodes",
         "--scale",
         "--join",
+        "--node-rank",
         "--dry-run",
         "--log-format",
     },
@@ -30,6 +32,19 @@ PROMISED = {
     "logs": {"[RUN]", "--rank", "--generation", "--follow", "--level", "--format"},
     "snapshots": set(),
     "verify-elastic": {"JOB", "--worlds", "--steps", "--set", "--tolerance", "--keep", "--format"},
+    "chaos": {
+        "JOB",
+        "--plan",
+        "--faults",
+        "--seed",
+        "--steps",
+        "--workers",
+        "--set",
+        "--tolerance",
+        "--keep",
+        "--format",
+    },
+    "rendezvous": set(),
     "schema": {"--output"},
     "explain": {"[CODE]"},
     "completion": {"{bash|zsh|fish}"},
@@ -56,14 +71,17 @@ PROMISED_OF_SNAPSHOTS = {
 }
 
 
+PROMISED_OF_RENDEZVOUS = {"serve": {"--host", "--port"}}
+
+
 def _command(within: click.Group, name: str) -> click.Command:
     found = within.get_command(click.Context(within), name)
     assert found is not None
     return found
 
 
-def _snapshots() -> click.Group:
-    found = _command(group, "snapshots")
+def _group(name: str) -> click.Group:
+    found = _command(group, name)
     assert isinstance(found, click.Group)
     return found
 
@@ -85,13 +103,21 @@ def test_commands_and_options_are_those_promised() -> None:
 
 def test_commands_of_snapshots_are_those_promised() -> None:
     """Every command of `elasticflow snapshots`, each with exactly these arguments and options."""
-    assert PROMISED_OF_SNAPSHOTS == {name: _offered(_command(_snapshots(), name)) for name in OF_SNAPSHOTS}
+    assert PROMISED_OF_SNAPSHOTS == {name: _offered(_command(_group("snapshots"), name)) for name in OF_SNAPSHOTS}
+
+
+def test_commands_of_rendezvous_are_those_promised() -> None:
+    """Every command of `elasticflow rendezvous`, each with exactly these arguments and options."""
+    assert PROMISED_OF_RENDEZVOUS == {
+        name: _offered(_command(_group("rendezvous"), name)) for name in OF_RENDEZVOUS
+    }
 
 
 def test_every_option_of_every_command_is_explained() -> None:
     """`--help` says something about each option."""
     commands = [_command(group, name) for name in COMMANDS]
-    commands += [_command(_snapshots(), name) for name in OF_SNAPSHOTS]
+    commands += [_command(_group("snapshots"), name) for name in OF_SNAPSHOTS]
+    commands += [_command(_group("rendezvous"), name) for name in OF_RENDEZVOUS]
     silent = [
         (command.name, parameter.name)
         for command in commands

@@ -11,8 +11,7 @@ import pytest
 
 from elasticflow.compiler.materialize import materialize
 from elasticflow.compiler.plan import plan_job
-from elasticflow.compiler.torchrun import arguments, script, variables
-from elasticflow.errors import JobRefusedError
+from elasticflow.compiler.torchrun import arguments, script, store_options, variables
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
@@ -92,21 +91,28 @@ def test_other_backends_get_no_configuration_of_ours() -> None:
     assert not [a for a in arguments(job) if "rdzv-conf" in a]
 
 
+def test_what_etcd_is_talked_to_with_is_carried() -> None:
+    """Torch's own keys for etcd say how our agents talk to it, too; others are torch's business."""
+    conf = {"protocol": "https", "ca_cert": "/ca.pem", "read_timeout": 5}
+    job = make_job(torchrun__rdzv_backend="etcd-v2", nodes__endpoint="etcd:2379", torchrun__rdzv_conf=conf)
+
+    assert {"protocol": "https", "ca_cert": "/ca.pem"} == store_options(job)
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "outside"),
     [
-        (
-            {"torchrun__rdzv_backend": "static", "nodes__max": 2, "nodes__endpoint": "head:29400"},
-            'torchrun.rdzv_backend = "static" needs a fixed number of nodes; nodes are 1 to 2',
-        ),
-        ({"torchrun__rdzv_backend": "etcd-v2"}, 'torchrun.rdzv_backend = "etcd-v2" needs nodes.endpoint'),
+        ({}, False),
+        ({"torchrun__rdzv_conf": {"is_host": False}}, True),
+        ({"torchrun__rdzv_conf": {"is_host": 0}}, True),
+        ({"torchrun__rdzv_conf": {"is_host": "true"}}, False),
+        ({"torchrun__rdzv_backend": "etcd-v2"}, True),
+        ({"torchrun__rdzv_backend": "static", "torchrun__rdzv_conf": {"is_host": False}}, False),
     ],
 )
-def test_backends_that_cannot_serve_the_nodes(changes: dict[str, Any], message: str) -> None:
-    """A rendezvous back-end that cannot do what [nodes] asks is refused, by name."""
-    with pytest.raises(JobRefusedError) as caught:
-        arguments(make_job(**changes))
-    assert caught.value.message == message
+def test_store_is_outside_when_torchrun_would_not_serve_it(changes: dict[str, Any], outside: bool) -> None:
+    """Torch's own key for c10d says so; etcd always is."""
+    assert outside == make_job(**changes).torchrun.is_store_outside
 
 
 def test_every_variable_has_a_reason() -> None:

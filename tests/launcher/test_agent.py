@@ -12,11 +12,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from torch.distributed import PrefixStore
 
 from elasticflow.launcher.agent import Agent, build_agent
 from elasticflow.launcher.agent_process import AgentConfig, listen
 from elasticflow.launcher.head import Head
 from elasticflow.launcher.heartbeats import Heartbeats
+from elasticflow.launcher.meeting import serve
+from elasticflow.rendezvous_place import RendezvousPlace
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import Warm, is_alive, wait_until
 
@@ -77,20 +80,20 @@ def node(warm: Warm, tmp_path: Path) -> Iterator[Node]:
     (launch / "torchrun.args").write_text("\n".join((*arguments, "--shutdown-timeout=30", "train.py")))
     (launch / "train.py").symlink_to(warm.entry_point)
     listener = listen("127.0.0.1", 0)
+    place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
     folder = RunFolder(tmp_path / "runs" / "job" / "run")
     config = AgentConfig(
         launch_folder=str(launch),
         run_folder=str(folder.path),
         node="n0",
-        store_host="127.0.0.1",
-        store_port=listener.getsockname()[1],
+        rendezvous=place.url,
         path=[],
         modules=[],
         start_method="fork",
         hang_timeout_s=HANG_S,
         grace_s=1,
     )
-    head = Head(listener)
+    head = Head(PrefixStore(place.prefix, serve(listener)))
     readable, writable = os.pipe()  # a writer that never says anything
     process = SimpleNamespace(poll=lambda: None)
     writer = SimpleNamespace(

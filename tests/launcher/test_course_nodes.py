@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import errors, events
-from elasticflow.launcher.members import SETTLE_S
+from elasticflow.launcher.members import SETTLE_S, Member
 from tests.launcher.course_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
@@ -62,6 +62,22 @@ def test_first_generation_waits_for_those_known_to_come(cluster: Trial) -> None:
     cluster.wait(SETTLE_S)
 
     assert [(1, ("n0", "n1"), None)] == cluster.nodes.formed
+
+
+def test_told_ranks_decide_the_order(cluster: Trial) -> None:
+    """With a static rendezvous a node's place is given, whoever comes first; a lost one's place is taken again."""
+    for node, rank in (("b", 1), ("c", 2), ("a", 0)):
+        cluster.course.node_joined(Member(node, "host", 1, rank), [])
+    cluster.course.time_passed()
+    assert ("a", "b", "c") == cluster.nodes.formed[-1][1]
+    cluster.step(7)
+    cluster.course.node_lost("b", "node_lost", "it has given no sign of life")
+    cluster.course.node_joined(Member("d", "host", 1, 1), [])
+    cluster.killed("a")
+    cluster.killed("c")
+    cluster.course.time_passed()
+
+    assert ("a", "d", "c") == cluster.nodes.formed[-1][1]
 
 
 def test_too_few_nodes_are_told_once(trial: Trial) -> None:

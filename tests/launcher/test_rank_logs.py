@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing.api import Std
+from torch.distributed.run import config_from_args, get_args_parser
 
 from elasticflow import events
-from elasticflow.launcher.rank_logs import FOLLOWED, GenerationLogs, RankLog
+from elasticflow.launcher.rank_logs import FOLLOWED, GenerationLogs, RankLog, tail
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -95,6 +96,17 @@ def test_streams_of_a_generation_have_a_folder_of_their_own(folder: RunFolder) -
     assert {} == first.tee_stdouts
 
 
+def test_filter_leaves_out_what_is_shown_and_nothing_that_is_kept(folder: RunFolder) -> None:
+    """`[torchrun] local_ranks_filter` and `tee` as torchrun reads them; each rank's files are there all the same."""
+    arguments = ["--nnodes=1", "--tee=3", "--redirects=1", "--local-ranks-filter=1", "train.py"]
+    launch, _, _ = config_from_args(get_args_parser().parse_args(arguments))
+    assert launch.logs_specs is not None
+    made = GenerationLogs.like(launch.logs_specs, folder).reify({r: {"RANK": str(r)} for r in range(3)})
+
+    assert {1} == set(made.tee_stdouts) == set(made.tee_stderrs)
+    assert {0, 1, 2} == set(made.stdouts) == set(made.stderrs)
+
+
 def test_tee_is_honoured_by_rank_and_stream(folder: RunFolder) -> None:
     """What `[torchrun] tee` asks for is shown beside being kept."""
     logs = GenerationLogs(folder, {0: Std.ERR, 1: Std.ALL})
@@ -102,3 +114,8 @@ def test_tee_is_honoured_by_rank_and_stream(folder: RunFolder) -> None:
 
     assert {1} == set(made.tee_stdouts)
     assert {0, 1} == set(made.tee_stderrs)
+
+
+def test_worker_that_died_before_it_opened_its_streams_has_said_nothing(tmp_path: Path) -> None:
+    """Killed between the fork and that, it leaves no file: no reason for the agent to fail."""
+    assert "" == tail(tmp_path / "rank0.stderr")

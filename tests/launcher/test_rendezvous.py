@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.distributed import PrefixStore
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from elasticflow.launcher.head import Head
-from elasticflow.launcher.rendezvous import Feed, SupervisedRendezvous, is_requested, join_store
+from elasticflow.launcher.keys import is_requested, join_store
+from elasticflow.launcher.meeting import serve
+from elasticflow.launcher.rendezvous import Feed, SupervisedRendezvous
+from elasticflow.rendezvous_place import RendezvousPlace
 from elasticflow.runtime import group
 from elasticflow.runtime.identity import Identity
 from tests.launcher.conftest import wait_until
@@ -25,19 +29,19 @@ class Launch:
     """A head and what it takes to join it."""
 
     head: Head
-    port: int
+    place: RendezvousPlace
 
     def agent(self, node: str = "n0") -> SupervisedRendezvous:
         """Return the rendezvous of another agent."""
-        return SupervisedRendezvous(join_store("127.0.0.1", self.port), node, "run", "127.0.0.1", self.port)
+        return SupervisedRendezvous(join_store(self.place), node, "run", self.place)
 
 
 @pytest.fixture
 def launch() -> Launch:
     """Return a head that serves a store on a free port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    return Launch(Head(listener), port)
+    place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
+    return Launch(Head(PrefixStore(place.prefix, serve(listener))), place)
 
 
 def test_lone_node_forms_a_generation_without_a_last_call(launch: Launch) -> None:
@@ -74,8 +78,7 @@ def test_process_groups_of_two_generations_share_no_key(launch: Launch, tmp_path
                 "ELASTICFLOW_GENERATION": generation,
                 "RANK": "0",
                 "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(launch.port),
+                "ELASTICFLOW_RENDEZVOUS": launch.place.url,
             },
             tmp_path,
         )
@@ -146,7 +149,7 @@ def test_one_agent_cannot_close_the_rendezvous_for_all(launch: Launch) -> None:
 
 def test_drain_is_asked_of_one_generation_only(launch: Launch) -> None:
     """A request does not reach into the next generation."""
-    store = join_store("127.0.0.1", launch.port)
+    store = join_store(launch.place)
     launch.head.request("drain", 3)
     wait_until(lambda: is_requested(store, "drain", 3))
 
@@ -156,7 +159,7 @@ def test_drain_is_asked_of_one_generation_only(launch: Launch) -> None:
 
 def test_messages_arrive_once_and_in_order(launch: Launch) -> None:
     """Each message is taken once, those of one agent in the order of posting."""
-    feeds = [Feed(join_store("127.0.0.1", launch.port)) for _ in range(2)]
+    feeds = [Feed(join_store(launch.place)) for _ in range(2)]
     taken: list[dict[str, Any]] = []
 
     def all_of(count: int) -> bool:
@@ -176,7 +179,7 @@ def test_messages_arrive_once_and_in_order(launch: Launch) -> None:
 
 def test_agent_killed_before_it_spoke_holds_up_nobody(launch: Launch) -> None:
     """The next agent's messages arrive, whatever the one before it was about to say."""
-    Feed(join_store("127.0.0.1", launch.port))
-    Feed(join_store("127.0.0.1", launch.port)).post({"type": "node", "node": "n0"})
+    Feed(join_store(launch.place))
+    Feed(join_store(launch.place)).post({"type": "node", "node": "n0"})
 
     wait_until(lambda: [{"type": "node", "node": "n0"}] == launch.head.take(), 5)

@@ -1,0 +1,119 @@
+"""The keys by which the supervisor and the agents of a launch talk (floor 3).
+
+All of it lies in one store under the launch's own prefix, in plain keys (`set`, `get`, `add`, `check` and
+`delete_key` only, so that etcd fits the same interface: `etcd_keys.py`):
+
+    invitation              what another machine has to know to take part (`invitation.py`)
+    exit_code               of the launch, once it is over
+    noticed                 number of machines that have read it
+    head                    a number that the supervisor changes (`meeting.py`)
+    joined                  number of machines that have joined so far
+    told/feeds              number of agents so far
+    told/feed/<f>/<i>       messages of the f-th agent to the supervisor, in order
+    told/beat/<f>           a number that the f-th agent changes several times a second
+    orders/gone/<f>         the f-th agent is to leave: its node was let go, or is taken for lost
+    orders/rounds           number of decisions so far
+    orders/round/<i>        the i-th: a generation to form, or to stop
+    orders/drain/<g>        workers of this generation are asked to leave after a step
+    orders/stop/<g>         workers of this generation are to be killed now: a peer has failed
+    ranks/<g>/...           what agents tell each other, fresh for every generation (torch 2.13 hands all
+                            generations the same keys, and the next one reads stale addresses)
+
+Workers use the same store under `run/<generation>/`, for the same reason (runtime/group.py).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]  # not re-exported
+
+from elasticflow.rendezvous_place import RendezvousLostError
+
+if TYPE_CHECKING:
+    from elasticflow.rendezvous_place import RendezvousPlace
+
+_ANSWER_S = 60.0
+LOST = (DistError, RendezvousLostError)  # raised by keys whose store has gone
+TOLD = "told"
+ORDERS = "orders"
+FEEDS = f"{TOLD}/feeds"
+ROUNDS = f"{ORDERS}/rounds"
+INVITATION = "invitation"
+EXIT_CODE = "exit_code"
+NOTICED = "noticed"
+
+
+class Keys(Protocol):
+    """A store of keys that all processes of a launch see; torch's, or etcd's."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Give *key* a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return the value of *key*, once it has one."""
+
+    def add(self, key: str, number: int, /) -> int:
+        """Add *number* to the value of *key*, 0 at first; return the sum."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether all *keys* have values."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Remove *key*; return whether it was there."""
+
+
+def join_store(place: RendezvousPlace, *, looks_at: str = ORDERS, answer_s: float = _ANSWER_S) -> Keys:
+    """Return a client of the store at *place*.
+
+    Args:
+        place: Where, and below which prefix.
+        looks_at: First word of the keys that are looked at all the time.
+        answer_s: Seconds that a server of torch's store has to answer in.
+
+    Raises:
+        RuntimeError: it does not.
+    """
+    if place.backend == "etcd-v2":
+        from elasticflow.etcd_keys import EtcdKeys
+
+        return EtcdKeys(place, mirrored=(looks_at,) if looks_at else ())
+    timeout = timedelta(seconds=answer_s)
+    client = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=timeout)
+    return PrefixStore(place.prefix, client)
+
+
+def feed_key(feed: int, number: int) -> str:
+    """Return the key of the *number*-th message of the *feed*-th agent."""
+    return f"{TOLD}/feed/{feed}/{number}"
+
+
+def beat_key(feed: int) -> str:
+    """Return the key that the *feed*-th agent changes while it lives."""
+    return f"{TOLD}/beat/{feed}"
+
+
+def gone_key(feed: int) -> str:
+    """Return the key that has the *feed*-th agent leave."""
+    return f"{ORDERS}/gone/{feed}"
+
+
+def round_key(number: int) -> str:
+    """Return the key of the *number*-th round."""
+    return f"{ORDERS}/round/{number}"
+
+
+def request_key(what: str, generation: int) -> str:
+    """Return the key that asks for `drain` or `stop` of *generation*."""
+    return f"{ORDERS}/{what}/{generation}"
+
+
+def is_requested(store: Keys, what: str, generation: int) -> bool:
+    """Return whether the supervisor asked for `drain` or `stop` of *generation*."""
+    return bool(store.check([request_key(what, generation)]))
+
+
+def is_gone(store: Keys, feed: int) -> bool:
+    """Return whether the agent with this feed is to leave."""
+    return bool(store.check([gone_key(feed)]))

@@ -1,0 +1,94 @@
+"""What a machine does while it takes part in a launch that another process leads (floor 3)."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import INTERRUPTED, KILLED_BY_USER
+from elasticflow.launcher.head_signs import HeadWatch
+from elasticflow.launcher.leave_requests import LeaveRequests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.launcher.agent_process import AgentProcess
+    from elasticflow.launcher.keys import Keys
+
+_POLL_S = 0.05
+
+
+class Membership:
+    """This machine's part in the launch: its agent, and the signals that end it."""
+
+    def __init__(self, node: str, agent: AgentProcess, store: Keys, say: Callable[[str], None]) -> None:
+        from elasticflow.launcher.keys import EXIT_CODE, NOTICED
+        from elasticflow.launcher.rendezvous import Feed
+
+        self._node, self._agent, self._store, self._say = node, agent, store, say
+        self._feed = Feed(store)
+        self._exit_code, self._noticed = EXIT_CODE, NOTICED
+        self._final: int | None = None
+        self._asked = LeaveRequests()
+
+    def run(self) -> int | None:
+        """Return the exit code once the agent has left for good, None once the launch's supervisor is silent.
+
+        Nothing that it started lives afterwards.
+        """
+        previous = self._asked.listen()
+        head = HeadWatch(self._store)
+        try:
+            self._agent.start()
+            has_asked = False
+            while True:
+                time.sleep(_POLL_S)
+                if len(self._asked.numbers) > 1:
+                    return KILLED_BY_USER
+                if self._asked.numbers and not has_asked:
+                    has_asked = True
+                    self._say("asked to leave: the workers leave after their step")
+                    self._agent.send(signal.SIGUSR1)
+                self._look_for_end()
+                code = self._agent.exit_code()
+                if code is not None and (final := self._ended(code)) is not None:
+                    return final
+                if self._is_silent(head) and not self._asked.numbers:
+                    return None
+        finally:
+            self._agent.end()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _is_silent(self, head: HeadWatch) -> bool:
+        try:
+            return head.is_silent()
+        except RuntimeError:  # the agent sees it, too, and ends
+            return False
+
+    def _look_for_end(self) -> None:
+        """Note the launch's exit code as soon as it is there: its store may go soon after."""
+        if self._final is None:
+            with contextlib.suppress(RuntimeError):  # the agent sees it, too, and ends
+                if self._store.check([self._exit_code]):
+                    self._final = int(self._store.get(self._exit_code))
+                    self._store.add(self._noticed, 1)
+
+    def _ended(self, code: int) -> int | None:
+        """Return this process' exit code now that the agent has ended; None if it was started again."""
+        if self._final is not None:
+            return self._final
+        try:
+            if self._asked.numbers:
+                return INTERRUPTED
+            self._feed.post(
+                {"type": "died", "node": self._node, "error": f"its agent ended with code {code}"}
+            )
+        except RuntimeError as error:
+            self._say(f"the launch is gone: {error}")
+            return INTERRUPTED
+        self._say(f"the agent ended with code {code}, and is started again")
+        self._agent.start()
+        return None

@@ -1,0 +1,187 @@
+"""Runs that meet in a store which outlives their supervisors: real etcd, and `elasticflow rendezvous serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow import events
+from elasticflow.etcd_keys import EtcdKeys
+from elasticflow.rendezvous_place import RendezvousLostError, RendezvousPlace
+from tests import servers
+from tests.end_to_end.harness import ROOT, Project, named, steps_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def etcd_port(tmp_path: Path) -> Iterator[int]:
+    """Yield the port of an etcd of the test's own; skips where it is not installed."""
+    with contextlib.ExitStack() as stack:
+        try:
+            port = stack.enter_context(servers.etcd(tmp_path / "etcd"))
+        except servers.MissingServerError as error:
+            pytest.skip(str(error))
+        yield port
+
+
+@pytest.fixture
+def place(etcd_port: int) -> RendezvousPlace:
+    """Return a part of that etcd."""
+    return RendezvousPlace("127.0.0.1", etcd_port, "elasticflow/job/1", "etcd-v2")
+
+
+def _soon(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 5
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_keys_in_etcd_are_those_of_a_store(place: RendezvousPlace) -> None:
+    """What is set is seen by all, whatever it holds and is called; what nobody set is not there."""
+    mine, other = EtcdKeys(place), EtcdKeys(place)
+    mine.set("pg/0//_x y", b"\x00\xff")
+    mine.set("_hidden", "text")
+
+    assert b"\x00\xff" == other.get("pg/0//_x y")
+    assert other.check(["pg/0//_x y", "_hidden"])
+    assert not other.check(["_hidden", "pg/1"])
+    assert other.delete_key("_hidden")
+    assert not mine.delete_key("_hidden")
+    with pytest.raises(LookupError):
+        mine.get("_hidden", 0.05)
+
+
+def test_sums_in_etcd_count_everybody(place: RendezvousPlace) -> None:
+    """Each `add` is one act: no two processes get the same number."""
+    first, second = EtcdKeys(place), EtcdKeys(place)
+
+    assert [1, 2, 3, 10] == [first.add("n", 1), second.add("n", 1), first.add("n", 1), second.add("n", 7)]
+    assert b"10" == first.get("n")
+
+
+def test_copy_of_a_folder_follows_it(place: RendezvousPlace) -> None:
+    """Those who look all the time see changes within moments, also after more of them than etcd remembers."""
+    told = EtcdKeys(place)
+    told.set("orders/round/1", "one")
+    agent = EtcdKeys(place, mirrored=("orders",))
+
+    assert b"one" == agent.get("orders/round/1")
+    told.set("orders/stop/1", "1")
+    _soon(lambda: agent.check(["orders/stop/1"]))
+    for _ in range(1100):
+        told.set("elsewhere", "x")
+    told.delete_key("orders/stop/1")
+    _soon(lambda: not agent.check(["orders/stop/1"]))
+    told.forget()
+    _soon(lambda: not agent.check(["orders/round/1"]))
+    told.set("orders/round/2", "two")
+    _soon(lambda: agent.check(["orders/round/2"]))
+
+
+def test_restart_of_etcd_is_waited_for(tmp_path: Path) -> None:
+    """A request while it is away ends well once it is back; an etcd that stays away is lost."""
+    folder = tmp_path / "etcd"
+    try:
+        with servers.etcd(folder) as port:
+            place = RendezvousPlace("127.0.0.1", port, "elasticflow/job/1", "etcd-v2")
+            EtcdKeys(place).set("orders/round/1", "one")
+            agent = EtcdKeys(place, mirrored=("orders",), patience_s=0.5)
+            assert agent.check(["orders/round/1"])
+    except servers.MissingServerError as error:
+        pytest.skip(str(error))
+    with pytest.raises(RendezvousLostError):
+        agent.add("n", 1)
+    with servers.etcd(folder, port):
+        agent.set("orders/round/2", "two")
+        _soon(lambda: agent.check(["orders/round/1", "orders/round/2"]))
+
+
+def test_run_goes_on_without_the_machine_that_began_it(
+    projects: Callable[[str], Project], etcd_port: int, tmp_path: Path
+) -> None:
+    """The head is killed with all it started: the machine that had joined leads the run on; no sample is repeated."""
+    head, other = projects("head"), projects("other")
+    sets = (
+        "torchrun.rdzv_backend=etcd-v2",
+        f"nodes.endpoint=127.0.0.1:{etcd_port}",
+        "nodes.max=2",
+        "nodes.nproc_per_node=1",
+        "train.epochs=5000",
+        "snapshots.every=20 steps",
+        f"snapshots.uri={tmp_path / 'shared'}",
+    )
+    running = head.run("jobs/mnist.toml", "led", *sets)
+    options = [f"--set={text}" for text in sets]
+    join = f"--join=127.0.0.1:{etcd_port}"
+    joined = other.start("run", "jobs/mnist.toml", join, *options, run_id="led")
+    both = running.wait_for_group(2, 0)
+    os.kill(running.process.pid, signal.SIGKILL)
+    running.process.wait()
+    joined.wait_for_group(1, both)
+    os.kill(joined.process.pid, signal.SIGTERM)
+    assert 75 == joined.end(), joined.told()
+
+    happened = joined.events()
+    [begun] = named(happened, events.RUN_STARTED)
+    assert begun["resumed"]
+    steps = steps_of(joined.run)
+    assert list(range(steps[0], steps[0] + len(steps))) == steps
+    assert steps[0] - 1 in steps_of(running.run)
+
+
+def test_torchrun_script_of_an_etcd_job_trains(projects: Callable[[str], Project], etcd_port: int) -> None:
+    """What `compile` writes meets in the same etcd by hand, with plain torchrun."""
+    project = projects("by-hand")
+    sets = ("torchrun.rdzv_backend=etcd-v2", f"nodes.endpoint=127.0.0.1:{etcd_port}", "train.epochs=1")
+    compiled = project.start(
+        "compile", "jobs/mnist.toml", "-o", "launch", *[f"--set={text}" for text in sets], run_id="none"
+    )
+    assert 0 == compiled.end(30), compiled.told()
+    done = subprocess.run(
+        ["bash", str(project.root / "launch" / "torchrun.sh")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable},
+        text=True,
+        capture_output=True,
+        timeout=90,
+        check=False,
+    )
+
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert "training.finished" in done.stdout
+
+
+def test_run_meets_in_a_store_of_its_own_and_ends_with_it(projects: Callable[[str], Project]) -> None:
+    """A run uses what `rendezvous serve` serves; once that is gone the run is interrupted, and says why."""
+    project = projects("served")
+    port = servers.free_port()
+    serving = project.start("rendezvous", "serve", "--host=127.0.0.1", f"--port={port}", run_id="store")
+    serving.wait_for("a store", lambda: "serving" in serving.output.read_text())
+    running = project.run(
+        "jobs/mnist.toml",
+        "served",
+        f"nodes.endpoint=127.0.0.1:{port}",
+        "torchrun.rdzv_conf={is_host=false}",
+        "nodes.max=2",
+        "nodes.nproc_per_node=1",
+        "train.epochs=5000",
+    )
+    running.wait_for_step(1)
+    os.kill(serving.process.pid, signal.SIGINT)
+    assert 0 == serving.end(), serving.told()
+
+    assert 75 == running.end(), running.told()
+    [ended] = named(running.events(), events.RUN_INTERRUPTED)
+    assert f"the store at 127.0.0.1:{port} is lost" in ended["reason"]
