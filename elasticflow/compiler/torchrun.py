@@ -142,7 +142,9 @@ def script(job_name: str, args: Sequence[str], environ: Mapping[str, str], reaso
         reason_before = reasons[name]
         lines.append(f"export {name}={shlex.quote(value)}")
     if "--rdzv-backend=etcd-v2" in options:
-        lines.append("# etcd remembers for two hours that a rendezvous is over: to go on, add --rdzv-id=ANOTHER-NAME")
+        lines.append(
+            "# etcd remembers for two hours that a rendezvous is over: to go on, add --rdzv-id=ANOTHER-NAME"
+        )
     lines += ["", "options=(", *(f"    {_option(option)}" for option in options)]
     if "--rdzv-backend=static" in options:
         lines.append('    --node-rank="${NODE_RANK:?set NODE_RANK to this node\'s number, from 0}"')
