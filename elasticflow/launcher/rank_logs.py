@@ -77,10 +77,20 @@ class GenerationLogs(LogsSpecs):
     not raise, and removes it before use: logs are lost (torch 2.13, multiprocessing/api.py `reify`).
     """
 
-    def __init__(self, folder: RunFolder, tee: Std | dict[int, Std] = Std.NONE) -> None:
-        super().__init__(tee=tee)
+    def __init__(
+        self,
+        folder: RunFolder,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        super().__init__(tee=tee, local_ranks_filter=local_ranks_filter)
         self._folder = folder
         self.generation = 0
+
+    @classmethod
+    def like(cls, specs: LogsSpecs, folder: RunFolder) -> GenerationLogs:
+        """Return what shows as much as torch's *specs* ask for; everything is kept, whatever is redirected."""
+        return cls(folder, specs._tee, specs._local_ranks_filter)  # noqa: SLF001  torch offers no public way
 
     @property
     def root_log_dir(self) -> str:
@@ -97,7 +107,11 @@ class GenerationLogs(LogsSpecs):
             }
             for suffix in ("stdout", "stderr")
         }
-        tees = {r: self._tee if isinstance(self._tee, Std) else self._tee.get(r, Std.NONE) for r in envs}
+        tees = {
+            r: self._tee if isinstance(self._tee, Std) else self._tee.get(r, Std.NONE)
+            for r in envs
+            if not self._local_ranks_filter or r in self._local_ranks_filter
+        }
         return LogsDest(
             stdouts=paths["stdout"],
             stderrs=paths["stderr"],

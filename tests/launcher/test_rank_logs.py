@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing.api import Std
+from torch.distributed.run import config_from_args, get_args_parser
 
 from elasticflow import events
 from elasticflow.launcher.rank_logs import FOLLOWED, GenerationLogs, RankLog, tail
@@ -93,6 +94,17 @@ def test_streams_of_a_generation_have_a_folder_of_their_own(folder: RunFolder) -
     assert "what it said" == folder.rank_log(7, 2, "stderr").read_text()
     assert not set(first.stderrs.values()) & set(second.stderrs.values())
     assert {} == first.tee_stdouts
+
+
+def test_filter_leaves_out_what_is_shown_and_nothing_that_is_kept(folder: RunFolder) -> None:
+    """`[torchrun] local_ranks_filter` and `tee` as torchrun reads them; each rank's files are there all the same."""
+    arguments = ["--nnodes=1", "--tee=3", "--redirects=1", "--local-ranks-filter=1", "train.py"]
+    launch, _, _ = config_from_args(get_args_parser().parse_args(arguments))
+    assert launch.logs_specs is not None
+    made = GenerationLogs.like(launch.logs_specs, folder).reify({r: {"RANK": str(r)} for r in range(3)})
+
+    assert {1} == set(made.tee_stdouts) == set(made.tee_stderrs)
+    assert {0, 1, 2} == set(made.stdouts) == set(made.stderrs)
 
 
 def test_tee_is_honoured_by_rank_and_stream(folder: RunFolder) -> None:
