@@ -100,6 +100,7 @@ def test_arrivals_cause_one_drain(cluster: Trial) -> None:
     cluster.step(7)
     cluster.join("n1")
     cluster.wait(SETTLE_S * 0.5)
+    assert [] == cluster.nodes.requests
     cluster.join("n2")
     cluster.wait(SETTLE_S)
     assert [("drain", 1)] == cluster.nodes.requests
@@ -128,6 +129,20 @@ def test_nodes_above_the_most_are_spares(cluster: Trial) -> None:
     assert ("n0", "n2", "n3") == cluster.nodes.formed[-1][1]
     charged = [r["class"] for r in cluster.records if r["event"] == events.BUDGET_CHARGED]
     assert ["node_lost"] == charged
+
+
+def test_spare_stays_out_while_the_others_are_enough(cluster: Trial) -> None:
+    """A worker fails while a fourth node waits: the same three go on."""
+    start(cluster, "n0", "n1", "n2")
+    cluster.join("n3")
+    cluster.wait(SETTLE_S)
+    cluster.step(7)
+    cluster.fail(worker(2, -9), node="n1")
+    cluster.killed("n0")
+    cluster.killed("n2")
+    cluster.course.time_passed()
+
+    assert (2, ("n0", "n1", "n2")) == cluster.nodes.formed[-1][:2]
 
 
 def test_failure_on_one_node_kills_the_group_on_all(cluster: Trial) -> None:
