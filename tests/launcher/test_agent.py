@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
 
 from elasticflow.launcher.agent import Agent, build_agent
 from elasticflow.launcher.agent_process import AgentConfig, listen

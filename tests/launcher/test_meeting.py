@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
 
 from elasticflow import errors
 from elasticflow.compiler.plan import plan_job

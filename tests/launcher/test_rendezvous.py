@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from elasticflow.launcher.head import Head
