@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.terminal import print_json, show_warnings
+from elasticflow.cli.terminal import interrupted_by_signals, print_json, show_warnings
 from elasticflow.cli.view import warn
 from elasticflow.launcher.prove import TOLERANCE
 
 if TYPE_CHECKING:
-    from types import FrameType
-    from typing import NoReturn
-
     from elasticflow.cli.verify_text import View
     from elasticflow.launcher.verification import Outcome
 
@@ -103,29 +99,26 @@ def command(
     show_warnings(loaded)
     check_torch(warn)
     steps = trials.check(job, worlds, steps, count_gpus())
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)  # like Ctrl-C: whatever was started ends, the scratch folder goes
+    interrupted_by_signals()
     view = View(job, worlds, steps, tolerance, quiet=form == "json")
     subject = Subject(job, loaded.files, loaded.project_root)
     outcomes = []
     with scratch_folder(keep) as scratch, view:
         try:
-            trying = verify(subject, worlds, steps, tolerance, scratch, view.begin, is_kept=keep is not None)
+            trying = verify(
+                subject, worlds, steps, tolerance, scratch.path, view.begin, is_kept=keep is not None
+            )
             for outcome in trying:
                 outcomes.append(outcome)
                 view.show(outcome)
         except TrialFailedError as error:
-            raise TrialFailedError(*view.explain(error, scratch if keep else None)) from error
+            raise TrialFailedError(*view.explain(error, scratch.path if keep else None)) from error
     is_same = all(each.comparison is None or each.comparison.difference is None for each in outcomes)
     if form == "json":
         print_json(_facts(view, outcomes, is_same=is_same, kept=keep is not None))
     else:
         view.conclude(outcomes)
     return FINISHED if is_same else ANSWER_IS_NO
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _facts(view: View, outcomes: list[Outcome], *, is_same: bool, kept: bool) -> dict[str, object]:

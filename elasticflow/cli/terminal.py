@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import click
 
 if TYPE_CHECKING:
     from collections.abc import Container
+    from types import FrameType
+    from typing import NoReturn
 
     from elasticflow.spec.load import LoadedJob
 
@@ -32,6 +35,16 @@ def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool
     if os.environ.get("NO_COLOR"):
         return text
     return click.style(text, fg=colour, bold=bold or None, dim=dim or None)
+
+
+def interrupted_by_signals() -> None:
+    """Have SIGTERM and SIGHUP do what Ctrl-C does: whatever was started ends, scratch folders go."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def print_json(facts: Any) -> None:

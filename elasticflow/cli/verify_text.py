@@ -28,6 +28,28 @@ _WIDTHS = (9, 46, 14, 8)
 _HEADER = ("WORKERS", "WHAT WAS DONE", "STEPS", "TIME", "RESULT")
 
 
+class Meter:
+    """A line on standard error that moves while a trial runs, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def show(self, label: str, step: int, steps: int) -> None:
+        """Show how far it is."""
+        now = time.monotonic()
+        if now >= self._next and sys.stderr.isatty():
+            self._next = now + _EVERY_S
+            progress = "starting" if step == 0 else f"step {step} of {steps}"
+            sys.stderr.write(f"\r{label}  {progress}\x1b[K")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
 class View:
     """Shows a verification on standard output, its progress on standard error if that is a terminal.
 
@@ -44,11 +66,11 @@ class View:
         self.is_exact = job.train.consistency == "exact"
         self._worlds, self._steps, self._quiet = worlds, steps, quiet
         self._begun = 0
-        self._next = 0.0
+        self._meter = Meter()
 
     def __enter__(self) -> Self:
         if not self._quiet:
-            what = "to the last bit" if self.is_exact else f"the loss within {_percent(self.tolerance)}"
+            what = "to the last bit" if self.is_exact else f"the loss within {percent(self.tolerance)}"
             name, sizes = paint(self.job.job.name, bold=True), ", ".join(map(str, self._worlds))
             click.echo(f"{name}: the same {plural(self._steps, 'step')} at world size {sizes}, {what}?\n")
             click.echo(paint(_cells(_HEADER), dim=True))
@@ -57,7 +79,7 @@ class View:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._clear()
+        self._meter.clear()
 
     def explain(self, error: TrialFailedError, kept: Path | None) -> tuple[str, str]:
         """Return what went wrong in the job's own words, and where more of it is."""
@@ -71,18 +93,11 @@ class View:
         noun = "worker" if trial.worlds[-1] == 1 else "workers"
         label = f"trial {self._begun} of {len(self._worlds) + 1}  {_workers(trial)} {noun}"
 
-        def tell(step: int) -> None:
-            now = time.monotonic()
-            if now >= self._next and sys.stderr.isatty():
-                self._next = now + _EVERY_S
-                sys.stderr.write(f"\r{label}  {_progress(step, trial)}\x1b[K")
-                sys.stderr.flush()
-
-        return tell
+        return lambda step: self._meter.show(label, step, trial.steps)
 
     def show(self, outcome: Outcome) -> None:
         """Show the row of a trial that is over, and where it first differs."""
-        self._clear()
+        self._meter.clear()
         if self._quiet:
             return
         found = outcome.comparison
@@ -113,20 +128,15 @@ class View:
         if self.is_exact:
             return f"{values} tensors and numbers of model and optimizer, bit for bit, after each of {steps} steps"
         farthest = max(each.distance or 0.0 for each in compared)
-        return f"the smoothed losses are at most {_percent(farthest)} apart in {steps} steps"
+        return f"the smoothed losses are at most {percent(farthest)} apart in {steps} steps"
 
     def _result(self, found: Comparison | None) -> str:
         if found is None:
             return "reference"
         words = ("same bits", "other bits") if self.is_exact else ("same curve", "another curve")
-        far = "" if found.distance is None else f", {_percent(found.distance)} off at most"
+        far = "" if found.distance is None else f", {percent(found.distance)} off at most"
         is_same = found.difference is None
         return paint(f"{words[0] if is_same else words[1]}{far}", "green" if is_same else "red")
-
-    def _clear(self) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
 
 
 def _cells(cells: Sequence[str]) -> str:
@@ -135,10 +145,6 @@ def _cells(cells: Sequence[str]) -> str:
 
 def _workers(trial: Trial) -> str:
     return " -> ".join(map(str, trial.worlds))
-
-
-def _progress(step: int, trial: Trial) -> str:
-    return "starting" if step == 0 else f"step {step} of {trial.steps}"
 
 
 def _done_to(trial: Trial) -> str:
@@ -193,5 +199,6 @@ def _help(difference: Difference, *, is_exact: bool) -> str:
     return "something depends on the rank, the world size or the process: its own random numbers, time, environment, files"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Return a share as `1.5 %`."""
     return f"{100 * share:.3g} %"

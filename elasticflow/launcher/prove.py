@@ -87,7 +87,18 @@ def bits(reference: Sequence[Record], other: Sequence[Record]) -> Comparison:
             break
     found = _earlier(found, _missing(reference, other))
     values = max((len(r.digests) for r in expected.values()), default=0)
-    return Comparison(len(expected.keys() & done.keys()), _redone(other), found, values)
+    return Comparison(len(expected.keys() & done.keys()), redone(other), found, values)
+
+
+def lasting(records: Sequence[Record]) -> list[Record]:
+    """Return the records of what the run went on from: not of steps that a later generation did again."""
+    begun = {record.generation: record.step for record in records if record.loss is None}
+    found = []
+    for record in records:
+        later = [step for generation, step in begun.items() if generation > record.generation]
+        if all(record.step <= step for step in later):
+            found.append(record)
+    return found
 
 
 def curves(reference: Sequence[Record], other: Sequence[Record], tolerance: float) -> Comparison:
@@ -114,7 +125,7 @@ def curves(reference: Sequence[Record], other: Sequence[Record], tolerance: floa
     largest = max(distances, default=math.inf)
     return Comparison(
         len(both),
-        _redone(other),
+        redone(other),
         _earlier(found, _missing(reference, other)),
         distance=largest if math.isfinite(largest) else None,
     )
@@ -166,7 +177,8 @@ def _finished(records: Sequence[Record]) -> dict[int, Record]:
     return {r.step: r for r in records if r.loss is not None}
 
 
-def _redone(records: Sequence[Record]) -> int:
+def redone(records: Sequence[Record]) -> int:
+    """Return how many steps were done more than once."""
     return sum(r.loss is not None for r in records) - len(_finished(records))
 
 

@@ -13,14 +13,17 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import environment, errors, events, trajectory
+from elasticflow import environment, errors, events, faults, trajectory
 from elasticflow.compiler.resolved import job_from_json, job_to_json
 from elasticflow.errors import ElasticflowError, TrialFailedError
+from elasticflow.launcher import chaos_acts
+from elasticflow.launcher.chaos_plan import KINDS
 from elasticflow.launcher.launch import Request, launch
+from elasticflow.launcher.simulate import ALONE, Change
 from elasticflow.launcher.trials import job_of
 from elasticflow.lifeline import die_with_parent
 from elasticflow.run_folder import RunFolder
@@ -28,10 +31,12 @@ from elasticflow.run_folder import RunFolder
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from elasticflow.launcher.chaos_acts import Done
     from elasticflow.launcher.trials import Act, Trial, TrialLaunch
     from elasticflow.spec.job import Job
 
 _POLL_S = 0.02
+_MORE_LAUNCHES = 3
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,10 @@ class TrialRun:
         subject: To what.
         scratch: Where; `runs/<job>/<run id>` and `records/<run id>` are made in it.
         mark: Ends the run's id, so that its processes can be told from those of any other run.
+
+    Attributes:
+        run: Its folder.
+        done: Faults of its plan that were done so far.
     """
 
     def __init__(self, trial: Trial, subject: Subject, scratch: Path, mark: str) -> None:
@@ -64,6 +73,7 @@ class TrialRun:
         self.run = RunFolder.of(scratch, subject.job.job.name, f"{trial.name}-{mark}")
         self._records = scratch / "records" / self.run.run_id
         self._process: subprocess.Popen[bytes] | None = None
+        self.done: list[Done] = []
 
     def play(self, tell: Callable[[int], None]) -> list[trajectory.Record]:
         """Return the records of the whole trial; nothing that it started lives afterwards.
@@ -79,12 +89,23 @@ class TrialRun:
         try:
             for each in self._trial.launches:
                 self._launch(each, tell)
+            for _ in range(
+                _MORE_LAUNCHES
+            ):  # a fault that was found only while it left: the same command goes on
+                if self._trial.plan is None or self._last_step() >= self._trial.steps:
+                    break
+                last = self._trial.launches[-1]
+                self._launch(replace(last, acts=last.acts[-1:]), tell)
         finally:
             self._kill()
         return trajectory.read_records(self._records)
 
+    def _last_step(self) -> int:
+        return max((record.step for record in trajectory.read_records(self._records)), default=0)
+
     def _launch(self, what: TrialLaunch, tell: Callable[[int], None]) -> None:
         for act in what.acts:
+            trajectory.held_file(self._records, act.step).unlink(missing_ok=True)
             trajectory.hold_file(self._records, act.step).touch()
         self._start(what)
         for act in what.acts:
@@ -97,19 +118,25 @@ class TrialRun:
 
     def _start(self, what: TrialLaunch) -> None:
         subject = self._subject
-        config = {
+        config: dict[str, Any] = {
             "job": job_to_json(job_of(self._trial, what, subject.job)),
             "files": [str(path.absolute()) for path in subject.files],
             "project_root": str(subject.project_root),
             "run_folder": str(self.run.path),
+            "scale": [],
         }
+        marks = {**os.environ, environment.WITNESS: str(self._records)}
+        if self._trial.plan is not None:
+            marks[faults.VARIABLE] = chaos_acts.armed(self._trial.plan, self._records)
+            changes = chaos_acts.scale(self._trial.plan, self._records)
+            config["scale"] = [[each.nodes, each.by_force, each.cue and str(each.cue)] for each in changes]
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "elasticflow.launcher.trial_process", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, environment.WITNESS: str(self._records)},
+                env=marks,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the command only
             )
         assert self._process.stdin is not None
@@ -135,9 +162,25 @@ class TrialRun:
         if act.what == "drain":
             self._process.send_signal(signal.SIGTERM)  # it is held until its workers have been told
             return
-        if self._await(lambda: bool(self._state().get("workers")), lambda _: None):
+        if not self._await(lambda: bool(self._state().get("workers")), lambda _: None):
+            return
+        if act.what == "faults":
+            self._do_faults(act.step)
+        else:
             victim = max(self._state()["workers"], key=lambda worker: int(worker["rank"]))
             os.kill(victim["pid"], signal.SIGKILL)
+
+    def _do_faults(self, step: int) -> None:
+        assert self._process is not None
+        assert self._trial.plan is not None
+        workers = self._state()["workers"]
+        hand = chaos_acts.Hand(self.run, self._process.pid, workers, self._records)
+        done = hand.do_all(self._trial.plan, step)
+        self.done += done
+        if not any(
+            KINDS[each.fault.what].nodes for each in done
+        ):  # else a drain, or the node's end, lets it go on
+            trajectory.held_file(self._records, step).unlink(missing_ok=True)
 
     def _state(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):
@@ -177,6 +220,10 @@ def main() -> None:
         overrides=(),
         project_root=Path(config["project_root"]),
         folder=RunFolder(Path(config["run_folder"])),
+        scale=tuple(
+            Change(0.0, nodes, by_force, cue and Path(cue)) for nodes, by_force, cue in config["scale"]
+        )
+        or ALONE,
     )
     try:
         code = launch(request, lambda _: None, lambda sentence: _say(f"warning: {sentence}"))

@@ -16,6 +16,7 @@ from elasticflow.spec.job import NodesTable, TorchrunTable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from elasticflow.launcher.chaos_plan import FaultPlan
     from elasticflow.spec.job import Job
 
 FEWEST_STEPS = 6
@@ -23,6 +24,7 @@ FEWEST_STEPS = 6
 
 _NEVER = "999999999 steps"  # but when it leaves
 _SNAPSHOTS = 10  # in a disturbed trial
+_HANG = "30 s"  # a stopped worker is found then at the latest
 _GRACE = "1 h"  # a drain takes one more step, and nobody waits for the machine
 
 
@@ -32,16 +34,17 @@ class Act:
 
     Attributes:
         step: Finished steps at which it is held.
-        what: `kill`: kill -9 of the last rank. `drain`: SIGTERM to the launch; it leaves after one more step.
+        what: `kill`: kill -9 of the last rank. `drain`: SIGTERM to the launch; it leaves after one more step. `faults`:
+            those of the trial's plan that are due then.
     """
 
     step: int
-    what: Literal["kill", "drain"]
+    what: Literal["kill", "drain", "faults"]
 
 
 @dataclass(frozen=True)
 class TrialLaunch:
-    """One launch of a trial: its workers, and what is done to it, in order."""
+    """One launch of a trial: the workers of each node, and what is done to it, in order."""
 
     world_size: int
     acts: tuple[Act, ...]
@@ -58,6 +61,7 @@ class Trial:
         snapshot_every: Steps between its snapshots; None: only when it leaves.
         killed_after: Step after which a worker is killed.
         drained_after: Step after which it is drained, to go on with other workers.
+        plan: Faults that are done to it.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Trial:
     snapshot_every: int | None = None
     killed_after: int | None = None
     drained_after: int | None = None
+    plan: FaultPlan | None = None
 
     @property
     def worlds(self) -> tuple[int, ...]:
@@ -92,16 +97,30 @@ def disturbed(number: int, first: int, second: int, steps: int) -> Trial:
     return Trial(name, launches, steps, every, killed_after=kill, drained_after=drain)
 
 
+def chaotic(number: int, workers: int, steps: int, plan: FaultPlan) -> Trial:
+    """Return a trial to which the faults of *plan* are done, on nodes of so many *workers* each."""
+    acts = [Act(step, "faults") for step in sorted({fault.step for fault in plan.faults})]
+    launch = TrialLaunch(workers, (*acts, Act(steps - 1, "drain")))
+    return Trial(f"{number}-chaos", (launch,), steps, max(1, steps // _SNAPSHOTS), plan=plan)
+
+
 def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
     """Return *job* as that launch of the trial runs it; nothing of it lies outside the scratch folder."""
     every = _NEVER if trial.snapshot_every is None else f"{trial.snapshot_every} steps"
     snapshots: dict[str, Any] = {"uri": None, "options": {}, "every": every, "grace": _GRACE}
     if trial.snapshot_every is None:
         snapshots["memory"] = None
+    nodes = NodesTable(nproc_per_node=launch.world_size)
+    restarts: dict[str, Any] = {"budget": max(1, job.restarts.budget)}
+    if trial.plan is not None:
+        nodes = NodesTable(
+            min=trial.plan.least_nodes, max=trial.plan.most_nodes, nproc_per_node=launch.world_size
+        )
+        restarts |= {"budget": 2 * len(trial.plan.faults) + 1, "hang_timeout": _HANG}
     return job.model_copy(
         update={
-            "nodes": NodesTable(nproc_per_node=launch.world_size),
-            "restarts": job.restarts.model_copy(update={"budget": max(1, job.restarts.budget)}),
+            "nodes": nodes,
+            "restarts": job.restarts.model_copy(update=restarts),
             "snapshots": job.snapshots.model_copy(update=snapshots),
             "torchrun": TorchrunTable(
                 start_method=job.torchrun.start_method, numa_binding=job.torchrun.numa_binding

@@ -103,9 +103,17 @@ def verify(
     yield outcome(trials.disturbed(len(worlds) + 1, worlds[-1], worlds[0], steps))
 
 
+@dataclass
+class Scratch:
+    """A folder of trials; gone afterwards unless it is to be kept."""
+
+    path: Path
+    is_kept: bool
+
+
 @contextmanager
-def scratch_folder(keep: Path | None) -> Iterator[Path]:
-    """Yield *keep*, or else a temporary folder (TMPDIR says where) that is gone afterwards.
+def scratch_folder(keep: Path | None) -> Iterator[Scratch]:
+    """Yield *keep*, or else a temporary folder (TMPDIR says where) that is gone afterwards unless it is marked as kept.
 
     Raises:
         TrialRefusedError: it cannot be made.
@@ -113,20 +121,18 @@ def scratch_folder(keep: Path | None) -> Iterator[Path]:
     try:
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
-        path = Path(tempfile.mkdtemp(prefix="elasticflow-verify-")) if keep is None else keep.resolve()
+        path = Path(tempfile.mkdtemp(prefix="elasticflow-trials-")) if keep is None else keep.resolve()
     except OSError as error:
         place = keep or tempfile.gettempdir()
         raise TrialRefusedError(
             f"cannot make a folder for the trials in {place}: {error.strerror}"
         ) from error
-    if keep is not None:
-        yield path
-        return
+    scratch = Scratch(path, is_kept=keep is not None)
     try:
-        yield path
+        yield scratch
     finally:
         deadline = time.monotonic() + _GONE_S
-        while path.exists() and time.monotonic() < deadline:
+        while not scratch.is_kept and path.exists() and time.monotonic() < deadline:
             shutil.rmtree(path, ignore_errors=True)  # who is dying may still write
 
 
