@@ -19,6 +19,6 @@ FAILED_AT = "ELASTICFLOW_FAILED_AT"  # unix time of the failure this generation 
 HEARTBEAT_FD = "ELASTICFLOW_HEARTBEAT_FD"  # shared memory of the node's heartbeats: one slot per local rank
 WITNESS = "ELASTICFLOW_WITNESS"  # folder in which rank 0 records what every step made of the state
 
-HEARTBEAT = struct.Struct("<qqd16s")  # beats, finished steps, unix time, phase
+HEARTBEAT = struct.Struct("<qq16s")  # beats, finished steps, phase
 HELD = struct.Struct("<q")  # right behind: newest step whose state this rank holds in memory; 0: none
 HEARTBEAT_SLOT = 64  # bytes per local rank: a cache line, so that ranks do not disturb each other

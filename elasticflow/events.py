@@ -137,7 +137,10 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     PRELOAD_REFUSED: ("a module is imported in each worker instead of once per node", ("module", "reason")),
     ENTRY_POINT_EDITED: ("train.py was edited by hand and runs as edited", ("path",)),
     AGENT_RESTARTED: ("a dead agent was started again, free of charge", ("node", "exit_code")),
-    HANG_DETECTED: ("a rank made no progress for too long", ("rank", "phase", "seconds", "stacks")),
+    HANG_DETECTED: (
+        "no rank makes progress; which one the others wait for, and where it is",
+        ("rank", "node", "phase", "step", "seconds", "limit_s", "reason", "frames", "stacks"),
+    ),
     LOSS_SKIPPED: ("a step with a non-finite loss left the weights alone", ("loss",)),
     STEP: ("one finished optimizer step", ("epoch", "samples", "loss", "lr", "time", "seconds")),
     EVALUATION: ("metrics over the evaluation set", ("epoch", "eval", "best", "time")),

@@ -122,7 +122,8 @@ def _restarts(view: PlanView) -> str:
     table = view.job.restarts
     refill = f", full again after {table.refill}" if table.refill else ""
     return (
-        f"{plural(table.budget, 'failure')}{refill}; no progress for {table.hang_timeout} is one; "
+        f"{plural(table.budget, 'failure')}{refill}; no progress for {table.hang_timeout} is one, "
+        "or for less once the run shows what is usual; "
         "resizes, drains and preemptions are free"
     )
 

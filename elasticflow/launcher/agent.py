@@ -71,6 +71,7 @@ class Agent(LocalElasticAgent):
         self._rendezvous_handler.may_wait = self._presence.look
         self._workers: ForkedWorkers | None = None
         self._ended_alone: set[int] = set()
+        self._stands_still = self._has_shown = False
 
     @property
     def _rendezvous_handler(self) -> SupervisedRendezvous:
@@ -158,6 +159,7 @@ class Agent(LocalElasticAgent):
         self._pcontext = self._workers
         self._workers.start()
         self._ended_alone = set()
+        self._stands_still = self._has_shown = False
         pids = self._workers.pids()
         ranks = {w.local_rank: w.global_rank for w in worker_group.workers}
         self._reports.begun(round_.generation, ranks, pids)
@@ -196,9 +198,7 @@ class Agent(LocalElasticAgent):
                 self._workers.send(signal.SIGTERM)
             if is_requested(self._control, "stop", generation):
                 return False  # what is left of the group is killed next
-            if (hang := self._heartbeats.hung()) is not None:
-                self._report_hang(hang)
-                return True
+            self._look_for_hang(generation)
 
     def _await_root_cause(self) -> None:
         """Wait a moment while all failures so far are exceptions: the rank that caused them may still be ending."""
@@ -210,13 +210,16 @@ class Agent(LocalElasticAgent):
                 return
             self._server.pump(0.01)
 
-    def _report_hang(self, hang: dict[str, Any]) -> None:
-        """Have every rank write its stacks to its stderr log, then tell the supervisor."""
+    def _look_for_hang(self, generation: int) -> None:
+        """Tell whether all workers here stand still, and where if those of all nodes do: the supervisor asks then."""
         assert self._workers is not None
-        self._workers.send(signal.SIGUSR2)  # faulthandler, registered by runtime/worker.py
-        self._workers.send(signal.SIGCONT)  # a stopped one could not write
-        time.sleep(0.2)
-        self._reports.hung(hang)
+        stands_still = self._heartbeats.stand_still(self._workers.exits())
+        if stands_still != self._stands_still:
+            self._stands_still = stands_still
+            self._reports.standstill(is_so=stands_still)
+        if stands_still and not self._has_shown and is_requested(self._control, "stacks", generation):
+            self._has_shown = True
+            self._reports.stacks(self._workers)
 
 
 def build_agent(

@@ -10,9 +10,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
-from elasticflow.launcher.drains import TOO_LATE, Drains
+from elasticflow.launcher.drains import TOO_LATE, UNTRAINED_S, Drains
 from elasticflow.launcher.formation import TakenOver
 from elasticflow.launcher.generation import Cause, Generation
+from elasticflow.launcher.hangs import Hangs
 from elasticflow.launcher.verdict import Verdicts
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Course:
     """Decides what comes next, until there is a verdict.
 
     Attributes:
+        hangs: Told where workers stand still.
         generation: The generation that runs, or None between two.
         verdict: How the launch ended, or None while it goes on.
     """
@@ -41,6 +43,7 @@ class Course:
         members: Members,
         formation: Formation,
         grace_s: float,
+        untrained_s: float = UNTRAINED_S,
     ) -> None:
         self._journal = journal
         self._restarts = restarts
@@ -48,7 +51,8 @@ class Course:
         self._members = members
         self._formation = formation
         self._verdicts = Verdicts(journal)
-        self._drains = Drains(journal, grace_s)
+        self._drains = Drains(journal, grace_s, untrained_s)
+        self.hangs = Hangs(journal, nodes)
         self.generation: Generation | None = None
         self.verdict: Verdict | None = None
 
@@ -140,12 +144,15 @@ class Course:
         generation = self.generation
         if generation is None:
             self._form(now)
+        elif not generation.is_stopping and self.hangs.is_found(generation):
+            self._stop(generation, also_alone=True)
         elif self._drains.now is None and not generation.is_stopping:
             if generation.step is not None:
                 self._members.clear_blame()
             if self._members.has_room_for_more(generation.nodes, now):
                 self._ask_to_drain("resized", f"{len(self._members)} nodes are ready", ends=False)
-        if (late := self._drains.late(now)) is not None:
+        has_trained = generation is not None and generation.step is not None
+        if (late := self._drains.late(now, has_trained=has_trained)) is not None:
             self._drain_took_too_long(late)
 
     def asked_to_leave(self, reason: str) -> None:

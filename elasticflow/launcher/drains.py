@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.journal import Journal
 
 TOO_LATE = "the grace ended before the workers left"
+UNTRAINED_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,14 @@ class Drain:
 
 
 class Drains:
-    """The drains of a launch, one at a time; each has *grace_s* seconds.
+    """The drains of a launch, one at a time; each has *grace_s* seconds, or *untrained_s* before the first step.
 
     Attributes:
         now: The one that is under way.
     """
 
-    def __init__(self, journal: Journal, grace_s: float) -> None:
-        self._journal, self._grace_s = journal, grace_s
+    def __init__(self, journal: Journal, grace_s: float, untrained_s: float) -> None:
+        self._journal, self._grace_s, self._untrained_s = journal, grace_s, min(grace_s, untrained_s)
         self.now: Drain | None = None
 
     def ask(self, kind: str, reason: str, *, ends: bool) -> None:
@@ -52,9 +53,13 @@ class Drains:
         found, self.now = self.now, None
         return found
 
-    def late(self, now: float) -> Drain | None:
-        """Return the one that is under way if its time is over."""
-        return self.now if self.now is not None and now >= self.now.asked + self._grace_s else None
+    def late(self, now: float, *, has_trained: bool) -> Drain | None:
+        """Return the one that is under way if its time is over.
+
+        Workers that have not finished a step have nothing to save, and may be compiling the model for minutes.
+        """
+        grace_s = self._grace_s if has_trained else self._untrained_s
+        return self.now if self.now is not None and now >= self.now.asked + grace_s else None
 
     def completed(self, drain: Drain) -> None:
         """Tell that all workers have left as *drain* asked."""

@@ -13,6 +13,7 @@ the middle of a drain), and dies with the agent. Over the socket FD travel JSON 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -138,6 +139,7 @@ def become_worker(
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(opened, descriptor)
             os.close(opened)
+        faulthandler.register(signal.SIGUSR2, all_threads=True)  # stacks of a hang, also of one in an import
         os.environ.update(request["environment"])
         if start_method == "spawn":
             os.execv(  # noqa: S606  # argv of our own making

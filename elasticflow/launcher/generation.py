@@ -39,7 +39,10 @@ class Generation:
         stopped: Why the job's own code ended training before its length, if it did.
         is_stopping: Its workers are being killed, since one has failed or a node is lost.
         raised: The `worker.raised` line of each rank that wrote one.
-        hung: Phase of each rank that made no progress for too long.
+        standing: Nodes whose workers have all stood still for too long.
+        stacks: Where the workers of each node stand that has said so, once it was asked.
+        stacks_asked: When it was, on the monotonic clock.
+        hung: In the form of a `worker.raised` line, what the rank was doing that all others wait for.
         workers: Rank, process and node of each worker, by node.
         ended: How the workers of each node ended that has said so.
         lost: Class and reason of each node that was lost while it ran.
@@ -54,7 +57,10 @@ class Generation:
     stopped: str | None = None
     is_stopping: bool = False
     raised: dict[int, dict[str, Any]] = field(default_factory=dict)
-    hung: dict[int, str] = field(default_factory=dict)
+    standing: set[str] = field(default_factory=set)
+    stacks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    stacks_asked: float | None = None
+    hung: dict[int, dict[str, Any]] = field(default_factory=dict)
     workers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)
     lost: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -82,12 +88,11 @@ class Generation:
             Report(
                 rank=w["rank"],
                 exit_code=w["exit_code"],
-                raised=self.raised.get(w["rank"]),
+                raised=self.hung.get(w["rank"]) or self.raised.get(w["rank"]),
                 time=w["at"],
                 node=node,
                 pid=w["pid"],
                 ended_by_us=w["ended_by_us"] and w["rank"] not in self.hung,
-                hung=w["rank"] in self.hung,
                 oom_killed=w["oom_killed"],
                 stderr=w["stderr"],
             )

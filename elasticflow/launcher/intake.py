@@ -71,10 +71,3 @@ class Intake:
             if name in events.SCHEMA:
                 report.pop("generation", None)
                 self._journal.event(name, **report)
-
-    def hang(self, message: dict[str, Any], generation: Generation | None, stacks: str) -> None:
-        """Take in that a rank made no progress for too long."""
-        if generation is not None:
-            generation.hung[message["rank"]] = message["phase"]
-        fields = {key: message[key] for key in ("rank", "phase", "seconds")}
-        self._journal.event(events.HANG_DETECTED, **fields, stacks=stacks)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from elasticflow.launcher import stacks
 from elasticflow.launcher.rank_logs import RankLog
 
 if TYPE_CHECKING:
@@ -44,10 +45,35 @@ class Reports:
         if reports:
             self._feed.post({"type": "writer", "reports": reports})
 
-    def hung(self, hang: dict[str, Any]) -> None:
-        """A worker made no progress for too long."""
-        rank = self._ranks[hang["local_rank"]]
-        self._feed.post({"type": "hang", "rank": rank, "phase": hang["phase"], "seconds": hang["seconds"]})
+    def standstill(self, *, is_so: bool) -> None:
+        """All workers of the node have stood still for too long, or one moves again."""
+        self._feed.post(
+            {"type": "standstill", "generation": self._generation, "node": self._node, "is_so": is_so}
+        )
+
+    def stacks(self, workers: ForkedWorkers) -> None:
+        """Tell where each worker that lives stands; all of them write their stacks to their standard errors."""
+        gone = workers.exits()
+        pids = {rank: pid for rank, pid in workers.pids().items() if rank not in gone}
+        found = stacks.collect(pids, workers.stderrs)
+        told = [
+            {
+                "node": self._node,
+                "rank": self._ranks[stand.local_rank],
+                "phase": stand.phase,
+                "step": stand.step,
+                "seconds": round(stand.seconds, 1),
+                "limit_s": round(stand.limit_s, 1),
+                "log": str(workers.stderrs[stand.local_rank]),
+                **found[stand.local_rank],
+            }
+            for stand in self._heartbeats.stands()
+            if stand.local_rank in found
+        ]
+        self._heartbeats.concede()
+        self._feed.post(
+            {"type": "stacks", "generation": self._generation, "node": self._node, "workers": told}
+        )
 
     def ended(self, workers: ForkedWorkers, alone: set[int], *, failed: bool) -> None:
         """No worker is left; the local ranks in *alone* ended by themselves."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import runpy
+import signal
 import sys
 
 from elasticflow.lifeline import die_with_parent
@@ -11,6 +13,7 @@ from elasticflow.lifeline import die_with_parent
 def main() -> None:
     """Run the entry point named on the command line; exec has cleared nothing but the death signal's check."""
     die_with_parent(int(sys.argv[1]))
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # exec has taken the fork server's away
     entry_point = sys.argv[2]
     sys.argv = [entry_point]
     runpy.run_path(entry_point, run_name="__main__")

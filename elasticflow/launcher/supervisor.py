@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import errors, events
 from elasticflow.launcher.budget import Budget
 from elasticflow.launcher.course import Course
+from elasticflow.launcher.drains import UNTRAINED_S
 from elasticflow.launcher.formation import Formation
 from elasticflow.launcher.intake import Intake
 from elasticflow.launcher.journal import Journal
@@ -99,7 +100,9 @@ class Supervisor:
         restarts = Restarts(self._journal, budget, Suspicion(launch.catalog, self._journal))
         first = "resume" if launch.is_resumed else "start"
         formation = Formation(self._journal, self._members, head, launch.claim, first)
-        return Course(self._journal, restarts, head, self._members, formation, plan.grace_s)
+        # What is held in memory may be ahead of the store, also before anything is trained.
+        untrained_s = UNTRAINED_S if launch.plan.snapshots.memory is None else plan.grace_s
+        return Course(self._journal, restarts, head, self._members, formation, plan.grace_s, untrained_s)
 
     def _turn(self, head: Head, course: Course) -> None:
         for message in head.take():
@@ -130,10 +133,8 @@ class Supervisor:
                 self._intake.reports(message["reports"])
                 for generation in fenced:
                     course.fenced(generation)
-            case "hang":
-                number = 0 if course.generation is None else course.generation.number
-                stacks = self._launch.folder.rank_log(number, message["rank"], "stderr")
-                self._intake.hang(message, course.generation, str(stacks))
+            case "standstill" | "stacks":
+                course.hangs.told(message, course.generation)
             case "ended":
                 course.group_ended(message)
             case other:

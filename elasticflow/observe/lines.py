@@ -149,7 +149,10 @@ def _hang_detected(record: Record) -> Line:
     text = f"rank {record.get('rank')} made no progress for {span(amount(record, 'seconds') or 0)}"
     if record.get("phase"):
         text += f" in phase {record['phase']}"
-    return Line("wrong", "bad", "hang", text)
+    if (limit_s := amount(record, "limit_s")) is not None:
+        text += f", where {span(limit_s)} is the most"
+    more = (str(record["reason"]),) if record.get("reason") else ()
+    return Line("wrong", "bad", "hang", text, (*more, f"stacks: {record.get('stacks')}"))
 
 
 def _training_stopped(record: Record) -> Line:

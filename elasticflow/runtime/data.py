@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime import dataset as datasets
+from elasticflow.runtime import stopping
 from elasticflow.runtime.processes import Processes
 from elasticflow.runtime.reader import Reader
 from elasticflow.runtime.steps import Plan
@@ -49,7 +50,7 @@ def prepare(me: Worker, fn: Callable[[], object]) -> None:
     """Run *fn* once per node, before any rank of the node goes on. Collective: every rank."""
     if me.local_rank == 0:
         fn()
-    me.barrier()
+    stopping.leave_untrained(me)  # waits for all
     me.reseed()
 
 
@@ -101,7 +102,9 @@ class Loader:
         self._dataset, self._reader = dataset, Reader(dataset, collate, me.seed, generators=generators)
 
     def batches(self, position: Position) -> Iterator[Batch]:
-        """Yield the steps after *position* up to the schedule's end."""
+        """Yield the steps after *position* up to the schedule's end; none if all ranks leave already."""
+        if self._me.should_leave:
+            return
         fetch = self._in_processes(position) if self._processes else None
         for samples, end, reads, model_keys in self._plan.after(position):
             yield Batch(samples, end, model_keys, self._micro_batches(reads, fetch))
@@ -121,7 +124,32 @@ class Loader:
     def _in_processes(self, position: Position) -> Iterator[Any]:
         reads = (read for step in self._plan.after(position) for read in step.reads)
         is_cuda = self._me.device.type == "cuda"
-        return Processes(self._reader, self._dataset, reads, self._processes, pins_memory=is_cuda)
+        wait = Wait(self._me)
+        return Processes(self._reader, self._dataset, reads, self._processes, pins_memory=is_cuda, wait=wait)
+
+
+class Wait:
+    """What a rank does while its loader processes keep it waiting for long: it says so, and leaves if asked to."""
+
+    def __init__(self, me: Worker) -> None:
+        self._me, self._phase = me, ""
+
+    def go_on(self) -> None:
+        """Called several times a second.
+
+        Raises:
+            Leaving: this rank was asked to leave.
+        """
+        me = self._me
+        if not self._phase:
+            self._phase = me.heartbeat.phase("data")
+        if me.vote.leave_wanted and me.vote.may_skip:
+            raise stopping.Leaving
+
+    def end(self) -> None:
+        """Called once data is there."""
+        self._me.heartbeat.phase(self._phase)
+        self._phase = ""
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -16,6 +16,7 @@ from elasticflow.runtime import buffers, data, streams
 from elasticflow.runtime.loss import parse_loss
 from elasticflow.runtime.order import split
 from elasticflow.runtime.reader import EVALUATION, Reader
+from elasticflow.runtime.vote import LEAVE
 from elasticflow.snapshots.policy import Due
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Evaluation:
         batch_size: Samples per forward.
         collate: Makes a batch of a list of samples; None for torch's.
         uses_loss: training_step calls the model once on the inputs of (inputs, targets).
+
+    Attributes:
+        is_owed: The one after the step gone on from was cut short, since all ranks left: it is to be made now.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Evaluation:
         self._last: Position | None = None
         self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
         self._last_time = time.monotonic()
+        self.is_owed = False
         if me.rank == 0 and self._due.seconds is not None:
             me.vote.evaluation_wanted = lambda: self._due.is_due_by_time(time.monotonic() - self._last_time)
 
@@ -83,10 +88,11 @@ class Evaluation:
     def run(self, position: Position) -> dict[str, float]:
         """Return and log the metrics over the whole set. Collective: every rank.
 
-        Nothing is measured, and `me.stopped` set, if the job's own code raised StopTraining on some rank.
+        Nothing is measured, and `me.stopped` set, if the job's own code raised StopTraining on some rank. So it is if
+        some rank was asked to leave; then the evaluation is owed.
         """
         me, began = self._me, time.time()
-        me.phase("evaluating")
+        phase = me.heartbeat.phase("evaluate")
         buffers.make_equal(me, self._model)
         me.generators.look()  # before this evaluation draws from them
         was_training = self._model.training
@@ -99,7 +105,10 @@ class Evaluation:
         found: dict[str, float] = {}
         if sums is None:
             me.agree_to_stop()
+            assert me.stopped is not None
+            self.is_owed = me.owes_evaluation = not me.stopped.is_end
         else:
+            self.is_owed = me.owes_evaluation = False
             loss, weight, *measured = sums.tolist()
             found[_LOSS] = loss / weight if weight else math.nan
             found |= {
@@ -112,7 +121,7 @@ class Evaluation:
                 )
         self._last_time = time.monotonic()
         me.generators.rest()  # what an evaluation draws is no step's business
-        me.phase("training")
+        me.heartbeat.phase(phase)
         me.progress.go_on()
         return found
 
@@ -124,11 +133,12 @@ class Evaluation:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a snapshot keeps."""
-        return {"best": self._best, "measured": self._measured}
+        return {"best": self._best, "measured": self._measured, "owed": self.is_owed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what a snapshot kept."""
         self._best = self._me.best = state["best"]
+        self.is_owed = state.get("owed", False)  # older snapshots do not say it
         measured = state["measured"]
         self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
 
@@ -136,11 +146,11 @@ class Evaluation:
         """Return the sums over the set, added batch by batch: the same bits at every world size. Collective.
 
         They are the loss's, of what it is a mean over, and the metrics'.
-        None, on every rank, if StopTraining was raised on some rank.
+        None, on every rank, if StopTraining was raised on some rank, or it was asked to leave.
         """
         me = self._me
         batches = -(-len(self._dataset) // self._batch_size)
-        # The last row is not of a batch: it says whether StopTraining cut this rank's part short.
+        # The last row is not of a batch: it says whether this rank's part was cut short.
         rows = torch.zeros(batches + 1, 2 + len(self._metrics), dtype=torch.float64)
         precision = (
             nullcontext() if me.autocast_dtype is None else torch.autocast(me.device.type, me.autocast_dtype)
@@ -148,11 +158,15 @@ class Evaluation:
         rows[-1] = 1.0
         with precision, me.stoppable:
             for number in range(*split(batches, me.world_size, me.rank)):
+                if me.vote.leave_wanted:
+                    me.vote.stop_wanted = me.vote.stop_wanted or LEAVE
+                    break
                 batch, count = self._batch(number)
                 me.generators.seed_model(streams.model_key(me.seed, 0, 0, number))
                 rows[number] = torch.tensor(self._measure(batch, count), dtype=torch.float64)
                 me.heartbeat.beat()
-            rows[-1] = 0.0
+            else:
+                rows[-1] = 0.0
         if me.world_size > 1:
             dist.all_reduce(rows)  # each row is one rank's, and noughts of the others
         *of_batches, cut_short = rows

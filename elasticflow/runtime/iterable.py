@@ -16,9 +16,10 @@ from torch.utils.data import default_collate
 from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime import streams
-from elasticflow.runtime.data import Batch, to_device
+from elasticflow.runtime.data import Batch, Wait, to_device
 from elasticflow.runtime.order import split
 from elasticflow.runtime.shard_reader import Chunk, ShardReader, read_ahead, require_iterable
+from elasticflow.runtime.stopping import Leaving, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position
 
+_LEAVING = "leaving"
 _TELL_EVERY = 10  # notes of samples passed, about a second apart
 
 
@@ -116,7 +118,7 @@ class Loader:
         self._is_exact = virtual_shards is not None
 
     def batches(self, position: Position) -> Iterator[Batch]:
-        """Yield the steps after *position* up to the end. Collective: every rank.
+        """Yield the steps after *position* up to the end, or till all ranks leave. Collective: every rank.
 
         Raises:
             DatasetError: *position* is of another number of shards, or a shard has fewer samples than were trained on.
@@ -127,15 +129,23 @@ class Loader:
                 f"the position is in {len(position.cursors)} data shards, and the dataset is read in {self._dataset.number}",
                 "go on with the dataset.shards that the run began with, or start a new run",
             )
+        if me.should_leave:
+            return
         supply = Supply(me, self._feeds(position))
         live, is_plenty = [True] * self._dataset.number, False
         while not schedule.is_end(position):
             me.generators.before_data()
-            step = schedule.next(position, live, supply, is_plenty=is_plenty)
+            try:
+                step = schedule.next(position, live, supply, is_plenty=is_plenty)
+            except Leaving:
+                return  # on every rank: see `Supply.look`
             position = step.end
             pieces = self._pieces(supply.taken())
             # Read before this step's vote, with which the ranks tell each other.
-            is_short = not schedule.is_end(position) and not supply.has(schedule.wanted(position, live))
+            try:
+                is_short = not schedule.is_end(position) and not supply.has(schedule.wanted(position, live))
+            except Leaving:  # with that vote all ranks leave
+                is_short = True
             me.generators.after_data()
             me.vote.count_wanted = is_short
             keys = [streams.model_key(me.seed, position.step, *key) for key, _ in pieces]
@@ -156,7 +166,9 @@ class Loader:
         number = min(self._processes, len(own)) or len(own)
         for shards in (own[i::number] for i in range(number)):
             chunks = reader.chunks(shards, position.epoch, position.cursors)
-            feed = read_ahead(chunks, self._dataset.first) if self._processes else chunks
+            feed = chunks
+            if self._processes:
+                feed = read_ahead(chunks, self._dataset.first, Wait(self._me))
             feeds |= dict.fromkeys(shards, feed)
         return dict(sorted(feeds.items()))
 
@@ -201,9 +213,21 @@ class Supply:
         self._notes = 0
 
     def look(self, wanted: Sequence[int]) -> list[int]:
-        """Return how many samples each shard still has, counted up to *wanted*. Collective: every rank."""
-        mine = " ".join(str(self._count(shard, wanted[shard])) for shard in self._feeds)
-        return [int(text) for of_rank in self._me.gather_text(mine) for text in of_rank.split()]
+        """Return how many samples each shard still has, counted up to *wanted*. Collective: every rank.
+
+        Raises:
+            Leaving: some rank was asked to leave while it waited for samples. On every rank.
+        """
+        me = self._me
+        try:
+            mine = " ".join(str(self._count(shard, wanted[shard])) for shard in self._feeds)
+        except Leaving:
+            mine = _LEAVING
+        told = me.gather_text(mine)
+        if _LEAVING in told:
+            me.stopped = Stopped(None, told.index(_LEAVING))
+            raise Leaving
+        return [int(text) for of_rank in told for text in of_rank.split()]
 
     def has(self, wanted: Sequence[int]) -> bool:
         """True if this rank's shards have as many samples as *wanted*."""
@@ -238,6 +262,8 @@ class Supply:
             self._ended.add(chunk.shard)
         if chunk.passed:
             self._me.heartbeat.beat()
+            if self._me.vote.leave_wanted:  # the way to the cursor may be long
+                raise Leaving
             if self._me.rank == 0 and self._notes % _TELL_EVERY == 0:
                 self._me.event(events.DATASET_PASSED, shard=chunk.shard, samples=chunk.passed)
             self._notes += 1

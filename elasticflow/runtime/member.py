@@ -49,7 +49,8 @@ class Worker:
         witness: Records what every step made of the state, where somebody asked for it.
         best: Best value of the metric that `evaluation.best` names, so far.
         stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
-        stopped: Why all ranks end training before its length, once they agreed to.
+        stopped: Why all ranks take no further step, once they agreed to: training has ended, or they leave.
+        owes_evaluation: One was cut short, since all ranks leave; whoever goes on makes it.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Worker:
         self.vote = Vote()
         self.stoppable = stopping.Stoppable(self.vote)
         self.stopped: stopping.Stopped | None = None
+        self.owes_evaluation = False
         self.at_leave: list[Callable[[], None]] = []
         self.autocast_dtype: torch.dtype | None = None
         self.is_exact = False
@@ -95,7 +97,7 @@ class Worker:
 
     @property
     def should_leave(self) -> bool:
-        """True after the step at which all ranks agreed to leave, or to stop."""
+        """True after the step at which all ranks agreed to leave, or to take no further one."""
         return self.vote.leave or self.stopped is not None
 
     def stop(self, reason: str) -> None:
@@ -103,7 +105,7 @@ class Worker:
         stopping.want(self.vote, StopTraining(reason))
 
     def agree_to_stop(self) -> None:
-        """Know from here on whether any rank wants training to end, and why. Collective: every rank."""
+        """Know from here on whether any rank wants no further step, and why. Collective: every rank."""
         self.stopped = stopping.agree(self)
 
     def event(self, event: str, *, level: str = "info", **fields: Any) -> None:
@@ -111,7 +113,7 @@ class Worker:
         getattr(self.log, level)(event, **fields)
 
     def phase(self, name: str) -> None:
-        """Say what this rank is doing, for whoever watches its heartbeat."""
+        """Say what this rank is doing, for whoever watches its heartbeat; see `Heartbeat`."""
         self.heartbeat.phase(name)
 
     def reseed(self) -> None:
@@ -133,7 +135,8 @@ class Worker:
     def start_training(
         self, position: Position, schedule: AnySchedule, model: nn.Module, log_every: int
     ) -> None:
-        """Begin training at *position*; every rank."""
+        """Begin training at *position*. Collective: every rank."""
+        stopping.leave_untrained(self)
         left = schedule.remaining(position)  # None: nobody knows the data's length
         model.train()
         self.started_at = position
@@ -150,7 +153,22 @@ class Worker:
                 device=str(self.device),
                 parameters=sum(p.numel() for p in model.parameters()),
             )
-        self.phase("training")
+        self.phase("compile")  # until the first step is done: much happens in it for the first time
+
+    def watch_compiler(self) -> None:
+        """Be in phase compile whenever torch compiles something: that takes minutes, and happens again for new shapes."""
+        from torch._dynamo.callback import callback_handler  # imported by torch's optimizers anyway
+
+        before = ["compile"]
+
+        def begin(_: object) -> None:
+            before[0] = self.heartbeat.phase("compile")
+
+        def end(_: object) -> None:
+            self.heartbeat.phase(before[0])
+
+        callback_handler.register_start_callback(begin)
+        callback_handler.register_end_callback(end)
 
     def _open_log(self, level: str) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))
@@ -177,6 +195,7 @@ class Worker:
         return progress
 
     def _first_step(self, step: int) -> None:
+        self.phase("step")
         if self.rank == 0:
             failed_at = self.identity.failed_at
             seconds = None if failed_at is None else round(time.time() - failed_at, 3)

@@ -14,7 +14,7 @@ import weakref
 from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.queues import Queue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -45,6 +45,16 @@ _WAITED = "DataLoader timed out"  # torch's words for it, which say nothing yet
 _ENDING = (RuntimeError, OSError, EOFError)  # what it looks like to fetch from a process that ends
 
 
+class Wait(Protocol):
+    """Whoever waits for loader processes."""
+
+    def go_on(self) -> None:
+        """Called several times a second while a batch is long in coming; an exception ends the wait."""
+
+    def end(self) -> None:
+        """Called once it is there."""
+
+
 class Processes:
     """Yields the batches of *reads* in their order, read by processes of its own.
 
@@ -54,6 +64,7 @@ class Processes:
         reads: What to read; asked for some batches ahead of those yielded.
         number: How many processes.
         pins_memory: Batches lie in page-locked memory.
+        wait: Told while a batch is long in coming, and when it is there.
 
     Raises:
         Exception: while iterating, what dataset or collate raised; its cause is the traceback there.
@@ -62,11 +73,18 @@ class Processes:
     """
 
     def __init__(
-        self, reader: Reader, dataset: Any, reads: Iterable[Read], number: int, *, pins_memory: bool
+        self,
+        reader: Reader,
+        dataset: Any,
+        reads: Iterable[Read],
+        number: int,
+        *,
+        pins_memory: bool,
+        wait: Wait | None = None,
     ) -> None:
         # Others than forked ones would not be this process's children (Python 3.14), and lose the dataset's memory.
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-        self._name = notes.name_of(dataset)
+        self._name, self._wait = notes.name_of(dataset), wait
         self._at = context.RawArray("q", [_NOTHING] * number)
         loader: DataLoader[Any] = DataLoader(
             _ReaderThere(reader, self._at),  # type: ignore[arg-type]  # map-style by __getitems__ alone
@@ -94,14 +112,20 @@ class Processes:
         return self
 
     def __next__(self) -> Any:
+        has_waited = False
         while True:
             try:
                 found = next(self._batches)
             except _ENDING as error:
                 if _WAITED in str(error):
+                    has_waited = True
+                    if self._wait is not None:
+                        self._wait.go_on()
                     continue
                 self._refuse_deaths()
                 raise
+            if has_waited and self._wait is not None:
+                self._wait.end()
             if isinstance(found, _Failed):
                 raise found.error()
             return found

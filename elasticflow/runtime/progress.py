@@ -21,19 +21,25 @@ if TYPE_CHECKING:
 
 
 class Heartbeat:
-    """This rank's slot in the shared memory that the agent watches; without one, nothing happens."""
+    """This rank's slot in the shared memory that the agent watches; without one, nothing happens.
+
+    A beat is progress. Phases are start, build, restore, compile (the first step, and whatever torch compiles later),
+    step, data (waiting for loader processes), evaluate, snapshot and leave: the agent learns how long a rank stands
+    still in each.
+    """
 
     def __init__(self, descriptor: int | None, local_rank: int) -> None:
         self._memory = None if descriptor is None else mmap.mmap(descriptor, 0)
         self._offset = local_rank * HEARTBEAT_SLOT
         self._beats = 0
         self._step = 0
-        self._phase = b"starting"
+        self._phase = b"start"
 
-    def phase(self, name: str) -> None:
-        """Say what this rank is doing."""
-        self._phase = name.encode()
+    def phase(self, name: str) -> str:
+        """Say what this rank is doing; return what it was doing before."""
+        before, self._phase = self._phase.decode(), name.encode()
         self.beat()
+        return before
 
     def beat(self, step: int | None = None) -> None:
         """Say that this rank lives, and how many steps it has finished."""
@@ -41,7 +47,7 @@ class Heartbeat:
             self._step = step
         if self._memory is not None:
             self._beats += 1
-            HEARTBEAT.pack_into(self._memory, self._offset, self._beats, self._step, time.time(), self._phase)
+            HEARTBEAT.pack_into(self._memory, self._offset, self._beats, self._step, self._phase)
 
     def hold(self, step: int) -> None:
         """Say that the state after *step* is held in the node's memory."""

@@ -61,6 +61,7 @@ class DataParallel:
         self._is_synced = bool(options.pop("sync_batchnorm", False))
         if self._is_synced:
             _require_cuda(me)
+            me.vote.may_skip = False  # forwards of all ranks wait for each other
             if me.world_size > 1:
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         self._me = me

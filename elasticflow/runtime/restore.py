@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import events, faults
 from elasticflow.errors import SnapshotError, StateError, StorageError
-from elasticflow.runtime import agreement, order
+from elasticflow.runtime import agreement, order, stopping
 from elasticflow.runtime.fresh import Fresh
 from elasticflow.runtime.order import Position
 from elasticflow.snapshots.manifest import DamagedSnapshotError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.loaded import Loaded
     from elasticflow.snapshots.manifest import Manifest
 
-_OUTAGE = "outage: "
+_OUTAGE, _LEAVING = "outage: ", "asked to leave"
 _REPLICATED = ("model/", "ema/", "optimizer/")  # objects of the job's own may differ by design
 
 
@@ -80,7 +80,11 @@ def newest_good(me: Worker, catalog: Catalog, loads: Loads) -> Found | None:
             problem = error.message
         except (OSError, SnapshotError, StorageError) as error:
             problem = _OUTAGE + _text(error)
+        except stopping.Leaving:
+            problem = _LEAVING
         problems = [text for text in _told_by_all(me, problem) if text]
+        if _LEAVING in problems:
+            stopping.leave_untrained(me)
         if not problems:
             return found
         found = None

@@ -18,6 +18,8 @@ from elasticflow.runtime.processes import Processes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from elasticflow.runtime.processes import Wait
+
 _TELL_EVERY_S = 1.0
 _USE = 2  # of random streams: 0 and 1 are datasets read by index
 
@@ -140,9 +142,10 @@ def _tell_epoch(found: Any, epoch: int) -> None:
         set_epoch(epoch)
 
 
-def read_ahead(chunks: Iterator[Chunk], shard: Any) -> Iterator[Chunk]:
+def read_ahead(chunks: Iterator[Chunk], shard: Any, wait: Wait) -> Iterator[Chunk]:
     """Return *chunks* as a process of its own reads them, which starts now; errors name the class of *shard*."""
-    return map(pickle.loads, Processes(_There(chunks), shard, repeat((0, [])), 1, pins_memory=False))  # type: ignore[arg-type]
+    there: Any = _There(chunks)
+    return map(pickle.loads, Processes(there, shard, repeat((0, [])), 1, pins_memory=False, wait=wait))
 
 
 class _There:

@@ -59,6 +59,7 @@ class Snapshots:
         self._me, self._state, self._schedule = me, state, schedule
         self._catalog = policy.catalog(me.run_folder, me.run_id)
         self._client = node_writer.connect(me, policy, self._catalog.prefix, state)
+        self._client.waiting = me.heartbeat.beat  # for a slow store
         self._outcomes = Outcomes(me, self._client)
         self._recorder = Recorder(me, state, schedule)
         self._sharing = Sharing(me.rank, me.world_size)
@@ -95,8 +96,9 @@ class Snapshots:
             StateError: the job's model or optimizer is not the snapshot's.
         """
         me = self._me
-        me.phase("restoring")
-        loads = NodeLoader(self._client, me.heartbeat.beat)
+        me.phase("restore")
+        stopping.leave_untrained(me)
+        loads = NodeLoader(self._client, partial(stopping.read_on, me))
         held = None if self._tier is None else self._tier.recall(self._catalog)
         found = restore.newest_good(me, self._catalog, loads) if held is None else held.found
         position = self._schedule.start if found is None else self._take_over(found, loads)
@@ -154,7 +156,7 @@ class Snapshots:
         if self._tier is None:
             me.phase("snapshot")
             self._hand_over(position, trigger)
-            me.phase("training")
+            me.phase("step")
             me.progress.go_on()
         elif not self._tier.holds(position):
             self._tier.hold(position)
@@ -226,8 +228,9 @@ class Snapshots:
 
     def _trigger(self, position: Position, *, final: bool) -> str:
         if final:
-            is_end = self._me.stopped is not None or self._schedule.is_end(position)
-            return "end" if is_end else "drain"
+            stopped, owes = self._me.stopped, self._me.owes_evaluation
+            is_end = self._schedule.is_end(position) and not owes
+            return "end" if is_end or (stopped is not None and stopped.is_end) else "drain"
         return self._due.trigger(self._last, position)
 
     def _finish(self) -> None:

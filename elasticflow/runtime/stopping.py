@@ -1,14 +1,17 @@
-"""StopTraining: what the job's own code raises on one rank ends training on all of them (floor R).
+"""What ends training between two votes: StopTraining, or a wish to leave where data is awaited (floor R).
 
-A rank that raised it goes on taking part, with noughts, until all have agreed: in the vote of the step in which it was
-raised or of the next one, or at the end of the evaluation. The step whose vote says so is not applied.
+What the job's own code raises on one rank ends training on all of them. That rank goes on taking part, with noughts,
+until all have agreed: in the vote of the step in which it was raised or of the next one, or at the end of the
+evaluation. The step whose vote says so is not applied. A rank that was asked to leave while it waits for data, or
+evaluates, does the same, and training goes on from there in the next generation.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow import StopTraining
+from elasticflow import StopTraining, errors
+from elasticflow.runtime.vote import LEAVE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,10 +24,19 @@ if TYPE_CHECKING:
 
 
 class Stopped(NamedTuple):
-    """Why training ended before its length, and the first rank whose code wanted that."""
+    """Why all ranks take no further step, and the first rank that wanted that; None: it was asked to leave."""
 
-    reason: str
+    reason: str | None
     by_rank: int
+
+    @property
+    def is_end(self) -> bool:
+        """Whether training has ended."""
+        return self.reason is not None
+
+
+class Leaving(Exception):  # noqa: N818  # nothing failed
+    """Raised where a rank waits, once it was asked to leave."""
 
 
 class Stoppable:
@@ -61,21 +73,47 @@ def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:
                 piece = next(batch.micro_batches)
             except StopTraining as stop:
                 want(vote, stop)
+            except Leaving:
+                vote.stop_wanted = LEAVE
         yield piece
 
 
 def agree(me: Worker) -> Stopped | None:
-    """Return why training ends if any rank wants it to. Collective: every rank."""
+    """Return why no further step is taken if any rank wants that. Collective: every rank."""
     wish = me.vote.stop_wanted
+    left = None
     for rank, text in enumerate(me.gather_text("" if wish is None else f"!{wish}")):
-        if text:
+        if text not in ("", f"!{LEAVE}"):
             return Stopped(text[1:], rank)
-    return None
+        if text and left is None:
+            left = Stopped(None, rank)
+    return left
+
+
+def leave_untrained(me: Worker) -> None:
+    """Leave here if any rank was asked to: nothing was trained, so there is nothing to save. Collective: every rank."""
+    if not me.all_true(not _leaves_untrained(me)):
+        raise SystemExit(errors.INTERRUPTED if me.identity.way == "plain" else errors.FINISHED)
+
+
+def read_on(me: Worker) -> None:
+    """Take note that a snapshot is being read.
+
+    Raises:
+        Leaving: this rank was asked to leave.
+    """
+    me.heartbeat.beat()
+    if _leaves_untrained(me):
+        raise Leaving
+
+
+def _leaves_untrained(me: Worker) -> bool:
+    return me.vote.leave_wanted and me.vote.may_leave_untrained
 
 
 def record(me: Worker, catalog: Catalog) -> None:
     """Leave word beside the snapshots that the run has ended, for launches on other machines; rank 0."""
-    if me.rank == 0 and me.stopped is not None:
+    if me.rank == 0 and me.stopped is not None and me.stopped.is_end:
         catalog.write_stop({"step": me.progress.number, **me.stopped._asdict()})
 
 

@@ -8,18 +8,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+LEAVE = ""  # asked to leave while it waited for data: nobody wants training to end
+
+
 class Vote:
     """One rank's wishes and what all ranks settled on; `replicas` and `exact` carry it once per step.
 
     Attributes:
         leave_wanted: Set by the signal handler, and by nothing else.
-        stop_wanted: Why the job's own code wants training to end, if it does; see `stopping`.
+        stop_wanted: Why this rank wants no further step: the reason of the job's own code to end training, or `LEAVE`;
+            see `stopping`.
         snapshot_wanted: Rank 0's clock, asked once per step.
         evaluation_wanted: The same for evaluations.
         memory_wanted: The same for the memory tier.
         count_wanted: One of this rank's data shards may end in the next step; see `iterable`.
+        may_skip: This rank can take part in a step without its data.
+        may_leave_untrained: What no step was added to is all on the store; with a memory tier it may not be.
         leave: All ranks leave after this step.
-        stop: All ranks end training before this step: it is not applied.
+        stop: All ranks leave, or end training, before this step: it is not applied.
         snapshot: All ranks take a snapshot after this step, because of the time.
         evaluation: All ranks evaluate after this step, because of the time.
         memory: All ranks hold their state in memory after this step, because of the time.
@@ -29,6 +35,7 @@ class Vote:
     def __init__(self) -> None:
         self.leave_wanted = False
         self.stop_wanted: str | None = None
+        self.may_skip = self.may_leave_untrained = True
         self.snapshot_wanted: Callable[[], bool] = bool
         self.evaluation_wanted: Callable[[], bool] = bool
         self.memory_wanted: Callable[[], bool] = bool

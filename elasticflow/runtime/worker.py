@@ -82,13 +82,15 @@ def join(
         log_level=log_level,
     )
     me.store = store
+    me.vote.may_leave_untrained = snapshots.memory is None
     me.witness = Witness.asked(os.environ, me)
     _current = me
     _listen(me)
     if store is not None:
         group.form(identity, store, device)
     me.reseed()
-    me.phase("building")
+    me.phase("build")
+    me.watch_compiler()
     return me
 
 
@@ -127,13 +129,13 @@ def leave(me: Worker, position: Position, schedule: AnySchedule) -> NoReturn:
     Raises:
         SnapshotError: the last snapshot could not be written.
     """
-    me.phase("leaving")
-    finished = schedule.is_end(position)
+    me.phase("leave")
+    finished = schedule.is_end(position) and not me.owes_evaluation
     if finished:
         me.stopped = None
     elif me.stopped is None:  # the last step's schedule may have raised StopTraining, after its vote
         me.agree_to_stop()
-    if me.stopped is not None:
+    if me.stopped is not None and me.stopped.is_end:
         finished = True
         if me.rank == 0:
             me.event(events.TRAINING_STOPPED, **me.stopped._asdict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -12,17 +13,22 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable
 
+_LOOK_S = 1.0
+_LONGEST_WRITE_S = 3600.0  # a slow store is waited for; a writer that says nothing for longer hangs
+
 
 class Link:
     """One rank's connection to its node's writer; used from one thread.
 
     Attributes:
         handlers: What to do with a message, by its first key; of one that none is for, nothing.
+        waiting: Called each second while a message is waited for, for an hour at most.
     """
 
     def __init__(self, channel: wire.Channel) -> None:
         self._channel = channel
         self.handlers: dict[str, Callable[[wire.Message], None]] = {}
+        self.waiting: Callable[[], None] = lambda: None
 
     @classmethod
     def connect(
@@ -104,11 +110,19 @@ class Link:
         Raises:
             SnapshotError: the writer died, or nothing came in time.
         """
-        left = None if deadline is None else deadline - time.monotonic()
-        try:
-            self._handle(self._channel.receive(None if left is None else max(left, 1e-3)))
-        except TimeoutError:
-            raise SnapshotError(f"snapshot writer: {complaint} in time") from None
+        began = time.monotonic()
+        while True:
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            try:
+                self._handle(self._channel.receive(min(max(left, 1e-3), _LOOK_S)))
+            except TimeoutError:
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    raise SnapshotError(f"snapshot writer: {complaint} in time") from None
+                if now < began + _LONGEST_WRITE_S:
+                    self.waiting()
+            else:
+                return
 
     def _handle(self, message: wire.Message | None) -> None:
         if message is None:

@@ -72,7 +72,8 @@ class RestartsTable(Table):
         description='The budget is full again after this much progress or time: "1 h", "1000 steps".',
     )
     hang_timeout: DurationText = Field(
-        default="10 min", description="A rank without progress for this long is a failure."
+        default="10 min",
+        description="Without progress for this long the workers hang: a failure. The run teaches shorter limits, phase by phase.",
     )
 
 

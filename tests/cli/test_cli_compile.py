@@ -117,7 +117,7 @@ def test_plan_in_words(project: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "nodes        1 to 2, 2 workers each, meeting at head:29400",
         "batch        8 samples per step, at every number of nodes",
         "steps        3 epochs; how many steps is known after the first run (or set dataset.samples)",
-        "restarts     3 failures, full again after 1 h; no progress for 10 min is one; resizes, drains and preemptions are free",
+        "restarts     3 failures, full again after 1 h; no progress for 10 min is one, or for less once the run shows what is usual; resizes, drains and preemptions are free",
         "snapshots    every 10 min or 1 epoch, at the end and when asked to leave; in runs/small/<run id>; the last 3 stay",
         "evaluation   every 1 epoch and at the end: loss, accuracy",
     ]

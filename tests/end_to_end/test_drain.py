@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -107,11 +108,15 @@ def test_second_signal_ends_at_once_with_130(project: Project) -> None:
 
 
 def test_signal_to_the_whole_process_group_is_a_drain(project: Project) -> None:
-    """TERM to every process of the tree at once, as Slurm and systemd send it, still drains to exit 75."""
-    running = project.run("jobs/mnist.toml", "everybody", *QUICK)
+    """TERM to every process of the tree at once, as Slurm and systemd send it, still drains to exit 75; so does INT."""
+    running = project.run("jobs/mnist.toml", "everybody", *QUICK, "dataset.num_workers=1")
     running.wait_for_step(5)
-    for process in [psutil.Process(running.process.pid), *running.tree()]:
-        process.send_signal(signal.SIGTERM)
+    everybody = [psutil.Process(running.process.pid), *running.tree()]
+    assert 8 <= len(everybody)  # the command, agent, fork server, writer, two workers, two loader processes
+    for number in (signal.SIGTERM, signal.SIGINT):
+        for process in everybody:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     assert running.end(30) == 75, running.told()
     assert [] == named(running.events(), events.WORKER_FAILED)

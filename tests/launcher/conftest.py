@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from elasticflow.launcher import course, drains
+from elasticflow.launcher import course, drains, hangs
 from elasticflow.launcher.fork_client import ForkServer
 from elasticflow.run_folder import RunFolder
 from tests.launcher.course_trial import Trial
@@ -48,7 +48,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
     """Return a fresh course with a budget of two restarts."""
     made = Trial(RunFolder(tmp_path / "runs" / "job" / "run"))
     clock = SimpleNamespace(monotonic=lambda: made.clock, time=lambda: made.clock)
-    for module in (course, drains):
+    for module in (course, drains, hangs):
         monkeypatch.setattr(module, "time", clock)
     return made
 

@@ -18,7 +18,9 @@ from elasticflow.launcher.agent import Agent, build_agent
 from elasticflow.launcher.agent_process import AgentConfig, listen
 from elasticflow.launcher.head import Head
 from elasticflow.launcher.heartbeats import Heartbeats
+from elasticflow.launcher.limits import Limits
 from elasticflow.launcher.meeting import serve
+from elasticflow.launcher.standing import Standing
 from elasticflow.rendezvous_place import RendezvousPlace
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import Warm, is_alive, wait_until
@@ -189,27 +191,31 @@ def test_drain_reaches_every_worker(node: Node) -> None:
     assert (False, [(0, False), (0, False)]) == node.ended(1)
 
 
-def test_hang_is_told_with_stacks_and_ends_the_group(node: Node) -> None:
-    """Every rank writes its stacks to its own log before it is killed, also one that is stopped."""
-    node.agent._heartbeats._timeout_s = HANG_S
+def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
+    """Every rank that is asked writes its stacks, also one that is stopped; and nothing is killed unasked."""
+    node.agent._heartbeats.limits = Limits(HANG_S)
     node.form(
         1,
         """
-        import faulthandler
-        from elasticflow.runtime.progress import Heartbeat
-        faulthandler.register(signal.SIGUSR2)
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(60)
+        def read_a_label():
+            time.sleep(60)
+        read_a_label()
         """,
     )
-    hang = node.message("hang")
+    assert node.message("standstill")["is_so"]
+    node.head.request("stacks", 1)
+    stacks = [Standing.of(each) for each in node.message("stacks")["workers"]]
 
-    assert "start" == hang["phase"]
-    assert hang["seconds"] >= HANG_S
-    assert (True, [(-9, True), (-9, True)]) == node.ended(1)
+    assert [("n0", 0, "start"), ("n0", 1, "start")] == [(s.node, s.rank, s.phase) for s in stacks]
+    assert [False, True] == [s.state == "T" for s in stacks]
+    assert "read_a_label" == stacks[0].frames[0].function
+    assert stacks[0].seconds >= HANG_S
     for rank in range(2):
         assert "most recent call first" in node.folder.rank_log(1, rank, "stderr").read_text()
+    node.head.request("stop", 1)
+    assert (False, [(-9, True), (-9, True)]) == node.ended(1)
 
 
 def test_stop_of_a_generation_kills_its_workers(node: Node) -> None:

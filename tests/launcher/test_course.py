@@ -240,6 +240,7 @@ def test_workers_that_leave_without_a_step_end_with_3(trial: Trial) -> None:
 def test_grace_ends_a_drain(trial: Trial) -> None:
     """Workers that do not leave within the grace are not waited for: 75 all the same."""
     trial.begin()
+    trial.step(7)
     trial.course.asked_to_leave("SIGTERM")
     trial.wait(GRACE_S - 1)
     assert trial.course.verdict is None
@@ -248,6 +249,17 @@ def test_grace_ends_a_drain(trial: Trial) -> None:
     assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
     assert trial.course.verdict is not None
     assert "the grace ended before the workers left" == trial.course.verdict.fields["reason"]
+
+
+def test_workers_that_have_trained_nothing_have_no_grace(trial: Trial) -> None:
+    """They may compile the model for minutes, or read a snapshot, and have nothing to save: a few seconds are enough."""
+    trial.begin()
+    trial.course.asked_to_leave("SIGTERM")
+    trial.wait(GRACE_S / 10)
+    assert trial.course.verdict is None
+    trial.wait(GRACE_S / 10)
+
+    assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
 
 
 @pytest.mark.parametrize("drained", [False, True])

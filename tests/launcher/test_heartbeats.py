@@ -1,4 +1,4 @@
-"""Hangs found by heartbeats, and no false alarm."""
+"""Workers that stand still, as their heartbeats tell, and no false alarm."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import pytest
 from elasticflow.environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
 from elasticflow.launcher import heartbeats as heartbeats_module
 from elasticflow.launcher.heartbeats import MOST_WORKERS, Heartbeats
+from elasticflow.launcher.limits import ENOUGH, FACTOR, FLOOR_S, Limits
 from elasticflow.runtime.progress import Heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TIMEOUT_S = 10.0
+CEILING_S = 10.0
+LOOK_S = 0.5
 
 
 class Clock:
-    """A clock the test turns."""
+    """A clock the test turns, and the heartbeats that are looked at as it does."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -29,6 +31,14 @@ class Clock:
     def monotonic(self) -> float:
         """Return the time that was set."""
         return self.now
+
+    def stand_still(self, watched: Heartbeats, seconds: float, gone: tuple[int, ...] = ()) -> bool:
+        """Let so much time pass, looking all the while; return what the last look found."""
+        found = watched.stand_still(gone)
+        for _ in range(int(seconds / LOOK_S)):
+            self.now += LOOK_S
+            found = watched.stand_still(gone)
+        return found
 
 
 @pytest.fixture
@@ -42,7 +52,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def watched(clock: Clock) -> Iterator[Heartbeats]:
     """Yield the agent's side for two workers."""
-    made = Heartbeats(TIMEOUT_S)
+    made = Heartbeats(CEILING_S)
     made.reset(2)
     yield made
     made._memory.close()
@@ -67,65 +77,66 @@ def test_newest_step_that_all_hold(watched: Heartbeats) -> None:
     assert watched.held() is None
 
 
-def test_rank_that_stands_still_is_found(watched: Heartbeats, clock: Clock) -> None:
-    """Rank 1 stops in its evaluation while rank 0 goes on: it is named, with its phase and step."""
+def test_all_ranks_standing_are_found(watched: Heartbeats, clock: Clock) -> None:
+    """Each is told with its phase, step and time."""
     ranks = [Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)]
+    ranks[1].phase("evaluate")
     ranks[1].beat(7)
-    ranks[1].phase("evaluating")
-    assert watched.hung() is None
-    for step in range(8, 18):
-        clock.now += 1.0
-        ranks[0].beat(step)
-        assert watched.hung() is None
-    clock.now += 1.0
-    ranks[0].beat(18)
+    assert not clock.stand_still(watched, 4)
+    ranks[0].beat(8)
+    assert not clock.stand_still(watched, CEILING_S)
+    assert clock.stand_still(watched, 2 * LOOK_S)
 
-    assert {"local_rank": 1, "step": 7, "phase": "evaluating", "seconds": 11.0} == watched.hung()
+    assert [(0, "start", 8), (1, "evaluate", 7)] == [stand[:3] for stand in watched.stands()]
+    assert [CEILING_S + 2 * LOOK_S, CEILING_S + 4 + 2 * LOOK_S] == [s.seconds for s in watched.stands()]
 
 
-def test_ranks_that_move_are_never_taken_for_hung(watched: Heartbeats, clock: Clock) -> None:
-    """Slow but moving: a beat just inside the limit, again and again, looked at as rarely or as often as it comes."""
-    ranks = [Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)]
-    for step in range(50):
-        for rank in ranks:
-            rank.beat(step)
-        assert watched.hung() is None
-        clock.now += TIMEOUT_S - 0.1
-        assert watched.hung() is None
+def test_one_that_moves_is_what_the_others_wait_for(watched: Heartbeats, clock: Clock) -> None:
+    """A long evaluation on rank 0, batch by batch: rank 1, which has had its part, waits for as long as it takes."""
+    rank0, rank1 = Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)
+    rank1.phase("evaluate")
+    for _ in range(10):
+        rank0.phase("evaluate")
+        assert not clock.stand_still(watched, CEILING_S - LOOK_S)
+
+
+def test_ranks_that_have_left_count_no_more(watched: Heartbeats, clock: Clock) -> None:
+    """The last one that stands is found; when all have left there is none."""
+    Heartbeat(watched.fd, 1).phase("leave")
+
+    assert clock.stand_still(watched, CEILING_S + LOOK_S, gone=(0,))
+    assert not watched.stand_still((0, 1))
 
 
 def test_beats_between_two_looks_count_though_the_looks_are_late(watched: Heartbeats, clock: Clock) -> None:
     """The agent itself was held up for minutes: workers that went on meanwhile are not killed."""
-    rank0, rank1 = Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)
     clock.now += 600
-    rank0.beat(1)
-    rank1.beat(1)
-
-    assert watched.hung() is None
-
-
-def test_worker_that_never_moves_hangs_in_its_start(watched: Heartbeats, clock: Clock) -> None:
-    """No beat at all since the fork is a hang too, and the longest standstill is named."""
-    clock.now += 5
     Heartbeat(watched.fd, 0).beat(1)
-    assert watched.hung() is None
-    clock.now += TIMEOUT_S - 2
-    hang = watched.hung()
+    Heartbeat(watched.fd, 1).beat(1)
 
-    assert hang is not None
-    assert (1, "start") == (hang["local_rank"], hang["phase"])
+    assert not watched.stand_still(())
 
 
-def test_next_generation_starts_anew(watched: Heartbeats, clock: Clock) -> None:
-    """The standstill of a generation that is gone is not counted against the next."""
-    Heartbeat(watched.fd, 1).beat(5)
-    clock.now += TIMEOUT_S + 1
-    assert watched.hung() is not None
+def test_machine_that_slept_is_no_hang(watched: Heartbeats, clock: Clock) -> None:
+    """Neither agent nor workers ran for an hour: the workers have all their time once both do."""
+    clock.stand_still(watched, 5)
+    clock.now += 3600
+
+    assert not clock.stand_still(watched, CEILING_S - 5)
+    assert clock.stand_still(watched, 2 * LOOK_S)
+
+
+def test_next_generation_starts_anew_with_what_was_learned(watched: Heartbeats, clock: Clock) -> None:
+    """The standstill of a generation that is gone is not counted against the next; its limits are kept."""
+    rank = Heartbeat(watched.fd, 1)
+    rank.phase("step")
+    clock.stand_still(watched, 3)
+    rank.beat(5)
+    clock.stand_still(watched, CEILING_S + LOOK_S)
     watched.reset(1)
 
-    assert watched.hung() is None
-    clock.now += TIMEOUT_S - 1
-    assert watched.hung() is None
+    assert not clock.stand_still(watched, CEILING_S)
+    assert (1, 3.0) == watched.limits.learned()["step"]
 
 
 def test_memory_holds_the_most_workers_a_node_may_have(watched: Heartbeats) -> None:
@@ -134,3 +145,55 @@ def test_memory_holds_the_most_workers_a_node_may_have(watched: Heartbeats) -> N
     with mmap.mmap(watched.fd, 0) as memory:
         assert MOST_WORKERS * HEARTBEAT_SLOT == len(memory)
     Heartbeat(watched.fd, MOST_WORKERS - 1).beat(1)
+
+
+@pytest.mark.parametrize(
+    ("ceiling_s", "longest_s", "limit_s"),
+    [
+        (600, 0.02, FLOOR_S),
+        (600, 20, 20 * FACTOR),
+        (600, 100, 600),  # never more than the job allows,
+        (600, 700, 1400),  # unless the run has stood longer and gone on
+        (5, 0.02, 5),
+    ],
+)
+def test_limit_follows_the_run(ceiling_s: float, longest_s: float, limit_s: float) -> None:
+    """Once a phase was seen often enough, it is a multiple of the longest; of other phases nothing is known."""
+    limits = Limits(ceiling_s)
+    limits.note("step", longest_s)
+    assert max(ceiling_s, 2 * longest_s * (longest_s > ceiling_s)) == limits.of("step")
+    for _ in range(ENOUGH - 1):
+        limits.note("step", longest_s / 2)
+
+    assert limit_s == limits.of("step")
+    assert ceiling_s == limits.of("evaluate")
+
+
+def test_slowing_down_raises_the_limit() -> None:
+    """Each step takes half as long again as the one before: none is taken for a hang."""
+    limits, seconds = Limits(3600), 0.1
+    while seconds < 2000:
+        for _ in range(ENOUGH):
+            limits.note("step", seconds)
+        seconds *= 1.5
+        assert seconds < limits.of("step")
+
+
+def test_alarm_is_not_raised_twice_for_the_same_thing() -> None:
+    """Quick steps, and at each epoch's end a pause beyond the limit: the next one may last as long, up to the ceiling."""
+    limits = Limits(600)
+    for _ in range(ENOUGH):
+        limits.note("step", 0.01)
+    limits.concede("step", 61)
+    assert 600 == limits.of("step")
+    limits.concede("step", 601)
+    assert 600 == limits.of("step")
+
+
+def test_what_was_learned_can_be_handed_on() -> None:
+    """A later launch begins with it."""
+    limits = Limits(600)
+    for _ in range(ENOUGH):
+        limits.note("step", 9.0)
+
+    assert 90 == Limits(600, limits.learned()).of("step")

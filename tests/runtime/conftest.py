@@ -146,7 +146,9 @@ def me() -> Any:
     def agree_to_stop() -> None:
         stand_in.stopped = stopping.agree(cast("Worker", stand_in))
 
-    nothing = SimpleNamespace(beat=lambda: None, go_on=lambda: None, flush=lambda: None)
+    nothing = SimpleNamespace(
+        beat=lambda: None, phase=lambda _: "step", go_on=lambda: None, flush=lambda: None
+    )
     generators = Generators(11, torch.device("cpu"))
     generators.rest()
     vote = Vote()
@@ -154,6 +156,7 @@ def me() -> Any:
         rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=vote,
         autocast_dtype=None, is_exact=False, skipped_step=False, fingerprints={}, started_at=None, best=None, events=events, witness=None,
         event=event, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
+        all_true=lambda mine: mine, should_leave=False, owes_evaluation=False,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
         generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import argparse
 import os
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ parser.add_argument("--counting", action="store_true", help="a model whose param
 parser.add_argument("--processes", type=int, default=0)
 parser.add_argument("--sums", action="store_true", help="the step returns (sum of losses, count)")
 parser.add_argument("--term-at", type=int, help="rank 0 gets SIGTERM during this step")
+parser.add_argument(
+    "--term-in", help="SIGTERM while this is done: build; metric, on rank 1 after --at; read, of sample --at"
+)
+parser.add_argument("--at", type=int)
 parser.add_argument("--kill-at", type=int, help="rank 0 gets SIGKILL during this step")
 parser.add_argument("--nan-at", type=int, help="the loss is not a number in this step")
 parser.add_argument("--raise-at", type=int, help="rank 1 raises in this step")
@@ -86,6 +91,9 @@ class Numbers:
         return int(args.samples)
 
     def __getitem__(self, index: int) -> int:
+        if (index, args.term_in) == (args.at, "read"):
+            os.kill(os.getppid(), signal.SIGTERM)  # of the rank that waits for this loader process
+            time.sleep(600)
         return index
 
 
@@ -120,6 +128,8 @@ class Odd(nn.Module):
 
 def build_model() -> nn.Module:
     """Return the model; every rank."""
+    if args.term_in == "build":
+        os.kill(os.getpid(), signal.SIGTERM)
     if args.odd:
         return Odd()
     if args.counting:
@@ -184,6 +194,8 @@ def training_step(model: nn.Module, batch: Any) -> Any:
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the share of right answers."""
     maybe_stop("metric")
+    if (step_now, args.term_in, os.environ.get("RANK")) == (args.at, "metric", "1"):
+        os.kill(os.getpid(), signal.SIGTERM)
     return (outputs.argmax(1) == targets).float().mean()
 
 
@@ -225,6 +237,8 @@ def main() -> None:
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy, args.compare)
     position = snapshots.restore()
     me.start_training(position, schedule, model, log_every=1)
+    if evaluation is not None and evaluation.is_owed:
+        evaluation.run(position)
     loader = data.Loader(
         me, dataset, schedule, args.micro_batch_size, processes=args.processes, shards=args.shards
     )

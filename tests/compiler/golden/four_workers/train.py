@@ -139,12 +139,14 @@ def main() -> None:
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
+    if evaluation.is_owed:  # cut short after this step, when the workers were asked to leave
+        evaluation.run(position)
     loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
 
     for batch in loader.batches(position):
         optimizer.zero_grad()
         loss = group.gradients(batch)  # of the global batch, weighted by true counts
-        if me.stopped:  # StopTraining, on some rank: this step changes nothing
+        if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
             break
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)
         optimizer.step()

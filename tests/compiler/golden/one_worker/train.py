@@ -95,7 +95,7 @@ def main() -> None:
     for batch in loader.batches(position):
         optimizer.zero_grad()
         loss = group.gradients(batch)  # of the global batch, weighted by true counts
-        if me.stopped:  # StopTraining, on some rank: this step changes nothing
+        if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
             break
         optimizer.step()
         position = batch.end  # finished step, samples consumed
