@@ -86,7 +86,8 @@ KINDS: tuple[tuple[str, Callable[[Trial], str]], ...] = (
 
 TEXT = """# Failures
 
-{date}, {facts}, {cores} cores shared with other work; commit {commit}.
+{date}, {facts}, {cores} cores shared with other work; commit {commit},
+or an earlier one where a result was kept.
 Made by `python -m tests.campaign.failures`, as root.
 
 The 21 kinds of failure that a public campaign names, each injected for real into a running job: an MLP with dropout in
@@ -146,7 +147,8 @@ def inject(project: Project, kind: str, do: Callable[[Trial], str], expected: di
         trial.ended.append(f"left alive: {left}")
     said = trial.said() if hasattr(trial, "series") else ""
     ended = " ".join("; ".join(trial.ended).split())
-    return Row(kind, how, said, ended, trial.is_good)
+    place = str(project.root)
+    return Row(kind, how, said.replace(place, "PROJECT"), ended.replace(place, "PROJECT"), trial.is_good)
 
 
 def read_results(path: Path) -> dict[str, Row]:

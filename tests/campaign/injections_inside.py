@@ -7,11 +7,12 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
 from elasticflow import events, faults
+from elasticflow.rendezvous_place import RendezvousPlace
 from tests.campaign import scarcity, tiny_job
 from tests.end_to_end.harness import Project
 
@@ -115,15 +116,12 @@ def duplicated(trial: Trial) -> str:
 
 def _send_twice(series: Series) -> None:
     """Post what the agents have said about the group once more, and what they said of an earlier one."""
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not re-exported
-
+    from elasticflow.launcher.keys import join_store
     from elasticflow.launcher.rendezvous import Feed
 
     host, _, port = series.look()[0]["endpoint"].rpartition(":")
-    store: Any = PrefixStore(
-        "elasticflow", TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-    )
-    feed, state = Feed(store), series.running.state()
+    place = RendezvousPlace(host, int(port)).under("tiny").under("1")
+    feed, state = Feed(join_store(place)), series.running.state()
     message = {"generation": state["generation"], "node": "n1"}
     workers = [worker for worker in state["workers"] if worker["node"] == "n1"]
     feed.post({"type": "workers", **message, "workers": workers})

@@ -86,14 +86,16 @@ def io_error(trial: Trial) -> str:
 def payload(trial: Trial) -> str:
     """Flip bits of what a store answers."""
     with scarcity.bucket() as (url, uri, variables), FaultyProxy(url).running() as proxy:
-        series = trial.start(f"snapshots.uri={uri}", **variables, AWS_ENDPOINT_URL=proxy.url)
+        sets = (f"snapshots.uri={uri}", "snapshots.every=25 steps")
+        series = trial.start(*sets, **variables, AWS_ENDPOINT_URL=proxy.url)
         series.wait("a snapshot", lambda: series.named(events.SNAPSHOT_COMMITTED))
         proxy.schedule = lambda number, method: "flip" if method == "GET" and number % 3 == 0 else None
         psutil.Process(trial.running.pid_of(1)).kill()
         trial.goes_on()
+        proxy.schedule = lambda _number, _method: None
         trial.look_in(uri, {"client_kwargs": {"endpoint_url": url}, "key": "testing", "secret": "testing"})
         trial.finish()
-    return "a bit flipped in every third answer of an S3 server from the first kill on, by a proxy before it"
+    return "a worker killed; a bit flipped in every third answer of an S3 server, by a proxy before it, until training goes on"
 
 
 def stale(trial: Trial) -> str:

@@ -41,7 +41,7 @@ SEED = 20261121
 TABLE = Path(__file__).with_name("launching.md")
 RESULTS = Path(tempfile.gettempdir()) / "elasticflow-launching.jsonl"
 STEPS, EVERY, BUDGET = 1500, 5, 10000
-STORM_S = 0.5  # longest pause between two kills
+STORM_S = 1.0  # longest life of a worker before one is killed
 CHUNK = 10  # tries in one run
 
 
@@ -100,7 +100,7 @@ class Course:
         """Return once the newest generation has been the newest for a while and has finished a step."""
         newest = 0
         while newest != (newest := self.series.named(events.GENERATION_STARTED)[-1]["generation"]):
-            time.sleep(2 * STORM_S)
+            time.sleep(1.0)
         self.generation = self.series.trains(newest - 1)
 
     def blow(self, what: str, strike: Callable[[], object], expected: Expected) -> Try:
@@ -228,11 +228,14 @@ class NodesCourse(Course):
         """Return the commands of the run that live."""
         return [self.series.running, *([self._joined] if self._joined else [])]
 
-    def cycle(self) -> None:
-        """Have a machine join if the head is alone; then lose one of the two."""
+    def join(self) -> None:
+        """Have a machine join, unless one has."""
         if self._joined is None:
             self.part = "joins"
             self.blow("a machine joins", self._start, Expected("resized", 0, 2))
+
+    def lose(self) -> None:
+        """Lose one of the two machines; if it was the head's own, have it come back."""
         self.progress(self._draw)
         self.part = "losses"
         agents = agents_of(self.series.running)
@@ -272,7 +275,8 @@ def strike_nodes(project: Project, number: int, tries: int, expected: dict[str, 
     """Let a machine join, and kill all of a node, *tries* times: the one that joined or the head's own."""
     course = NodesCourse(project, number)
     for _ in range(tries):
-        course.cycle()
+        course.join()
+        course.lose()
     return course.end(expected)
 
 
@@ -292,8 +296,9 @@ def strike_in_storm(project: Project, number: int, tries: int, expected: dict[st
         if count == tries // 2:
             course.settle()
             of_agent = holdings(*agents_of(course.series.running).values())
-        time.sleep(draw.uniform(0, STORM_S))
         name = "agent" if is_agent else f"worker {draw.randrange(2)}"
+        course.series.wait(name, lambda: course.series.process(name))  # noqa: B023  # waited for here
+        time.sleep(draw.uniform(0, STORM_S))
         course.series.kill(name)
         killed[name.partition(" ")[0]] += 1
     course.settle()
@@ -332,7 +337,8 @@ def count(part: str, tries: Sequence[Try]) -> int:
 
 TEXT = """# Launching
 
-{date}, {facts}, {cores} cores shared with other work; commit {commit}.
+{date}, {facts}, {cores} cores shared with other work; commit {commit},
+or an earlier one where a result was kept.
 Made by `python -m tests.campaign.launching`.
 
 An MLP with dropout in 8 virtual shards (`consistency = "exact"`), two CPU workers, {steps} steps, a snapshot every
@@ -380,7 +386,7 @@ def table(tries: list[Try]) -> str:
             f"| {median(seconds):.2f} | {max(seconds):.2f} |"
         )
     storms = [
-        f"**In one run**, with 0 to {STORM_S} s between two: {done.what}. {done.charged} restarts charged, "
+        f"**In one run**, each 0 to {STORM_S:g} s after the workers had started: {done.what}. {done.charged} restarts charged, "
         f"{done.seconds:.0f} s; {'; '.join(done.problems) or 'as required'}.\n"
         for done in tries
         if done.part == "storm"
