@@ -120,7 +120,7 @@ def test_run_goes_on_without_the_machine_that_began_it(
         "nodes.max=2",
         "nodes.nproc_per_node=1",
         "train.epochs=5000",
-        "snapshots.every=20 steps",
+        "snapshots.every=5 steps",
         f"snapshots.uri={tmp_path / 'shared'}",
     )
     running = head.run("jobs/mnist.toml", "led", *sets)
@@ -128,6 +128,7 @@ def test_run_goes_on_without_the_machine_that_began_it(
     join = f"--join=127.0.0.1:{etcd_port}"
     joined = other.start("run", "jobs/mnist.toml", join, *options, run_id="led")
     both = running.wait_for_group(2, 0)
+    running.wait_for("a snapshot", lambda: named(running.events(), events.SNAPSHOT_COMMITTED))
     os.kill(running.process.pid, signal.SIGKILL)
     running.process.wait()
     joined.wait_for_group(1, both)
