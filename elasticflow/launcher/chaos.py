@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import secrets
 import time
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.errors import TrialRefusedError
 from elasticflow.launcher import prove, trials
 from elasticflow.launcher.trial_process import TrialRun
 
@@ -93,8 +95,13 @@ def unleash(
 
     Raises:
         TrialFailedError: one of the runs failed.
-        TrialRefusedError: the job is too short.
+        TrialRefusedError: the job is too short, or the path of *scratch* has blanks.
     """
+    if re.search(r"[\s,]", str(scratch)):  # cues are named in a list of clauses
+        raise TrialRefusedError(
+            f"the scratch folder's path has a blank or a comma: {scratch}",
+            "choose another with --keep or TMPDIR",
+        )
     mark = secrets.token_hex(2)
     began = time.monotonic()
     calm = trials.undisturbed(1, workers * plan.nodes, steps)
@@ -146,7 +153,8 @@ def _lost(records: Sequence[Record]) -> dict[int, int]:
 
 
 def _cost(done: Done, happened: Sequence[dict[str, Any]], lost: Mapping[int, int]) -> Cost:
-    restarts, redone, began, resumed = [], 0, done.at, None
+    restarts: list[str] = []
+    redone, began, resumed = 0, done.at, None
     for record in happened:
         match record["event"]:
             case events.DRAIN_REQUESTED if not restarts:

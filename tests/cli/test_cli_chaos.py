@@ -43,6 +43,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
         (("--plan", "none.toml"), "error: none.toml: "),
         (("--steps", "5"), "5 steps are too few"),
         (("--workers", "9"), "9 workers cannot share a batch of 4"),
+        (("--keep", "my runs"), "has a blank or a comma"),
     ],
 )  # fmt: skip
 def test_nothing_starts_where_the_answer_is_known(
