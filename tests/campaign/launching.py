@@ -96,6 +96,15 @@ class Course:
             self.series.reach(max(done.step for done in self.tries) + 1)
         time.sleep(draw.uniform(0, 0.6))
 
+    def await_workers(self, after: int) -> int:
+        """Return the number of the generation after *after* whose workers have started."""
+
+        def started() -> int | None:
+            state = self.series.running.state()
+            return state["generation"] if state["generation"] > after and state["workers"] else None
+
+        return int(self.series.wait("workers", started))
+
     def settle(self) -> None:
         """Return once the newest generation has been the newest for a while and has finished a step."""
         newest = 0
@@ -288,7 +297,7 @@ def strike_in_storm(project: Project, number: int, tries: int, expected: dict[st
     course.tries.append(done)
     supervisor, began = psutil.Process(course.series.running.process.pid), time.monotonic()
     at_first, of_agent = holdings(supervisor), Holdings()
-    killed = {"worker": 0, "agent": 0}
+    killed, newest = {"worker": 0, "agent": 0}, 0
     for count in range(tries):
         is_agent = (
             count < tries // 2 and draw.random() < 0.06
@@ -297,7 +306,7 @@ def strike_in_storm(project: Project, number: int, tries: int, expected: dict[st
             course.settle()
             of_agent = holdings(*agents_of(course.series.running).values())
         name = "agent" if is_agent else f"worker {draw.randrange(2)}"
-        course.series.wait(name, lambda: course.series.process(name))  # noqa: B023  # waited for here
+        newest = course.await_workers(newest)
         time.sleep(draw.uniform(0, STORM_S))
         course.series.kill(name)
         killed[name.partition(" ")[0]] += 1
@@ -342,7 +351,7 @@ or an earlier one where a result was kept.
 Made by `python -m tests.campaign.launching`.
 
 An MLP with dropout in 8 virtual shards (`consistency = "exact"`), two CPU workers, {steps} steps, a snapshot every
-{every}; struck by `kill -9` again and again, {chunk} times and less in a run, at moments drawn from the seed {seed},
+{every}; struck by `kill -9` again and again, at most {chunk} times in a run, at moments drawn from the seed {seed},
 building and restoring included. *As required*: exactly one new generation, for the reason and at the cost that README
 states; no more steps done again than two snapshots are apart, and none where a node joins; every process of the run
 below its command, none other with the run's mark or in one of its sessions; and at the end exit code 0, every step's
