@@ -443,7 +443,7 @@ def main() -> int:
         for part in given.only:
             strike, tries, chunk = PARTS[part]
             tries = given.tries or tries
-            number = 0
+            number = count(part, earlier)  # other moments than before
             while (left := tries - count(part, [*earlier, *new])) > 0:
                 found = strike(project, number, min(chunk, left), expected)
                 number += 1
