@@ -9,22 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow import __version__
 from tests.campaign import injections_inside as inside
 from tests.campaign import injections_outside as outside
 from tests.campaign import tiny_job
+from tests.campaign.facts import commit, versions
 from tests.campaign.trial import Trial
 from tests.end_to_end.harness import Project, project_at, wait_gone
 
@@ -103,21 +100,11 @@ snapshot have the bits of the run that nobody disturbed. No accelerator was ther
 
 def table(rows: Sequence[Row]) -> str:
     """Return the Markdown table of the results so far."""
-    facts = ", ".join(
-        f"{name} {value}"
-        for name, value in (
-            ("elasticflow", __version__),
-            ("torch", version("torch")),
-            ("Python", platform.python_version()),
-            (platform.system(), platform.release().partition("-")[0]),
-        )
-    )
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return TEXT.format(
         date=f"{datetime.now(UTC):%Y-%m-%d}",
-        facts=facts,
+        facts=versions(),
         cores=os.cpu_count(),
-        commit=git.stdout.strip() or "unknown",
+        commit=commit(),
         steps=STEPS,
         every=EVERY,
         rows="\n".join(

@@ -9,26 +9,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from elasticflow import __version__, events
+from elasticflow import events
 from tests.campaign import tiny_job
 from tests.campaign.census import Holdings, agents_of, holdings, members, sessions, shared_memory
 from tests.campaign.disturbed import Outcome, Series
+from tests.campaign.facts import commit, versions
 from tests.end_to_end.harness import Running, processes_of, project_at
 from tests.servers import free_port
 
@@ -374,16 +372,6 @@ shared memory and no snapshot half there. *Seconds*: from the blow to the end of
 
 def table(tries: list[Try]) -> str:
     """Return the Markdown table of all tries so far."""
-    facts = ", ".join(
-        f"{name} {value}"
-        for name, value in (
-            ("elasticflow", __version__),
-            ("torch", version("torch")),
-            ("Python", platform.python_version()),
-            (platform.system(), platform.release().partition("-")[0]),
-        )
-    )
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     rows, struck = [], [done for done in tries if done.part != "storm"]
     for what in dict.fromkeys(done.what for done in struck):
         some = [done for done in struck if done.what == what]
@@ -403,9 +391,9 @@ def table(tries: list[Try]) -> str:
     wrong = [f"* {done.part}, {done.what}: {'; '.join(done.problems)}" for done in struck if done.problems]
     return TEXT.format(
         date=f"{datetime.now(UTC):%Y-%m-%d}",
-        facts=facts,
+        facts=versions(),
         cores=os.cpu_count(),
-        commit=git.stdout.strip() or "unknown",
+        commit=commit(),
         steps=STEPS,
         every=EVERY,
         chunk=CHUNK,
