@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow import StopTraining, errors
+from elasticflow import StopTraining
 from elasticflow.runtime.vote import LEAVE
 
 if TYPE_CHECKING:
@@ -91,9 +91,13 @@ def agree(me: Worker) -> Stopped | None:
 
 
 def leave_untrained(me: Worker) -> None:
-    """Leave here if any rank was asked to: nothing was trained, so there is nothing to save. Collective: every rank."""
+    """Return if no rank was asked to leave. Collective: every rank.
+
+    Raises:
+        Leaving: one was, for `worker.run`: nothing was trained, so there is nothing to save. On every rank.
+    """
     if not me.all_true(not _leaves_untrained(me)):
-        raise SystemExit(errors.INTERRUPTED if me.identity.way == "plain" else errors.FINISHED)
+        raise Leaving
 
 
 def read_on(me: Worker) -> None:

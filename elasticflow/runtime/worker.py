@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch.distributed as dist
 
 from elasticflow import environment, errors, events, faults, logs
-from elasticflow.runtime import failure, group
+from elasticflow.runtime import failure, group, stopping
 from elasticflow.runtime.identity import Identity
 from elasticflow.runtime.member import Worker
 from elasticflow.runtime.witness import Witness
@@ -144,7 +144,11 @@ def leave(me: Worker, position: Position, schedule: AnySchedule) -> NoReturn:
     if finished and me.rank == 0:
         me.event(events.TRAINING_FINISHED, epoch=position.epoch, samples=position.samples, best=me.best)
     _wait_for_others(me)
-    _exit(errors.FINISHED if finished or me.identity.way != "plain" else errors.INTERRUPTED)
+    _exit(errors.FINISHED if finished else _code_of_leaving(me))
+
+
+def _code_of_leaving(me: Worker) -> int:
+    return errors.INTERRUPTED if me.identity.way == "plain" else errors.FINISHED
 
 
 def _wait_for_others(me: Worker) -> None:
@@ -163,6 +167,9 @@ def run(main: Callable[[], None]) -> NoReturn:
     code = errors.FINISHED
     try:
         main()
+    except stopping.Leaving:  # before anything was trained
+        assert _current is not None
+        code = _code_of_leaving(_current)
     except BaseException as error:  # noqa: BLE001  # reported, and the process ends
         _report(error)
         code = error.exit_code if isinstance(error, errors.ElasticflowError) else errors.ANSWER_IS_NO
