@@ -60,7 +60,9 @@ def _is_in_log(pid: int) -> bool:
             try:
                 if said.encode() in os.read(log, 8192):
                     return True
-            except BrokenPipeError:  # that line was overwritten meanwhile; the next read gives the oldest there is
+            except (
+                BrokenPipeError
+            ):  # that line was overwritten meanwhile; the next read gives the oldest there is
                 continue
     except OSError:  # its end: nothing more to be read now
         return False

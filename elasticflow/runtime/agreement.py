@@ -6,13 +6,12 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from elasticflow.errors import StateError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from torch import Tensor
 
     from elasticflow.runtime.member import Worker
 
@@ -41,20 +40,32 @@ def require_same(me: Worker, tensors: Mapping[str, Tensor]) -> None:
     )
 
 
+Begun = list[tuple[list[str], Tensor]]
+"""Sums that a device may still be making: keys, and the sum of each."""
+
+
 def sums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the sum modulo 2**64 over the bytes of each tensor, taken as words in the order of its elements.
 
     Of a tensor of more than 32 KiB each of 64 parts counts with a weight of its own.
     """
+    return told(begin_sums(tensors))
+
+
+def begin_sums(tensors: Mapping[str, Tensor]) -> Begun:
+    """Begin `sums_of`: a device other than the CPU is not waited for."""
     by_device: dict[torch.device, list[str]] = {}
     for key, tensor in tensors.items():
         by_device.setdefault(tensor.device, []).append(key)
-    found: dict[str, int] = {}
     with torch.no_grad():
-        for keys in by_device.values():  # one transfer for each device
-            sums = torch.stack([_sum(tensors[key].detach()) for key in keys])
-            found |= zip(keys, sums.tolist(), strict=True)
-    return {key: found[key] for key in tensors}
+        return [
+            (keys, torch.stack([_sum(tensors[key].detach()) for key in keys])) for keys in by_device.values()
+        ]
+
+
+def told(begun: Begun) -> dict[str, int]:
+    """Return what `begin_sums` began, by key; one transfer for each device."""
+    return {key: number for keys, sums in begun for key, number in zip(keys, sums.tolist(), strict=True)}
 
 
 def _sum(tensor: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -18,13 +20,13 @@ import torch.distributed as dist
 from elasticflow import events
 from elasticflow.errors import ReplicasDifferError
 from elasticflow.runtime import kind
-from elasticflow.runtime.agreement import sums_of
+from elasticflow.runtime.agreement import Begun, begin_sums, sums_of, told
 from elasticflow.snapshots.policy import Due
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position
@@ -34,6 +36,16 @@ if TYPE_CHECKING:
 
 Sums = dict[str, int]
 """Of one rank: what the bits of each tensor add up to, by key."""
+
+
+@dataclass
+class _Asked:
+    """A comparison that goes on behind the next step: sums of this rank, and what they are asked for."""
+
+    step: int
+    sums: Future[Begun]
+    then: Callable[[], None]
+    unhook: Callable[[], None]
 
 
 class Comparison:
@@ -51,6 +63,8 @@ class Comparison:
         self._me, self._state = me, state
         self._due = None if every is None or me.world_size == 1 else Due((every,))
         self._last: Place | None = None
+        self._asked: _Asked | None = None
+        self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, position: Position) -> None:
         """Training begins at *position*, with what all ranks loaded or built alike. Collective: every rank.
@@ -81,23 +95,77 @@ class Comparison:
             ReplicasDifferError: they are not. Only the ranks that it names raise it; the others wait to end with them,
                 so that who went astray is who failed.
         """
-        me = self._me
         if self._due is None or (self._last is not None and self._last.step == position.step):
             return
         self._last = position
-        sums = _sums(self._state.capture())
+        sums = sums_of(self._compared(self._state.capture()))
+        if not self._are_equal(sums):
+            self._refuse(position.step, sums, tier)
+
+    def ask(self, position: Position, captured: Captured, then: Callable[[], None]) -> None:
+        """Have the replicas compared as they are after this step, and *then* called if they are equal. Every rank.
+
+        Nobody is waited for: the sums are made behind the next step, up to the optimizer's part of it, and the ranks'
+        are compared by `settle`.
+        """
+        if self._due is None or (self._last is not None and self._last.step == position.step):
+            then()
+            return
+        self._last = position
+        tensors = self._compared(captured)
+        sums, unhook = self._begin(tensors)
+        self._asked = _Asked(position.step, sums, then, unhook)
+
+    def settle(self, tier: Tier | None) -> None:
+        """Answer what was asked for, if anything was. Collective: every rank, at the same step.
+
+        Raises:
+            ReplicasDifferError: as `require_same` does; what was to follow does not.
+        """
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return
+        asked.unhook()
+        if not self._are_equal(told(asked.sums.result())):
+            # Code of the job's own may have written behind torch's back while sums were made. Who went astray stays so.
+            now = sums_of(self._compared(self._state.capture()))
+            if not self._are_equal(now):
+                self._refuse(asked.step, now, tier)
+        asked.then()
+
+    def _begin(self, tensors: Mapping[str, Tensor]) -> tuple[Future[Begun], Callable[[], None]]:
+        if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+            begun: Future[Begun] = (
+                Future()
+            )  # in the order of the device's stream, so before the optimizer's step
+            begun.set_result(begin_sums(tensors))
+            return begun, lambda: None
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "compare")
+        begun = self._thread.submit(begin_sums, tensors)
+
+        def wait(*_: object) -> None:
+            begun.result()
+
+        return begun, self._state.optimizer.register_step_pre_hook(wait).remove
+
+    def _compared(self, captured: Captured) -> dict[str, Tensor]:
+        return {key: tensor for key, tensor in captured.tensors.items() if key not in captured.local}
+
+    def _are_equal(self, sums: Sums) -> bool:
         number = int(blake2b(repr(sums).encode(), digest_size=7).hexdigest(), 16)
         digest = torch.tensor([number, -number])
         dist.all_reduce(digest, dist.ReduceOp.MAX)
         most, least = digest.tolist()
-        if most == -least:
-            return
-        ranks = [json.loads(text) for text in me.gather_text(json.dumps(sums))]
+        return bool(most == -least)
+
+    def _refuse(self, step: int, sums: Sums, tier: Tier | None) -> None:
+        ranks = [json.loads(text) for text in self._me.gather_text(json.dumps(sums))]
         if tier is not None:
             tier.forget()
-        error = difference(position.step, ranks)
-        if me.rank not in error.ranks:
-            me.barrier()
+        error = difference(step, ranks)
+        if self._me.rank not in error.ranks:
+            self._me.barrier()
         raise error
 
 
@@ -125,11 +193,6 @@ def difference(step: int, ranks: Sequence[Sums]) -> ReplicasDifferError:
     else:
         text = f"after step {step} the ranks {_listed(astray)} have each another {what}{more}: which is right cannot be told"
     return ReplicasDifferError(text, astray)
-
-
-def _sums(captured: Captured) -> Sums:
-    same = captured.tensors.keys() - captured.local
-    return sums_of({key: tensor for key, tensor in captured.tensors.items() if key in same})
 
 
 def _listed(ranks: Sequence[int]) -> str:

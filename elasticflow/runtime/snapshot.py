@@ -126,6 +126,7 @@ class Snapshots:
         self._copier.poll()
         if self._alike.is_asking:
             self._alike.settle(self._state.capture)
+        self._comparison.settle(self._tier)
         if not self._is_prepared:
             self._prepare()
         if self._me.skipped_step:
@@ -139,8 +140,8 @@ class Snapshots:
         """Copy this rank's share into the writer's memory and return. Every rank; nobody waits for another.
 
         Waits only while two earlier snapshots are still being written; with the memory tier never. The same step is
-        never staged twice. What is to last is staged only if all replicas are equal, so a snapshot is always good to go
-        on from.
+        never staged twice. What is to last is handed to the writer only once all replicas are known to be equal, by the
+        end of the next step, so a snapshot is always good to go on from.
 
         Raises:
             ReplicasDifferError: they are not: a rank went astray.
@@ -149,7 +150,7 @@ class Snapshots:
         if position.step == self._last.step:
             return
         began = time.monotonic()
-        if final or self._is_due:
+        if final or (self._tier is not None and self._is_due):  # what is held may be written at any moment
             self._comparison.require_same(position, self._tier)
         me.progress.flush()  # whoever goes on from this step does not make these lines again
         trigger = self._trigger(position, final=final)
@@ -200,7 +201,7 @@ class Snapshots:
             nbytes=share.nbytes,
             record=self._recorder.record(position, captured, trigger),
         )
-        self._copier.then(told)
+        self._comparison.ask(position, captured, partial(self._copier.then, told))
         self._note_size(captured)
 
     def _note_size(self, captured: Captured) -> None:
@@ -234,6 +235,7 @@ class Snapshots:
         return self._due.trigger(self._last, position)
 
     def _finish(self) -> None:
+        self._comparison.settle(self._tier)
         self._copier.finish()
         self._alike.settle(self._state.capture)
         reports = self._client.flush(_FLUSH_LIMIT_S)

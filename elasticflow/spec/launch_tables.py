@@ -134,7 +134,8 @@ class TorchrunTable(Table):
     """Every torchrun option that no other table owns."""
 
     rdzv_backend: Literal["c10d", "etcd-v2", "static"] = Field(
-        default="c10d", description="How nodes find each other; static: a fixed set of nodes, each told its rank."
+        default="c10d",
+        description="How nodes find each other; static: a fixed set of nodes, each told its rank.",
     )
     rdzv_conf: dict[str, str | int | float | bool] = Field(
         default={},

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.snapshot_state import Trained
 
 _POLL_S = 0.002
+COMPARE_REPLICAS = "1000 steps"  # the default: also before each snapshot
 
 
 class Way:
@@ -79,12 +80,14 @@ class Ours(Way):
         state = State(model=trained.model, optimizer=trained.optimizer)
         self._me, self._trained, self._step = me, trained, 0
         self._catalog = policy.catalog(me.run_folder, me.run_id)
-        self._snapshots = snapshot.Snapshots(me, state, schedule, None, policy)
+        self._snapshots = snapshot.Snapshots(me, state, schedule, None, policy, COMPARE_REPLICAS)
         self._snapshots.restore()
 
     def save(self, step: int) -> None:
         self._step = step
-        self._snapshots.stage(order.Position(step, 64 * step, 0, 64 * step, is_epoch_end=False))
+        position = order.Position(step, 64 * step, 0, 64 * step, is_epoch_end=False)
+        assert self._snapshots.due(position)
+        self._snapshots.stage(position)
 
     def wait(self) -> None:
         if self._me.rank == 0:

@@ -103,7 +103,9 @@ def test_commands_and_options_are_those_promised() -> None:
 
 def test_commands_of_snapshots_are_those_promised() -> None:
     """Every command of `elasticflow snapshots`, each with exactly these arguments and options."""
-    assert PROMISED_OF_SNAPSHOTS == {name: _offered(_command(_group("snapshots"), name)) for name in OF_SNAPSHOTS}
+    assert PROMISED_OF_SNAPSHOTS == {
+        name: _offered(_command(_group("snapshots"), name)) for name in OF_SNAPSHOTS
+    }
 
 
 def test_commands_of_rendezvous_are_those_promised() -> None:

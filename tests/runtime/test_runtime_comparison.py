@@ -46,8 +46,11 @@ def test_the_minority_is_astray(ranks: list[Sums], astray: list[int], expected: 
 
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
-def test_flipped_bit_is_found_and_healed(groups: Callable[[str], Any]) -> None:
-    """Found before the next snapshot is staged: the astray rank alone fails, and nothing in memory is gone on from.
+@pytest.mark.parametrize(
+    "memory", [(), ("--memory", "1 step")], ids=["behind the next step", "held in memory"]
+)
+def test_flipped_bit_is_found_and_healed(groups: Callable[[str], Any], memory: tuple[str, ...]) -> None:
+    """Found before the next snapshot is committed: the astray rank alone fails, and nothing in memory is gone on from.
 
     From the snapshot before, training ends as if nothing had been.
     """
@@ -55,7 +58,7 @@ def test_flipped_bit_is_found_and_healed(groups: Callable[[str], Any]) -> None:
     assert whole.run(3).codes == [0] * 3
     writer = start_writer({"uri": str(parts.folder.path), "run_id": "test"})
     parts.environment = {"ELASTICFLOW_WRITER": writer.address}
-    arguments = ("--every", "3 steps", "--memory", "1 step", "--compare", "1000 steps")
+    arguments = ("--every", "3 steps", *memory, "--compare", "1000 steps")
     try:
         assert 1 == parts.run(3, *arguments, "--flip-at", "4", ends=False).codes[1]
         assert [0] * 3 == parts.run(3, *arguments).codes

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 KEEP, SIZE = 2, 20_000
 DYING_WORKERS = Path(__file__).with_name("programs") / "dying_workers.py"
 IN_A_SAVING_WORKER = [name for name in faults.POINTS if name.startswith("snapshot.")]
-IN_THE_WRITER = [name for name in faults.POINTS if name.split(".")[0] not in ("training", "snapshot", "restore", "tier")]
+IN_THE_WRITER = [
+    name for name in faults.POINTS if name.split(".")[0] not in ("training", "snapshot", "restore", "tier")
+]
 
 
 def save(
