@@ -43,6 +43,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "dataset.micro_batch_size": ("harmless", "the global batch stays the same"),
     "dataset.num_workers": ("harmless", "who loads a sample does not change it"),
     "evaluation": ("harmless", "the weights do not depend on it"),
+    "evaluation.args": ("trajectory", "other data is refused when the run starts, by its fingerprint"),
     "evaluation.best": ("trajectory", "the best value so far cannot be compared with the new ones"),
     "evaluation.entry": ("trajectory", "the best value so far was measured on other data"),
     "train": ("trajectory", _OTHER_CURVE),
