@@ -165,7 +165,7 @@ def _member(rank: int, world_size: int) -> Any:
     device = torch.device("cpu")
     return SimpleNamespace(
         rank=rank, world_size=world_size, seed=SEED, device=device, generators=Generators(SEED, device),
-        job="counting", job_digest="", fingerprints={},
+        job="counting", job_digest="", fingerprints={}, should_leave=False,
     )  # fmt: skip
 
 
