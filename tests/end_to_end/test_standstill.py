@@ -116,7 +116,7 @@ def test_whatever_stands_still_is_found_and_named(project: Project) -> None:
     for rank in (0, 1):
         for generation in range(1, 5):
             stacks = running.run.rank_log(generation, rank, "stderr").read_text()
-            assert "Current thread" in stacks
+            assert "train.py" in stacks
 
     os.kill(running.process.pid, signal.SIGTERM)
     assert 75 == running.end(), running.told()
