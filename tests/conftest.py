@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +37,12 @@ TIERS = ("e2e", "integration", "campaign", "gpu")  # every other test is a unit 
 def tier_of(item: pytest.Item) -> str:
     """Return the tier that a test's markers put it in."""
     return next((name for name in TIERS if item.get_closest_marker(name)), "unit")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what tests start: a shell's background jobs ignore it, and so would every child."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)  # folders of slower tiers mark their tests first
