@@ -21,7 +21,7 @@ what = "flip"
 rank = 1
 
 [[faults]]
-step = 8
+step = 9  # replicas are compared behind a step: sooner, the kill would come before that
 what = "corrupt-snapshot"
 """
 
