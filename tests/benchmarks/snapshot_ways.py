@@ -85,11 +85,14 @@ class Ours(Way):
 
     def save(self, step: int) -> None:
         self._step = step
-        position = order.Position(step, 64 * step, 0, 64 * step, is_epoch_end=False)
-        assert self._snapshots.due(position)
-        self._snapshots.stage(position)
+        assert self._snapshots.due(self._position())
+        self._snapshots.stage(self._position())
+
+    def _position(self) -> order.Position:
+        return order.Position(self._step, 64 * self._step, 0, 64 * self._step, is_epoch_end=False)
 
     def wait(self) -> None:
+        self._snapshots.due(self._position())  # as after the next step: all ranks compare, and hand over
         if self._me.rank == 0:
             while not self._is_committed():
                 time.sleep(_POLL_S)
