@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.options import overrides_option
 from elasticflow.cli.terminal import interrupted_by_signals, print_json, show_warnings
+from elasticflow.cli.trial_options import tolerance_option
 from elasticflow.cli.view import warn
-from elasticflow.launcher.prove import TOLERANCE
 
 if TYPE_CHECKING:
     from elasticflow.cli.chaos_text import View
@@ -27,16 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--workers", type=click.IntRange(1, 1024), default=2, show_default=True, help="Workers of each node."
 )
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key, e.g. train.epochs=3."
-)
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0, min_open=True),
-    default=TOLERANCE,
-    show_default=True,
-    help='For consistency = "batch": how far two smoothed losses may lie apart, as a share of the largest.',
-)
+@overrides_option
+@tolerance_option
 @click.option(
     "--keep",
     metavar="DIR",

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
+from elasticflow.cli.options import overrides_option
+
 
 @click.command("compile")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
 @click.option(
     "-o", "folder", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where the files go."
 )
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key, e.g. train.epochs=3."
-)
+@overrides_option
 @click.option("--force", is_flag=True, help="Replace files that were edited, or that something else made.")
 def command(job_file: Path, folder: Path, overrides: tuple[str, ...], *, force: bool) -> None:
     """Write a job's launch folder: train.py, torchrun.sh, plan.json and what they were made from.

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from elasticflow.cli.options import overrides_option
+
 if TYPE_CHECKING:
     from elasticflow.compiler.drift import Difference
     from elasticflow.run_folder import RunFolder
@@ -16,9 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("plan")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key, e.g. train.epochs=3."
-)
+@overrides_option
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
 def command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
     """Show what a run of a job file would do; nothing is written, run or imported.

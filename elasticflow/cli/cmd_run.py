@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.options import overrides_option
 from elasticflow.cli.view import log_format_option, shown, warn
 
 if TYPE_CHECKING:
@@ -15,9 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("run")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key, e.g. train.epochs=3."
-)
+@overrides_option
 @click.option("--run-id", metavar="ID", help="Make run ID, or go on with it: safe to start again and again.")
 @click.option(
     "--accept-drift", is_flag=True, help="With --run-id: go on although the job changed the trajectory."

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.options import overrides_option
 from elasticflow.cli.terminal import interrupted_by_signals, print_json, show_warnings
+from elasticflow.cli.trial_options import tolerance_option
 from elasticflow.cli.view import warn
-from elasticflow.launcher.prove import TOLERANCE
 
 if TYPE_CHECKING:
     from elasticflow.cli.verify_text import View
@@ -39,16 +40,8 @@ def _world_sizes(context: click.Context, parameter: click.Parameter, value: str)
 @click.option(
     "--steps", type=click.IntRange(1, 10**6), default=50, show_default=True, help="Steps of each trial."
 )
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key, e.g. train.epochs=3."
-)
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0, min_open=True),
-    default=TOLERANCE,
-    show_default=True,
-    help='For consistency = "batch": how far two smoothed losses may lie apart, as a share of the largest.',
-)
+@overrides_option
+@tolerance_option
 @click.option(
     "--keep",
     metavar="DIR",

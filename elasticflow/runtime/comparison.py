@@ -95,7 +95,7 @@ class Comparison:
             ReplicasDifferError: they are not. Only the ranks that it names raise it; the others wait to end with them,
                 so that who went astray is who failed.
         """
-        if self._due is None or (self._last is not None and self._last.step == position.step):
+        if self._is_done(position):
             return
         self._last = position
         sums = sums_of(self._compared(self._state.capture()))
@@ -108,7 +108,7 @@ class Comparison:
         Nobody is waited for: the sums are made behind the next step, up to the optimizer's part of it, and the ranks'
         are compared by `settle`.
         """
-        if self._due is None or (self._last is not None and self._last.step == position.step):
+        if self._is_done(position):
             then()
             return
         self._last = position
@@ -132,6 +132,10 @@ class Comparison:
             if not self._are_equal(now):
                 self._refuse(asked.step, now, tier)
         asked.then()
+
+    def _is_done(self, position: Position) -> bool:
+        """Return whether nothing is to be compared after this step, or it was."""
+        return self._due is None or (self._last is not None and self._last.step == position.step)
 
     def _begin(self, tensors: Mapping[str, Tensor]) -> tuple[Future[Begun], Callable[[], None]]:
         if any(tensor.device.type != "cpu" for tensor in tensors.values()):

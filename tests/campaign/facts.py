@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
+from datetime import UTC, datetime
 from importlib.metadata import version
 
 from elasticflow import __version__
+
+
+def head() -> dict[str, object]:
+    """Return what the head of a table says: date, facts, cores, commit."""
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "facts": versions(),
+        "cores": os.cpu_count(),
+        "commit": commit(),
+    }
 
 
 def versions() -> str:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,7 @@ import pytest
 from tests.campaign import injections_inside as inside
 from tests.campaign import injections_outside as outside
 from tests.campaign import tiny_job
-from tests.campaign.facts import commit, versions
+from tests.campaign.facts import head
 from tests.campaign.trial import Trial
 from tests.end_to_end.harness import Project, project_at, wait_gone
 
@@ -101,10 +99,7 @@ snapshot have the bits of the run that nobody disturbed. No accelerator was ther
 def table(rows: Sequence[Row]) -> str:
     """Return the Markdown table of the results so far."""
     return TEXT.format(
-        date=f"{datetime.now(UTC):%Y-%m-%d}",
-        facts=versions(),
-        cores=os.cpu_count(),
-        commit=commit(),
+        **head(),
         steps=STEPS,
         every=EVERY,
         rows="\n".join(

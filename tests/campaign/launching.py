@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -26,7 +24,7 @@ from elasticflow import events
 from tests.campaign import tiny_job
 from tests.campaign.census import Holdings, agents_of, holdings, members, sessions, shared_memory
 from tests.campaign.disturbed import Outcome, Series
-from tests.campaign.facts import commit, versions
+from tests.campaign.facts import head
 from tests.end_to_end.harness import Running, processes_of, project_at
 from tests.servers import free_port
 
@@ -390,10 +388,7 @@ def table(tries: list[Try]) -> str:
     ]
     wrong = [f"* {done.part}, {done.what}: {'; '.join(done.problems)}" for done in struck if done.problems]
     return TEXT.format(
-        date=f"{datetime.now(UTC):%Y-%m-%d}",
-        facts=versions(),
-        cores=os.cpu_count(),
-        commit=commit(),
+        **head(),
         steps=STEPS,
         every=EVERY,
         chunk=CHUNK,
