@@ -48,6 +48,8 @@ NEVER = {
     ("spec", "snapshots"),
     ("snapshots", "spec"),
 }
+# Inside the launcher: who may know whom, lowest first; its own modules, such as `launch`, are "".
+LAUNCHER_ROOMS = ("rendezvous", "agent", "supervisor", "", "trials")
 # Intervals like "500 steps" are written in job files and needed by the snapshot policy.
 ALLOWED = {("snapshots", "elasticflow.spec.units")}
 MAY_IMPORT_TORCH = {"launcher", "runtime"}
@@ -91,6 +93,25 @@ def test_imports_go_down(path: Path) -> None:
         if other != room and (is_up or (room, other) in NEVER):
             wrong.append(f"line {line}: {name}")
     assert wrong == []
+
+
+LAUNCHER = [path for path in MODULES if room_of(path) == "launcher" and path.name != "__init__.py"]
+
+
+@pytest.mark.parametrize("path", LAUNCHER, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_rooms_of_the_launcher_are_entered_one_way(path: Path) -> None:
+    """The agent knows no supervisor, and nothing that trains knows of trials."""
+
+    def floor(parts: tuple[str, ...]) -> int:
+        return LAUNCHER_ROOMS.index(parts[0] if parts[0] in LAUNCHER_ROOMS else "")
+
+    mine = floor(path.relative_to(PACKAGE / "launcher").parts)
+    others = [
+        (line, tuple(name.split(".")[2:]))
+        for line, name in imports_of(path)
+        if name.startswith("elasticflow.launcher.")
+    ]
+    assert [] == [f"line {line}: {'.'.join(parts)}" for line, parts in others if floor(parts) > mine]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

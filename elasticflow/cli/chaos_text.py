@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from elasticflow.errors import TrialFailedError
-    from elasticflow.launcher.chaos import Cost, Outcome
-    from elasticflow.launcher.chaos_plan import FaultPlan
-    from elasticflow.launcher.trials import Trial
+    from elasticflow.launcher.trials.chaos import Cost, Outcome
+    from elasticflow.launcher.trials.chaos_plan import FaultPlan
+    from elasticflow.launcher.trials.trials import Trial
     from elasticflow.spec.job import Job
 
 _WIDTHS = (5, 52, 22, 8)

@@ -14,7 +14,7 @@ from elasticflow.cli.view import warn
 
 if TYPE_CHECKING:
     from elasticflow.cli.chaos_text import View
-    from elasticflow.launcher.chaos import Outcome
+    from elasticflow.launcher.trials.chaos import Outcome
 
 
 @click.command("chaos")
@@ -64,11 +64,11 @@ def command(
     """
     from elasticflow.cli.chaos_text import View
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError
-    from elasticflow.launcher import chaos_plan, trials
-    from elasticflow.launcher.chaos import unleash
     from elasticflow.launcher.launch import check_torch
-    from elasticflow.launcher.trial_process import Subject
-    from elasticflow.launcher.verification import count_gpus, scratch_folder
+    from elasticflow.launcher.trials import chaos_plan, trials
+    from elasticflow.launcher.trials.chaos import unleash
+    from elasticflow.launcher.trials.trial_process import Subject
+    from elasticflow.launcher.trials.verification import count_gpus, scratch_folder
     from elasticflow.spec.load import require_job
 
     if plan_file is not None and faults is not None:

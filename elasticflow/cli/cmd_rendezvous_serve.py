@@ -35,6 +35,6 @@ def command(host: str, port: int) -> int:
     at the same endpoint once a store is served there again. Several runs may use one store, one of each job at a time.
     It has no password: keep its port inside your network.
     """
-    from elasticflow.launcher.rendezvous_server import serve_until_asked
+    from elasticflow.launcher.rendezvous.server import serve_until_asked
 
     return serve_until_asked(host, port, lambda text: click.echo(text, err=True))

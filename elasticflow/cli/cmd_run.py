@@ -76,7 +76,7 @@ def command(
     from elasticflow.cli.terminal import show_warnings
     from elasticflow.errors import FINISHED
     from elasticflow.launcher.launch import Request, launch
-    from elasticflow.launcher.simulate import parse_scale
+    from elasticflow.launcher.supervisor.simulate import parse_scale
     from elasticflow.observe.runs import is_finished
     from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id
     from elasticflow.spec import codes

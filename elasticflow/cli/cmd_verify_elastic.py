@@ -14,7 +14,7 @@ from elasticflow.cli.view import warn
 
 if TYPE_CHECKING:
     from elasticflow.cli.verify_text import View
-    from elasticflow.launcher.verification import Outcome
+    from elasticflow.launcher.trials.verification import Outcome
 
 _MOST_WORKERS = 1024  # as in nodes.nproc_per_node
 
@@ -80,10 +80,10 @@ def command(
     """
     from elasticflow.cli.verify_text import View
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError
-    from elasticflow.launcher import trials
     from elasticflow.launcher.launch import check_torch
-    from elasticflow.launcher.trial_process import Subject
-    from elasticflow.launcher.verification import count_gpus, scratch_folder, verify
+    from elasticflow.launcher.trials import trials
+    from elasticflow.launcher.trials.trial_process import Subject
+    from elasticflow.launcher.trials.verification import count_gpus, scratch_folder, verify
     from elasticflow.spec.load import require_job
 
     loaded = require_job(job_file, overrides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from elasticflow.launcher.prove import TOLERANCE
+from elasticflow.launcher.trials.prove import TOLERANCE
 
 tolerance_option = click.option(
     "--tolerance",

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from elasticflow.errors import TrialFailedError
-    from elasticflow.launcher.prove import Comparison, Difference
-    from elasticflow.launcher.trials import Trial
-    from elasticflow.launcher.verification import Outcome
+    from elasticflow.launcher.trials.prove import Comparison, Difference
+    from elasticflow.launcher.trials.trials import Trial
+    from elasticflow.launcher.trials.verification import Outcome
     from elasticflow.spec.job import Job
 
 _EVERY_S = 0.1

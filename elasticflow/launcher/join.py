@@ -15,11 +15,11 @@ from elasticflow.errors import (
     LedElsewhereError,
     NodeRefusedError,
 )
-from elasticflow.launcher.agent_process import agent_of
-from elasticflow.launcher.invitation import Invitation
+from elasticflow.launcher.agent.agent_process import agent_of
 from elasticflow.launcher.launch import check_torch, writer_config
-from elasticflow.launcher.meeting import connect, newest_launch, place_of
 from elasticflow.launcher.membership import Membership
+from elasticflow.launcher.rendezvous.invitation import Invitation
+from elasticflow.launcher.rendezvous.meeting import connect, newest_launch, place_of
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.compiler.plan import LaunchPlan
-    from elasticflow.launcher.keys import Keys
     from elasticflow.launcher.launch import Request
+    from elasticflow.launcher.rendezvous.keys import Keys
     from elasticflow.rendezvous_place import RendezvousPlace
 
 _POLL_S = 0.05
@@ -150,7 +150,7 @@ def _await_launch(keys: Keys, place: RendezvousPlace, last: int, say: Callable[[
     Raises:
         HeadNotFoundError: there is none in time.
     """
-    from elasticflow.launcher.keys import EXIT_CODE, INVITATION, join_store
+    from elasticflow.launcher.rendezvous.keys import EXIT_CODE, INVITATION, join_store
 
     deadline = time.monotonic() + _CONNECT_S
     what = f"a run of this job at {place.endpoint}"
@@ -181,7 +181,7 @@ class _Node:
     def __init__(
         self, request: Request, plan: LaunchPlan, place: RendezvousPlace, say: Callable[[str], None]
     ) -> None:
-        from elasticflow.launcher.keys import INVITATION, join_store
+        from elasticflow.launcher.rendezvous.keys import INVITATION, join_store
 
         store = join_store(place, looks_at="")
         invitation = Invitation(**json.loads(store.get(INVITATION)))

@@ -12,10 +12,10 @@ from elasticflow.compiler.plan import LaunchPlan, plan_job
 from elasticflow.errors import TorchMissingError
 from elasticflow.launcher import continuity
 from elasticflow.launcher.lock import locked
-from elasticflow.launcher.meeting import meet
-from elasticflow.launcher.simulate import ALONE, check_scale
-from elasticflow.launcher.start import Launch
-from elasticflow.launcher.supervisor import Supervisor
+from elasticflow.launcher.rendezvous.meeting import meet
+from elasticflow.launcher.supervisor.simulate import ALONE, check_scale
+from elasticflow.launcher.supervisor.start import Launch
+from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from elasticflow.launcher.simulate import Change
+    from elasticflow.launcher.supervisor.simulate import Change
     from elasticflow.run_folder import RunFolder
     from elasticflow.spec.job import Job
 

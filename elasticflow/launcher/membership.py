@@ -8,14 +8,14 @@ import time
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import INTERRUPTED, KILLED_BY_USER
-from elasticflow.launcher.head_signs import HeadWatch
-from elasticflow.launcher.leave_requests import LeaveRequests
+from elasticflow.launcher.rendezvous.head_signs import HeadWatch
+from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.launcher.agent_process import AgentProcess
-    from elasticflow.launcher.keys import Keys
+    from elasticflow.launcher.agent.agent_process import AgentProcess
+    from elasticflow.launcher.rendezvous.keys import Keys
 
 _POLL_S = 0.05
 
@@ -24,8 +24,8 @@ class Membership:
     """This machine's part in the launch: its agent, and the signals that end it."""
 
     def __init__(self, node: str, agent: AgentProcess, store: Keys, say: Callable[[str], None]) -> None:
-        from elasticflow.launcher.keys import EXIT_CODE, NOTICED
-        from elasticflow.launcher.rendezvous import Feed
+        from elasticflow.launcher.rendezvous.keys import EXIT_CODE, NOTICED
+        from elasticflow.launcher.rendezvous.rounds import Feed
 
         self._node, self._agent, self._store, self._say = node, agent, store, say
         self._feed = Feed(store)

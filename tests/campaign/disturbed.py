@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LIMIT_S = 60.0
-MODULES = {"writer": "elasticflow.snapshots.writer", "agent": "elasticflow.launcher.node"}
+MODULES = {"writer": "elasticflow.snapshots.writer", "agent": "elasticflow.launcher.agent.node"}
 
 
 @dataclass

@@ -116,8 +116,8 @@ def duplicated(trial: Trial) -> str:
 
 def _send_twice(series: Series) -> None:
     """Post what the agents have said about the group once more, and what they said of an earlier one."""
-    from elasticflow.launcher.keys import join_store
-    from elasticflow.launcher.rendezvous import Feed
+    from elasticflow.launcher.rendezvous.keys import join_store
+    from elasticflow.launcher.rendezvous.rounds import Feed
 
     host, _, port = series.look()[0]["endpoint"].rpartition(":")
     place = RendezvousPlace(host, int(port)).under("tiny").under("1")

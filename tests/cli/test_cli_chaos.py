@@ -9,9 +9,9 @@ import pytest
 
 from elasticflow.cli.chaos_text import View
 from elasticflow.cli.main import call
-from elasticflow.launcher.chaos import Cost, Outcome
-from elasticflow.launcher.chaos_plan import Fault, FaultPlan
-from elasticflow.launcher.prove import Comparison, Difference
+from elasticflow.launcher.trials.chaos import Cost, Outcome
+from elasticflow.launcher.trials.chaos_plan import Fault, FaultPlan
+from elasticflow.launcher.trials.prove import Comparison, Difference
 from elasticflow.run_folder import RunFolder
 from elasticflow.spec.load import require_job
 from tests.cli.test_cli_verify_elastic import JOB, PIECES
@@ -28,7 +28,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     (tmp_path / "small.toml").write_text(JOB)
     (tmp_path / "plan.toml").write_text('[[faults]]\nstep = 70\nwhat = "kill"\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("elasticflow.launcher.verification.count_gpus", lambda: 0)
+    monkeypatch.setattr("elasticflow.launcher.trials.verification.count_gpus", lambda: 0)
     loaded = require_job(Path("small.toml"), ())
     assert loaded.job is not None
     return loaded.job

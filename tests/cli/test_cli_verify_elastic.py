@@ -10,7 +10,7 @@ import pytest
 
 from elasticflow.cli import verify_text
 from elasticflow.cli.main import call
-from elasticflow.launcher.prove import Difference
+from elasticflow.launcher.trials.prove import Difference
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pieces.py").write_text(PIECES)
     (tmp_path / "small.toml").write_text(JOB)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("elasticflow.launcher.verification.count_gpus", lambda: 0)
+    monkeypatch.setattr("elasticflow.launcher.trials.verification.count_gpus", lambda: 0)
     return tmp_path
 
 
@@ -86,7 +86,7 @@ def test_the_command_does_without_torch(project: Path, real_processes: None) -> 
     """Up to where the trials start, each in a process of its own."""
     code = (
         "import sys; from elasticflow.cli.main import call; "
-        "import elasticflow.launcher.verification, elasticflow.cli.verify_text; "
+        "import elasticflow.launcher.trials.verification, elasticflow.cli.verify_text; "
         "code = call(['verify-elastic', 'small.toml', '--worlds', '9']); "
         "sys.exit(3 if 'torch' in sys.modules else code)"
     )

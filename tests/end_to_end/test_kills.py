@@ -57,7 +57,7 @@ def test_killed_supervisor_leaves_nothing_alive(project: Project) -> None:
     assert list(range(1, steps[-1] + 1)) == steps
 
 
-@pytest.mark.parametrize("module", ["launcher.node", "launcher.fork_server", "snapshots.writer"])
+@pytest.mark.parametrize("module", ["launcher.agent.node", "launcher.agent.fork_server", "snapshots.writer"])
 def test_killed_agent_is_started_again_free_of_charge(project: Project, module: str) -> None:
     """Kill -9 of the agent or a helper without which it cannot go on: another takes over, the budget is untouched."""
     running = project.run("jobs/mnist.toml", "agentless", *QUICK)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from elasticflow.launcher import course, drains, hangs
-from elasticflow.launcher.fork_client import ForkServer
+from elasticflow.launcher.agent.fork_client import ForkServer
+from elasticflow.launcher.supervisor import course, drains, hangs
 from elasticflow.run_folder import RunFolder
 from tests.launcher.course_trial import Trial
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.plan import RestartPlan
-from elasticflow.launcher.budget import Budget
-from elasticflow.launcher.course import Course
-from elasticflow.launcher.formation import Formation
-from elasticflow.launcher.journal import Journal
-from elasticflow.launcher.members import Member, Members
-from elasticflow.launcher.restarts import Restarts
-from elasticflow.launcher.suspicion import Suspicion
+from elasticflow.launcher.supervisor.budget import Budget
+from elasticflow.launcher.supervisor.course import Course
+from elasticflow.launcher.supervisor.formation import Formation
+from elasticflow.launcher.supervisor.journal import Journal
+from elasticflow.launcher.supervisor.members import Member, Members
+from elasticflow.launcher.supervisor.restarts import Restarts
+from elasticflow.launcher.supervisor.suspicion import Suspicion
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from elasticflow.launcher.start import Launch
+    from elasticflow.launcher.supervisor.start import Launch
 
 
 @dataclass

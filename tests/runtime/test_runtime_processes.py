@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from elasticflow.errors import DatasetError, LoaderProcessError
-from elasticflow.launcher import failures
+from elasticflow.launcher.supervisor import failures
 from elasticflow.runtime import failure
 from elasticflow.runtime.processes import Processes, ThereError
 from elasticflow.runtime.reader import Reader

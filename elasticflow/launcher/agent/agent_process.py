@@ -1,0 +1,145 @@
+"""Starting the agent: its configuration and its process; free of torch (floor 3)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import environment
+
+if TYPE_CHECKING:
+    import signal
+    from pathlib import Path
+
+    from elasticflow.compiler.plan import LaunchPlan
+    from elasticflow.rendezvous_place import RendezvousPlace
+    from elasticflow.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """What the supervisor tells an agent; JSON on its standard input: everybody may read command lines.
+
+    Attributes:
+        launch_folder: Absolute path of the launch folder.
+        run_folder: Absolute path of the run folder.
+        node: Id of this node inside the launch.
+        rendezvous: Where the launch's keys are (`RendezvousPlace.url`).
+        path: Folders of the job's own code, absolute.
+        modules: Modules the fork server imports.
+        start_method: fork or spawn.
+        hang_timeout_s: Seconds without a heartbeat that are a hang.
+        grace_s: Seconds the writer has for what it holds when the launch ends.
+        writer: Configuration of the snapshot writer.
+        node_rank: This node's place among all, where the rendezvous is static.
+    """
+
+    launch_folder: str
+    run_folder: str
+    node: str
+    rendezvous: str
+    path: list[str]
+    modules: list[str]
+    start_method: str
+    hang_timeout_s: float
+    grace_s: float
+    writer: dict[str, Any] = field(default_factory=dict)
+    node_rank: int | None = None
+
+    def to_json(self) -> str:
+        """Return the form that is sent."""
+        return json.dumps(asdict(self))
+
+
+class AgentProcess:
+    """The agent of a node on this machine; it dies with the thread that started it."""
+
+    def __init__(self, config: AgentConfig, variables: dict[str, str], log: Path) -> None:
+        self._config = config
+        self._variables = variables
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the agent; what it and its helpers print is appended to the log.
+
+        exec'd, so it inherits none of this process' sockets or locks.
+        """
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "elasticflow.launcher.agent.node", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self._variables},
+                start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only
+            )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(self._config.to_json().encode())
+
+    def exit_code(self) -> int | None:
+        """Return how the agent ended, or None while it lives."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send *number* to the agent, if it lives."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def last_words(self) -> str:
+        """Return the end of what it printed."""
+        return self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+
+    def end(self) -> None:
+        """Return when the agent is gone: if it is not, it is killed with everything below it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def agent_of(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    launch_folder: Path,
+    node: str,
+    place: RendezvousPlace,
+    project_root: Path,
+    writer: dict[str, Any],
+    node_rank: int | None = None,
+) -> AgentProcess:
+    """Return the agent of *node* on this machine, not yet started.
+
+    Args:
+        plan: The launch's.
+        folder: The run folder on this machine.
+        launch_folder: Where train.py and torchrun.args lie.
+        node: Id of the node inside the launch.
+        place: Where the launch's keys are.
+        project_root: Folder that the plan's paths are relative to.
+        writer: Configuration of the snapshot writer.
+        node_rank: The node's place among all, where the rendezvous is static.
+    """
+    config = AgentConfig(
+        launch_folder=str(launch_folder),
+        run_folder=str(folder.path),
+        node=node,
+        rendezvous=place.url,
+        path=[str(project_root / part) for part in plan.module_path],
+        # What talks to etcd takes a fifth of a second to import.
+        modules=[*plan.modules, *(["elasticflow.etcd_keys"] if place.backend == "etcd-v2" else [])],
+        start_method=plan.start_method,
+        hang_timeout_s=plan.restarts.hang_timeout_s,
+        grace_s=plan.restarts.grace_s,
+        writer=writer,
+        node_rank=node_rank,
+    )
+    variables = {**plan.environment, environment.RUN_ID: folder.run_id}
+    return AgentProcess(config, variables, folder.agent_log(node))

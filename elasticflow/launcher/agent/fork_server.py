@@ -1,0 +1,165 @@
+"""The process that has imported torch and the job's modules, and forks workers on request (floor 3).
+
+Run as `python -m elasticflow.launcher.agent.fork_server FD PARENT_PID`, exec'd from the agent's main thread.
+It has one thread, ignores TERM and INT (a signal to the whole process group must not kill workers in
+the middle of a drain), and dies with the agent. Over the socket FD travel JSON lines:
+
+    in   {"setup": {...}}                       once, first
+         {"spawn": {local_rank, environment, stdout, stderr}}
+    out  {"ready": true, "refused": [{module, reason}]}
+         {"started": local_rank, "pid": pid}    {"exited": pid, "code": code, "at": unix time}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any, NoReturn
+
+from elasticflow.launcher.agent.preload import preload, unsafe_to_fork
+from elasticflow.lifeline import die_with_parent
+
+
+def main() -> NoReturn:
+    """Serve until the agent closes the socket or dies."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    die_with_parent(int(sys.argv[2]))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lines = Lines(channel)
+    setup = lines.wait()["setup"]
+    sys.path[:0] = setup["path"]
+    start_method, refused = setup["start_method"], []
+    if start_method == "fork":
+        refused = preload(setup["modules"], setup["path"])
+        start_method = "spawn" if unsafe_to_fork() else "fork"
+    gc.collect()
+    gc.freeze()  # shared pages stay shared: the collector no longer writes into them
+    lines.send({"ready": True, "refused": refused, "start_method": start_method})
+    serve(lines, setup["entry_point"], start_method)
+
+
+class Lines:
+    """JSON lines over a stream socket."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self._rest = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message."""
+        self.channel.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """Return the messages of one `recv`, or None at the end of the stream."""
+        data = self.channel.recv(1 << 16)
+        if not data:
+            return None
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in whole]
+
+    def wait(self) -> dict[str, Any]:
+        """Return the next message; leaves the process when the other side is gone."""
+        while True:
+            messages = self.read()
+            if messages is None:
+                os._exit(0)
+            if messages:
+                return messages[0]
+
+
+def serve(lines: Lines, entry_point: str, start_method: str) -> NoReturn:
+    """Fork a worker for each request and report each exit, until the agent is gone."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up to be written
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    while True:
+        ready, _, _ = select.select([lines.channel.fileno(), wake_read], [], [])
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            for report in reap():
+                lines.send(report)
+        if lines.channel.fileno() in ready:
+            messages = lines.read()
+            if messages is None:
+                os._exit(0)
+            for message in messages:
+                request = message["spawn"]
+                server = os.getpid()  # asked for before: a child may run first when its parent is dead
+                pid = os.fork()
+                if pid == 0:
+                    become_worker(server, lines.channel, request, entry_point, start_method)
+                lines.send({"started": request["local_rank"], "pid": pid})
+
+
+def reap() -> list[dict[str, Any]]:
+    """Return a report for each child that has ended; signals as negative codes."""
+    reports: list[dict[str, Any]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return reports
+        if pid == 0:
+            return reports
+        reports.append({"exited": pid, "code": os.waitstatus_to_exitcode(status), "at": time.time()})
+
+
+def become_worker(
+    server: int, channel: socket.socket, request: dict[str, Any], entry_point: str, start_method: str
+) -> NoReturn:
+    """Turn this forked child into a worker and run the entry point; never returns.
+
+    The worker leads a session of its own, so that Ctrl-C reaches the supervisor only and one signal to
+    the session reaches its loader processes too.
+    """
+    code = 1
+    try:
+        die_with_parent(server)
+        signal.set_wakeup_fd(-1)
+        # A drain asked for before `worker.join` has its handler up must wait, not kill; join unblocks it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        channel.close()
+        os.setsid()
+        for descriptor, path in ((1, request["stdout"]), (2, request["stderr"])):
+            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        faulthandler.register(signal.SIGUSR2, all_threads=True)  # stacks of a hang, also of one in an import
+        os.environ.update(request["environment"])
+        if start_method == "spawn":
+            os.execv(  # noqa: S606  # argv of our own making
+                sys.executable,
+                [sys.executable, "-u", "-m", "elasticflow.launcher.agent.spawned", str(server), entry_point],
+            )
+        sys.argv = [entry_point]
+        runpy.run_path(entry_point, run_name="__main__")
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:  # noqa: BLE001  the last frame of a process: everything is shown, then it ends
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # Never unwind into the server's own frames, and never run torch's destructors.
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What runs on a node: `python -m elasticflow.launcher.agent.node PARENT_PID`, its configuration on standard input (floor 3).
+
+Starts the writer and the fork server first, since they import for seconds, then becomes the agent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from elasticflow.launcher.agent.agent_process import AgentConfig
+from elasticflow.launcher.agent.fork_client import ForkServer
+from elasticflow.launcher.agent.heartbeats import Heartbeats
+from elasticflow.lifeline import die_with_parent
+from elasticflow.snapshots.staging import start_writer
+
+
+def main() -> None:
+    """Serve until the supervisor stops the launch or dies."""
+    die_with_parent(int(sys.argv[1]))
+    config = AgentConfig(**json.load(sys.stdin))
+    # Signals to the whole process group must not end the agent: the supervisor asks for drains.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the agent can pass the wish to leave on
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    heartbeats = Heartbeats(config.hang_timeout_s)
+    entry_point = Path(config.launch_folder) / "train.py"
+    server = ForkServer(entry_point, config.path, config.modules, config.start_method, (heartbeats.fd,))
+    writer = start_writer(config.writer)
+    try:
+        # Only now, beside the two processes that import on their own.
+        from elasticflow.launcher.agent.agent import build_agent
+
+        agent = build_agent(config, server, writer, heartbeats)
+        agent.announce()
+        agent.run()
+        agent.finish(config.grace_s)
+    finally:
+        writer.close()
+    logging.shutdown()
+    os._exit(0)  # the interpreter's own end takes torch 0.3 s, and the supervisor waits for it
+
+
+if __name__ == "__main__":
+    main()

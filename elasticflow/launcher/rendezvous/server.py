@@ -1,0 +1,54 @@
+"""A store of its own for the rendezvous of runs: `elasticflow rendezvous serve` (floor 3)."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from importlib import util
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import FINISHED, PortTakenError, TorchMissingError
+from elasticflow.launcher.rendezvous.interface import listen
+from elasticflow.launcher.rendezvous.invitation import versions
+from elasticflow.launcher.rendezvous.meeting import SERVED, serve
+from elasticflow.rendezvous_place import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
+    """Serve a store on *host*:*port* until a signal asks to end; return the exit code. Main thread only.
+
+    Args:
+        host: Address to listen on; empty: all.
+        port: 0 takes a free one.
+        say: Called with what a person should know.
+
+    Raises:
+        TorchMissingError: there is no torch.
+        PortTakenError: the port is in use, or is not this machine's.
+    """
+    if util.find_spec("torch") is None:
+        raise TorchMissingError("torch is not installed", "pip install 'elasticflow[torch]'")
+    # Blocked before any thread is started, so that all of them leave the signals to `sigwait` below.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        listener = listen(host, port)
+    except PortTakenError as error:
+        raise PortTakenError(
+            error.message.removeprefix("nodes.endpoint: "),
+            "end the process that uses the port, or choose another one with --port",
+        ) from error
+    port = listener.getsockname()[1]
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
+
+    store = PrefixStore(PREFIX, serve(listener))
+    store.set(SERVED, json.dumps(versions()))
+    say(f"serving a rendezvous at {host or socket.gethostname()}:{port}; Ctrl-C ends it")
+    asked = signal.sigwait(_SIGNALS)
+    say(f"{signal.Signals(asked).name}: the store is gone")
+    return FINISHED

@@ -1,0 +1,113 @@
+"""The agents that a supervisor starts on its own machine: one, or several that play a cluster's nodes (floor 3)."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from elasticflow import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.launcher.agent.agent_process import AgentProcess
+    from elasticflow.launcher.supervisor.course import Course
+    from elasticflow.launcher.supervisor.journal import Journal
+    from elasticflow.launcher.supervisor.simulate import Change
+
+
+class LocalAgents:
+    """Starts agents, starts them again when they die, and lets them come and go on cue.
+
+    Args:
+        make: Returns the agent of a node, not yet started.
+        changes: How many nodes there are from when on; the first at once.
+        journal: Where it is told.
+    """
+
+    def __init__(
+        self, make: Callable[[str], AgentProcess], changes: tuple[Change, ...], journal: Journal
+    ) -> None:
+        self._make, self._changes, self._journal = make, list(changes), journal
+        self._agents: dict[str, AgentProcess] = {}
+        self._leaving: set[str] = set()
+        self._count = 0
+        self._began = 0.0
+
+    def begin(self) -> list[str]:
+        """Start the first nodes' agents and return their ids; they import for seconds."""
+        self._began = time.monotonic()
+        first = self._changes.pop(0)
+        return [self._add() for _ in range(first.nodes)]
+
+    def turn(self, course: Course) -> None:
+        """See to agents that ended, and to nodes whose time it is to come or go."""
+        for node in [node for node, agent in self._agents.items() if agent.exit_code() is not None]:
+            self._see_to_end(node, course)
+        while (
+            self._changes
+            and course.verdict is None
+            and self._changes[0].is_due(time.monotonic() - self._began)
+        ):
+            self._follow(self._changes.pop(0), course)
+
+    def kill(self, node: str) -> bool:
+        """Kill the agent of *node* with all that lives from it; return whether it is one of ours."""
+        agent = self._agents.get(node)
+        if agent is not None:
+            agent.end()
+        return agent is not None
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes of this machine."""
+        return set(self._agents)
+
+    @property
+    def are_gone(self) -> bool:
+        """Whether every agent has ended."""
+        return all(agent.exit_code() is not None for agent in self._agents.values())
+
+    def end(self) -> None:
+        """Return when all agents are gone; those that are not are killed, with everything below them."""
+        for agent in self._agents.values():
+            agent.end()
+
+    def _add(self) -> str:
+        node = f"n{self._count}"  # no other node of the launch ever had this id
+        self._count += 1
+        self._agents[node] = self._make(node)
+        self._agents[node].start()
+        return node
+
+    def _see_to_end(self, node: str, course: Course) -> None:
+        agent = self._agents[node]
+        code = agent.exit_code()
+        assert code is not None
+        if node in self._leaving:
+            course.node_lost(node, "preempted", "it ended before its workers had left")
+            self._forget(node)
+        elif course.verdict is None:
+            if course.agent_died(node, code, agent.last_words()):
+                self._journal.event(events.AGENT_RESTARTED, node=node, exit_code=code)
+                agent.start()
+            elif course.verdict is None:
+                self._forget(node)
+
+    def _follow(self, change: Change, course: Course) -> None:
+        present = [node for node in self._agents if node not in self._leaving]
+        for _ in range(change.nodes - len(present)):
+            self._add()
+        for node in reversed(present[change.nodes :]):
+            if change.by_force or not course.has_node(node):
+                self.kill(node)
+                course.node_lost(node, "node_lost", "killed on cue")
+                self._forget(node)
+            else:
+                self._leaving.add(node)
+                self._agents[node].send(signal.SIGUSR1)
+
+    def _forget(self, node: str) -> None:
+        del self._agents[node]
+        self._leaving.discard(node)

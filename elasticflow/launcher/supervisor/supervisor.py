@@ -1,0 +1,186 @@
+"""The head of a launch: one thread, one loop over messages, signals, the agent's life and the clock (floor 3).
+
+What follows from what happens is decided in `course.py`; the files of the run are written by this process alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import errors, events
+from elasticflow.launcher.supervisor.budget import Budget
+from elasticflow.launcher.supervisor.course import Course
+from elasticflow.launcher.supervisor.drains import UNTRAINED_S
+from elasticflow.launcher.supervisor.formation import Formation
+from elasticflow.launcher.supervisor.intake import Intake
+from elasticflow.launcher.supervisor.journal import Journal
+from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
+from elasticflow.launcher.supervisor.local_agents import LocalAgents
+from elasticflow.launcher.supervisor.members import Member, Members
+from elasticflow.launcher.supervisor.metrics import Metrics
+from elasticflow.launcher.supervisor.restarts import Restarts
+from elasticflow.launcher.supervisor.suspicion import Suspicion
+from elasticflow.snapshots.commit import FENCED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.launcher.supervisor.head import Head
+    from elasticflow.launcher.supervisor.start import Launch
+    from elasticflow.launcher.supervisor.verdict import Verdict
+
+_POLL_S = 0.01
+_NOTICE_S = 2.0  # of machines that joined, to read the exit code
+_LEAVE_S = 5.0  # of agents that have nothing to wait for
+
+
+class Supervisor:
+    """Runs one launch to its verdict."""
+
+    def __init__(self, launch: Launch, show: Callable[[dict[str, Any]], None]) -> None:
+        self._launch = launch
+        self._journal = Journal(launch.folder, launch.number, show)
+        self._metrics = Metrics(launch.folder)
+        self._intake = Intake(self._journal, self._metrics)
+        self._agents = LocalAgents(launch.agent, launch.scale, self._journal)
+        self._members = Members(launch.plan.nodes_min, launch.plan.nodes_max)
+        self._asked = LeaveRequests()
+
+    def run(self) -> int:
+        """Return the exit code once the launch has ended; nothing of its process tree lives afterwards."""
+        previous = self._asked.listen()
+        try:
+            self._announce()
+            for node in self._agents.begin():  # they import for seconds, beside the import of torch here
+                self._members.expect(node)
+            from elasticflow.launcher.rendezvous.keys import LOST
+            from elasticflow.launcher.supervisor.head import Head
+
+            head = Head(self._launch.meeting.open())
+            head.invite(self._launch.invitation())
+            course = self._course(head)
+            try:
+                while course.verdict is None:
+                    self._turn(head, course)
+                    time.sleep(_POLL_S)
+            except LOST as error:
+                return self._end_without_store(course, str(error))
+            return self._close(head, course, course.verdict)
+        finally:
+            self._agents.end()
+            self._metrics.close()
+            self._journal.close()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _announce(self) -> None:
+        launch = self._launch
+        self._journal.event(
+            events.RUN_STARTED,
+            launch=launch.number,
+            resumed=launch.is_resumed,
+            pid=os.getpid(),
+            torch=version("torch"),
+            uri=launch.catalog.storage.uri,
+            endpoint=launch.meeting.endpoint,
+        )
+        if launch.is_edited:
+            self._journal.event(
+                events.ENTRY_POINT_EDITED, path=str(launch.folder.launch(launch.number) / "train.py")
+            )
+        self._journal.write_state()
+
+    def _course(self, head: Head) -> Course:
+        launch, plan = self._launch, self._launch.plan.restarts
+        budget = Budget(plan, launch.folder.ledger)
+        restarts = Restarts(self._journal, budget, Suspicion(launch.catalog, self._journal))
+        first = "resume" if launch.is_resumed else "start"
+        formation = Formation(self._journal, self._members, head, launch.claim, first)
+        # What is held in memory may be ahead of the store, also before anything is trained.
+        untrained_s = UNTRAINED_S if launch.plan.snapshots.memory is None else plan.grace_s
+        return Course(self._journal, restarts, head, self._members, formation, plan.grace_s, untrained_s)
+
+    def _turn(self, head: Head, course: Course) -> None:
+        for message in head.take():
+            self._hear(message, course)
+        self._look_at_signals(course)
+        self._agents.turn(course)
+        for node in head.silent():
+            if not self._agents.kill(node):  # one of ours hangs or was stopped: seen to at the next turn
+                course.node_lost(node, "node_lost", "it has given no sign of life")
+        course.time_passed()
+
+    def _hear(self, message: dict[str, Any], course: Course) -> None:
+        match message["type"]:
+            case "node":
+                member = Member(message["node"], message["host"], message["nproc"], message.get("node_rank"))
+                course.node_joined(member, message["refused"])
+            case "died":
+                course.node_lost(message["node"], "agent_lost", message["error"])
+            case "leaving":
+                course.node_leaving(message["node"])
+            case "workers":
+                self._journal.update(at_once=True, workers=course.workers_started(message))
+            case "lines":
+                self._journal.update(held=message["held"])
+                self._intake.lines(message["lines"], course.generation)
+            case "writer":
+                fenced = [r["generation"] for r in message["reports"] if r.get("reason") == FENCED]
+                self._intake.reports(message["reports"])
+                for generation in fenced:
+                    course.fenced(generation)
+            case "standstill" | "stacks":
+                course.hangs.told(message, course.generation)
+            case "ended":
+                course.group_ended(message)
+            case other:
+                raise AssertionError(f"no such message: {other}")
+
+    def _look_at_signals(self, course: Course) -> None:
+        if len(self._asked.numbers) > 1:
+            course.interrupt("a second signal", errors.KILLED_BY_USER)
+        elif self._asked.numbers and not course.is_leaving and course.verdict is None:
+            course.asked_to_leave(signal.Signals(self._asked.numbers[0]).name)
+
+    def _see_off(self, course: Course, verdict: Verdict) -> Verdict:
+        """Return once the agents have left, whose writers may still be writing a snapshot; a signal cuts that short."""
+        asked = 1 if verdict.status == "interrupted" else 0  # signals that led to the verdict
+        grace_s = self._launch.plan.restarts.grace_s
+        began = time.monotonic()
+        deadline = max(began + _LEAVE_S, (self._asked.first_at or began) + grace_s)
+        while not self._agents.are_gone and time.monotonic() < deadline:
+            if len(self._asked.numbers) > asked:
+                if verdict.exit_code == errors.INTERRUPTED:
+                    course.interrupt("a second signal", errors.KILLED_BY_USER)
+                return course.verdict or verdict
+            time.sleep(_POLL_S)
+        return verdict
+
+    def _close(self, head: Head, course: Course, verdict: Verdict) -> int:
+        """End the agents, take in what they still have to say, and write the verdict."""
+        head.stop(verdict.exit_code)
+        if course.is_idle:
+            verdict = self._see_off(course, verdict)
+        self._agents.end()
+        head.await_notice(self._agents.nodes, _NOTICE_S)
+        for message in head.take():
+            if message["type"] in ("lines", "writer"):
+                self._hear(message, course)
+        return self._conclude(verdict)
+
+    def _end_without_store(self, course: Course, error: str) -> int:
+        """End the agents, whose store has gone, and write the verdict."""
+        self._agents.end()
+        course.interrupt(f"the store at {self._launch.meeting.endpoint} is lost: {error}")
+        assert course.verdict is not None
+        return self._conclude(course.verdict)
+
+    def _conclude(self, verdict: Verdict) -> int:
+        figures = {"exit_code": verdict.exit_code, "event": verdict.event, **verdict.fields}
+        self._journal.update(status=verdict.status, workers=[], verdict=figures)
+        self._journal.event(verdict.event, **verdict.fields)
+        return verdict.exit_code

@@ -1,0 +1,248 @@
+"""One agent with real workers from a real fork server, and a supervisor's head in the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import threading
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
+
+from elasticflow.launcher.agent.agent import Agent, build_agent
+from elasticflow.launcher.agent.agent_process import AgentConfig
+from elasticflow.launcher.agent.heartbeats import Heartbeats
+from elasticflow.launcher.agent.limits import Limits
+from elasticflow.launcher.agent.standing import Standing
+from elasticflow.launcher.rendezvous.interface import listen
+from elasticflow.launcher.rendezvous.meeting import serve
+from elasticflow.launcher.supervisor.head import Head
+from elasticflow.rendezvous_place import RendezvousPlace
+from elasticflow.run_folder import RunFolder
+from tests.launcher.conftest import Warm, is_alive, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from elasticflow.snapshots.staging import WriterProcess
+
+pytestmark = pytest.mark.usefixtures("real_processes")
+
+HANG_S = 0.6
+
+
+@dataclass
+class Node:
+    """An agent that runs in a thread, and what it has told the head so far."""
+
+    head: Head
+    agent: Agent
+    warm: Warm
+    folder: RunFolder
+    thread: threading.Thread
+    told: list[dict[str, Any]] = field(default_factory=list)
+
+    def form(self, generation: int, code: str) -> None:
+        """Have the agent form *generation* of two workers that run *code*, and wait until they have started."""
+        self.warm.write("import os, pathlib, signal, sys, time\n" + textwrap.dedent(code))
+        self.head.form(generation, (("n0", 2),), None)
+        self.message("workers", generation)
+
+    def message(self, kind: str, generation: int | None = None) -> dict[str, Any]:
+        """Return the agent's first message of that kind, for *generation* if one is given."""
+
+        def found() -> list[dict[str, Any]]:
+            self.told += self.head.take()
+            return [
+                m
+                for m in self.told
+                if m["type"] == kind and (generation is None or m["generation"] == generation)
+            ]
+
+        wait_until(found)
+        return found()[0]
+
+    def ended(self, generation: int) -> tuple[bool, list[tuple[int, bool]]]:
+        """Return whether the generation failed, and each rank's exit code and whether the agent ended it."""
+        message = self.message("ended", generation)
+        return message["failed"], [(w["exit_code"], w["ended_by_us"]) for w in message["workers"]]
+
+
+@pytest.fixture
+def node(warm: Warm, tmp_path: Path) -> Iterator[Node]:
+    """Yield an announced agent; afterwards it has left and its thread is gone."""
+    launch = tmp_path / "launch"
+    launch.mkdir()
+    arguments = ("--nnodes=1:1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+    (launch / "torchrun.args").write_text("\n".join((*arguments, "--shutdown-timeout=30", "train.py")))
+    (launch / "train.py").symlink_to(warm.entry_point)
+    listener = listen("127.0.0.1", 0)
+    place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
+    folder = RunFolder(tmp_path / "runs" / "job" / "run")
+    config = AgentConfig(
+        launch_folder=str(launch),
+        run_folder=str(folder.path),
+        node="n0",
+        rendezvous=place.url,
+        path=[],
+        modules=[],
+        start_method="fork",
+        hang_timeout_s=HANG_S,
+        grace_s=1,
+    )
+    head = Head(PrefixStore(place.prefix, serve(listener)))
+    readable, writable = os.pipe()  # a writer that never says anything
+    process = SimpleNamespace(poll=lambda: None)
+    writer = SimpleNamespace(
+        process=process, address="", fileno=lambda: readable, reports=list, finish=lambda _: None
+    )
+    heartbeats = Heartbeats(3600)
+    agent = build_agent(config, warm.server, cast("WriterProcess", writer), heartbeats)
+    agent.announce()
+    made = Node(head, agent, warm, folder, threading.Thread(target=agent.run, daemon=True))
+    made.thread.start()
+    yield made
+    head.stop()
+    made.thread.join(5)
+    stopped = not made.thread.is_alive()
+    if agent._workers is not None:
+        agent._workers.close(signal.SIGKILL, timeout=5)
+    for descriptor in (readable, writable, heartbeats.fd):
+        os.close(descriptor)
+    heartbeats._memory.close()
+    assert stopped
+
+
+def test_failure_ends_the_group_at_once(node: Node) -> None:
+    """Survivors that ignore TERM, as ranks in a collective do, are killed without waiting; torch 2.13 waits 30 s."""
+    node.form(
+        1,
+        """
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(0.2 if os.environ["RANK"] == "1" else 60)
+        sys.exit(3)
+        """,
+    )
+    began = time.monotonic()
+
+    assert (True, [(-9, True), (3, False)]) == node.ended(1)
+    assert time.monotonic() - began < 2
+
+
+def test_group_that_leaves_by_itself_has_not_failed(node: Node) -> None:
+    """All workers left with code 0: nobody was ended by the agent."""
+    node.form(1, "os._exit(0)")
+
+    assert (False, [(0, False), (0, False)]) == node.ended(1)
+
+
+def test_root_cause_is_waited_for_a_moment(node: Node) -> None:
+    """The rank that only noticed ends first; the one that caused it is still let end by itself."""
+    node.form(
+        1,
+        """
+        if os.environ["RANK"] == "0":
+            raise RuntimeError("Connection closed by peer")
+        time.sleep(0.05)
+        raise ValueError("label 11 is no digit")
+        """,
+    )
+    message = node.message("ended", 1)
+
+    assert [False, False] == [w["ended_by_us"] for w in message["workers"]]
+    assert "ValueError: label 11 is no digit\n" == message["workers"][1]["stderr"].splitlines(True)[-1]
+
+
+def test_each_generation_has_its_number_logs_and_workers(node: Node) -> None:
+    """The number is the supervisor's: torch 2.13's restart count differs between nodes and does not rise on a join."""
+    report = """
+        sys.stderr.write(os.environ["ELASTICFLOW_GENERATION"] + " " + os.environ["RANK"] + "\\n")
+        sys.exit(int(os.environ["ELASTICFLOW_GENERATION"] == "4"))
+    """
+    node.form(4, report)
+    assert node.ended(4)[0]
+    node.form(9, report)
+    assert not node.ended(9)[0]
+
+    said = {(g, r): node.folder.rank_log(g, r, "stderr").read_text() for g in (4, 9) for r in (0, 1)}
+    assert {(g, r): f"{g} {r}\n" for g in (4, 9) for r in (0, 1)} == said
+    pids = [{w["pid"] for w in node.message("workers", g)["workers"]} for g in (4, 9)]
+    assert not pids[0] & pids[1]
+
+
+def test_drain_reaches_every_worker(node: Node) -> None:
+    """The supervisor's request becomes a TERM to each worker; leaving is their own business."""
+    node.form(
+        1,
+        """
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        time.sleep(60)
+        """,
+    )
+    node.head.request("drain", 1)
+
+    assert (False, [(0, False), (0, False)]) == node.ended(1)
+
+
+def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
+    """Every rank that is asked writes its stacks, also one that is stopped; and nothing is killed unasked."""
+    node.agent._heartbeats.limits = Limits(HANG_S)
+    node.form(
+        1,
+        """
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        def read_a_label():
+            time.sleep(60)
+        read_a_label()
+        """,
+    )
+    assert node.message("standstill")["is_so"]
+    node.head.request("stacks", 1)
+    stacks = [Standing.of(each) for each in node.message("stacks")["workers"]]
+
+    assert [("n0", 0, "start"), ("n0", 1, "start")] == [(s.node, s.rank, s.phase) for s in stacks]
+    assert [False, True] == [s.state == "T" for s in stacks]
+    assert "read_a_label" == stacks[0].frames[0].function
+    assert stacks[0].seconds >= HANG_S
+    for rank in range(2):
+        assert "most recent call first" in node.folder.rank_log(1, rank, "stderr").read_text()
+    node.head.request("stop", 1)
+    assert (False, [(-9, True), (-9, True)]) == node.ended(1)
+
+
+def test_stop_of_a_generation_kills_its_workers(node: Node) -> None:
+    """A peer node has failed: the workers of this one go, and that is no failure of its own."""
+    node.form(1, "time.sleep(60)")
+    pids = [w["pid"] for w in node.message("workers", 1)["workers"]]
+    node.head.request("stop", 1)
+
+    assert (False, [(-9, True), (-9, True)]) == node.ended(1)
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_lines_of_the_rank_logs_come_before_the_end(node: Node) -> None:
+    """What a worker logged right before it left is told before its end is."""
+    node.form(
+        1,
+        """
+        folder = pathlib.Path(os.environ["ELASTICFLOW_RUN_FOLDER"]) / "logs" / "g0001"
+        line = '{"event": "training.finished", "rank": ' + os.environ["RANK"] + '}\\n'
+        (folder / ("rank" + os.environ["RANK"] + ".jsonl")).write_text(line)
+        os._exit(0)
+        """,
+    )
+    node.message("ended", 1)
+
+    kinds = [m["type"] for m in node.told]
+    assert "ended" == kinds[-1]
+    ranks = sorted(line["rank"] for m in node.told if m["type"] == "lines" for line in m["lines"])
+    assert [0, 1] == ranks

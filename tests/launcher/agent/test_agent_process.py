@@ -1,0 +1,130 @@
+"""Starting and ending the agent's process; what it runs is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.errors import PortTakenError
+from elasticflow.launcher.agent.agent_process import AgentConfig, AgentProcess
+from elasticflow.launcher.rendezvous.interface import listen
+from tests.launcher.conftest import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONFIG = AgentConfig(
+    launch_folder="/launch",
+    run_folder="/run",
+    node="n0",
+    rendezvous="c10d://127.0.0.1:1/elasticflow",
+    path=["/project"],
+    modules=["model"],
+    start_method="fork",
+    hang_timeout_s=1.5,
+    grace_s=30.0,
+    writer={"uri": "s3://bucket", "options": {"secret": "s3cr3t"}},
+)
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_processes: None) -> Iterator[AgentProcess]:
+    """Yield an agent whose program is the test's script `program`, in place of Python."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "program"))
+    made = AgentProcess(CONFIG, {"ELASTICFLOW_RUN_ID": "run"}, tmp_path / "logs" / "agent.log")
+    yield made
+    made.end()
+
+
+def _program(folder: Path, text: str) -> None:
+    (folder / "program").write_text(f"#!/bin/sh\n{text}\n")
+    (folder / "program").chmod(0o755)
+
+
+def test_configuration_comes_back_as_it_was() -> None:
+    """What the agent reads is what the supervisor wrote."""
+    assert AgentConfig(**json.loads(CONFIG.to_json())) == CONFIG
+
+
+def test_agent_gets_its_configuration_where_nobody_else_reads_it(agent: AgentProcess, tmp_path: Path) -> None:
+    """On standard input: command lines are public, and options may hold keys. Its parent is named on argv."""
+    _program(tmp_path, f'echo "$@" > {tmp_path}/argv; echo $ELASTICFLOW_RUN_ID; cat; exit 4')
+    agent.start()
+    wait_until(lambda: agent.exit_code() is not None)
+
+    assert 4 == agent.exit_code()
+    assert f"-m elasticflow.launcher.agent.node {os.getpid()}\n" == (tmp_path / "argv").read_text()
+    assert f"run\n{CONFIG.to_json()}" == agent.last_words()
+
+
+def test_agent_leads_a_session_of_its_own(agent: AgentProcess, tmp_path: Path) -> None:
+    """Ctrl-C in a terminal goes to the foreground group: the supervisor alone."""
+    _program(
+        tmp_path, f"echo $$ > {tmp_path}/pid.partial; mv {tmp_path}/pid.partial {tmp_path}/pid; sleep 60"
+    )
+    agent.start()
+    wait_until((tmp_path / "pid").exists)
+
+    pid = int((tmp_path / "pid").read_text())
+    assert pid == os.getsid(pid)
+    assert agent.exit_code() is None
+
+
+def test_ended_agent_is_gone(agent: AgentProcess, tmp_path: Path) -> None:
+    """It is killed, not asked; ending it again, or before it was started, does nothing."""
+    agent.end()
+    _program(tmp_path, f'trap "" TERM; touch {tmp_path}/ready; exec sleep 60')
+    agent.start()
+    wait_until((tmp_path / "ready").exists)
+    began = time.monotonic()
+    agent.end()
+    agent.end()
+
+    assert -9 == agent.exit_code()
+    assert time.monotonic() - began < 1
+
+
+def test_agent_that_dies_before_it_reads_is_no_error(agent: AgentProcess, tmp_path: Path) -> None:
+    """Its exit code says so; the supervisor decides."""
+    _program(tmp_path, "exec 0<&-; exit 1")
+    agent.start()
+    wait_until(lambda: agent.exit_code() is not None)
+
+    assert 1 == agent.exit_code()
+
+
+def test_last_words_are_the_end_of_all_agents_output(agent: AgentProcess, tmp_path: Path) -> None:
+    """The log is appended to, by both streams; a long one is shown from its end."""
+    _program(tmp_path, "printf '%03000d' 7; echo no luck >&2; exit 1")
+    for _ in range(2):
+        agent.start()
+        wait_until(lambda: agent.exit_code() is not None)
+
+    assert agent.last_words().endswith("7no luck\n")
+    assert 2000 == len(agent.last_words())
+    assert 2 * len("no luck\n") + 6000 == (tmp_path / "logs" / "agent.log").stat().st_size
+
+
+def test_free_port_is_found_and_held() -> None:
+    """Port 0 takes one that is free."""
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.getsockname()[1] > 0
+
+
+def test_taken_port_is_refused_by_name() -> None:
+    """The key, the port and the cause, and what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTakenError) as refused:
+            listen("127.0.0.1", port)
+
+    expected = f"nodes.endpoint: cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert expected == refused.value.message
+    assert "end the process that uses the port, or name another one in nodes.endpoint" == refused.value.remedy

@@ -1,0 +1,159 @@
+"""Who leads a launch in a store that several processes see."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
+
+from elasticflow import errors
+from elasticflow.compiler.plan import plan_job
+from elasticflow.launcher.rendezvous import head_signs, meeting
+from elasticflow.launcher.rendezvous.head_signs import HeadWatch
+from elasticflow.launcher.rendezvous.invitation import versions
+from elasticflow.launcher.rendezvous.keys import EXIT_CODE, join_store
+from elasticflow.launcher.rendezvous.meeting import connect, meet, newest_launch, place_of, serve
+from elasticflow.rendezvous_place import PREFIX, RendezvousPlace
+from tests.compiler.jobs import make_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from elasticflow.compiler.plan import LaunchPlan
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_CLAIM_S", 0.1)
+    monkeypatch.setattr(meeting, "_LOOK_S", 0.02)
+    monkeypatch.setattr(head_signs, "_BEAT_S", 0.02)
+    monkeypatch.setattr(head_signs, "_SILENT_S", 0.3)
+
+
+@pytest.fixture
+def served() -> Iterator[RendezvousPlace]:
+    """Yield a store that this process serves, as `elasticflow rendezvous serve` does."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
+    store = PrefixStore(PREFIX, serve(listener))
+    store.set("served", json.dumps(versions()))
+    yield place
+    del store  # served until here
+
+
+def plan_for(place: RendezvousPlace, tmp_path: Path, **changes: Any) -> LaunchPlan:
+    """Return the plan of a job that meets at *place*."""
+    changes = {"torchrun__rdzv_conf": {"is_host": False}, "nodes__max": 2, **changes}
+    job = make_job(nodes__endpoint=place.endpoint, **changes)
+    return plan_job(job, project_root=tmp_path, job_files=[tmp_path / "job.toml"])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        RendezvousPlace("head", 29400),
+        RendezvousPlace("Head_1", 1, "elasticflow/a.b-c/7"),
+        RendezvousPlace(
+            "fe80::1", 2379, "elasticflow", "etcd-v2", {"protocol": "https", "ca_cert": "/a b&c"}
+        ),
+    ],
+    ids=["plain", "capitals", "etcd"],
+)
+def test_place_comes_back_from_its_url(place: RendezvousPlace) -> None:
+    """Workers read from their environment what the agent wrote there."""
+    assert place == RendezvousPlace.parse(place.url)
+
+
+def test_free_port_is_chosen_and_told_to_others(tmp_path: Path) -> None:
+    """Without an endpoint, nodes on this machine find the store at a port that nobody named."""
+    job = make_job(nodes__max=2)
+    found = meet(plan_job(job, project_root=tmp_path, job_files=[tmp_path / "job.toml"]))
+    try:
+        assert found.listener is not None
+        assert f"127.0.0.1:{found.listener.getsockname()[1]}" == found.endpoint == found.place.endpoint
+    finally:
+        found.close()
+
+
+def test_second_leader_is_refused_while_the_first_lives(served: RendezvousPlace, tmp_path: Path) -> None:
+    """One of a job at a time; once the first is over or silent the next launch has the next number."""
+    plan = plan_for(served, tmp_path)
+    first = meet(plan)
+    with pytest.raises(errors.LedElsewhereError, match="led by another process"):
+        meet(plan)
+    first.close()
+    second = meet(plan)
+    second.close()
+    second.open().set(EXIT_CODE, "0")
+    third = meet(plan)
+    third.close()
+
+    assert ["1", "2", "3"] == [m.place.prefix.rpartition("/")[2] for m in (first, second, third)]
+
+
+def test_runs_of_other_jobs_use_the_same_store(served: RendezvousPlace, tmp_path: Path) -> None:
+    """Their keys are apart."""
+    found = [meet(plan_for(served, tmp_path, job__name=name)) for name in ("one", "two")]
+    for each in found:
+        each.close()
+
+    assert ["elasticflow/one/1", "elasticflow/two/1"] == [each.place.prefix for each in found]
+
+
+def test_claim_of_a_process_that_died_is_passed_over(served: RendezvousPlace, tmp_path: Path) -> None:
+    """It had claimed the next launch and never led it."""
+    plan = plan_for(served, tmp_path)
+    keys = join_store(place_of(plan, served.host, served.port))
+    keys.add("claim/1", 1)
+    found = meet(plan)
+    found.close()
+
+    assert 2 == newest_launch(keys)
+
+
+def test_head_is_silent_once_its_number_stands_still(served: RendezvousPlace) -> None:
+    """A head that never gave a sign, with a store of its own, is never silent: the store would be gone."""
+    keys = join_store(served)
+    mute = HeadWatch(join_store(served.under("1")))
+    watch = HeadWatch(keys)
+    began = time.monotonic()
+    while time.monotonic() < began + 0.5:
+        keys.set("head", str(time.monotonic()))
+        assert not watch.is_silent()
+        time.sleep(0.01)
+    assert watch.has_changed
+    time.sleep(0.1)
+    while not watch.is_silent():
+        assert time.monotonic() < began + 5
+        time.sleep(0.01)
+
+    assert not mute.is_silent()
+
+
+def test_store_of_other_versions_is_refused(served: RendezvousPlace) -> None:
+    """Named: what is there, what is here, what to install."""
+    join_store(served).set("served", json.dumps({**versions(), "torch": "2.12.0"}))
+    with pytest.raises(errors.NodeRefusedError) as refused:
+        connect(served)
+
+    assert "is served by torch 2.12.0, this machine has" in refused.value.message
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["something-else", "nobody"])
+def test_place_without_a_store_is_told_by_name(monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> None:
+    """Nobody answers, or something that is no store: said within seconds, with what to start there."""
+    monkeypatch.setattr(meeting, "_ANSWER_S", 0.4)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
+        if not answers:
+            listener.close()
+        with pytest.raises(errors.RendezvousError) as refused:
+            connect(place)
+
+    assert f"no store for the rendezvous at {place.endpoint}: " in refused.value.message
+    assert f"elasticflow rendezvous serve --port {place.port}" in (refused.value.remedy or "")

@@ -1,0 +1,123 @@
+"""A group that stands still on all its nodes, as the supervisor sees it: no process, no store, no clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow import events
+from elasticflow.launcher.supervisor.members import SETTLE_S
+from tests.launcher.course_trial import worker
+
+if TYPE_CHECKING:
+    from tests.launcher.course_trial import Trial
+
+CODE = ["/r/examples/net.py", 12, "forward"]
+COLLECTIVE = ["/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3, "all_reduce"]
+
+
+@pytest.fixture
+def pair(trial: Trial) -> Trial:
+    """Return a course whose first generation runs on two nodes of two workers each."""
+    trial.most = 2
+    trial.plan(2)
+    trial.join("n0")
+    trial.join("n1")
+    trial.wait(SETTLE_S)
+    trial.step(7)
+    return trial
+
+
+def stand(trial: Trial, node: str, *, is_so: bool = True, generation: int = 1) -> None:
+    """Have a node say whether it stands still."""
+    message = {"type": "standstill", "generation": generation, "node": node, "is_so": is_so}
+    trial.course.hangs.told(message, trial.course.generation)
+    trial.wait(0)
+
+
+def show(trial: Trial, node: str, *frames: list[Any]) -> None:
+    """Have a node tell where its two workers stand."""
+    first = 2 * int(node[1])
+    facts = {
+        "node": node,
+        "phase": "step",
+        "step": 7,
+        "seconds": 61.0,
+        "limit_s": 60.0,
+        "state": "S",
+        "loaders": [],
+    }
+    found = [facts | {"rank": first + i, "frames": [f], "log": f"/{first + i}"} for i, f in enumerate(frames)]
+    trial.course.hangs.told(
+        {"type": "stacks", "generation": 1, "node": node, "workers": found}, trial.course.generation
+    )
+    trial.wait(0)
+
+
+def end(trial: Trial) -> None:
+    """Have both nodes say that they killed their workers."""
+    for number, node in enumerate(("n0", "n1")):
+        found = [worker(2 * number + i, -9, ended_by_us=True) for i in range(2)]
+        message = {"generation": 1, "node": node, "failed": False, "workers": found}
+        trial.course.group_ended(message)
+
+
+def test_one_node_that_moves_is_waited_for(pair: Trial) -> None:
+    """The other one waits for it, for as long as it takes."""
+    stand(pair, "n0")
+    stand(pair, "n0", is_so=False)
+    stand(pair, "n1")
+    stand(pair, "n1", generation=9)
+    pair.wait(3600)
+
+    assert [] == pair.nodes.requests
+
+
+def test_stacks_of_all_nodes_come_before_the_end(pair: Trial) -> None:
+    """The rank that others wait for is named with its own frames, on whichever node; it costs one restart."""
+    stand(pair, "n0")
+    stand(pair, "n1")
+    assert [("stacks", 1)] == pair.nodes.requests
+    show(pair, "n0", COLLECTIVE, COLLECTIVE)
+    assert [("stacks", 1)] == pair.nodes.requests
+    show(pair, "n1", COLLECTIVE, CODE)
+    assert [("stacks", 1), ("stop", 1)] == pair.nodes.requests
+
+    hang = next(record for record in pair.records if record["event"] == events.HANG_DETECTED)
+    assert (3, "n1", "step", 7, "/3") == tuple(
+        hang[key] for key in ("rank", "node", "phase", "step", "stacks")
+    )
+    assert ["/r/examples/net.py:12 in forward"] == hang["frames"]
+    end(pair)
+    failed = next(record for record in pair.records if record["event"] == events.WORKER_FAILED)
+    assert (3, "n1", "hang") == tuple(failed[key] for key in ("rank", "node", "class"))
+    assert failed["error"].startswith(
+        "no progress for 61 s in phase step: it is at /r/examples/net.py:12 in forward"
+    )
+    assert "Stack (most recent call last):" in failed["traceback"]
+    assert events.BUDGET_CHARGED in pair.names()
+    pair.wait(0)
+    assert 2 == pair.nodes.formed[-1][0]
+
+
+def test_node_that_does_not_answer_is_not_waited_for(pair: Trial) -> None:
+    """The agent is held up as well: what the other one told has to do."""
+    stand(pair, "n0")
+    stand(pair, "n1")
+    show(pair, "n0", COLLECTIVE, COLLECTIVE)
+    pair.wait(60)
+
+    assert ("stop", 1) == pair.nodes.requests[-1]
+    assert events.HANG_DETECTED in pair.names()
+
+
+def test_nobody_answers(pair: Trial) -> None:
+    """The group is killed all the same, and that is a hang."""
+    stand(pair, "n0")
+    stand(pair, "n1")
+    pair.wait(60)
+    end(pair)
+
+    failed = next(record for record in pair.records if record["event"] == events.WORKER_FAILED)
+    assert "hang" == failed["class"]
