@@ -56,7 +56,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> LoadedJob:
     """Return the job, or every reason why there is none; never raises for what the file holds."""
     source = load(path, overrides)
     root = project_root_of(path)
-    if all(layer.is_flag for layer in source.layers):  # the job file itself cannot be read
+    if not any(layer.is_file for layer in source.layers):  # the job file itself cannot be read
         return LoadedJob(path, root, source.files, None, in_order(source.problems))
     tables, found = read_tables(source)
     if source.problems:  # what a base would have given must not be called missing

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import re
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
 from elasticflow.spec.diagnostics import Diagnostic, Severity, at
-from elasticflow.spec.positions import KeyPath, Span, Spot, index
-from elasticflow.spec.reading import MOST_LEVELS, UnreadableError, depth, parse, read_text
+from elasticflow.spec.flags import flag_layer
+from elasticflow.spec.layers import Layer, MovedLayer, Place, file_layer, lay, span_of
+from elasticflow.spec.positions import KeyPath, Span
+from elasticflow.spec.reading import UnreadableError, parse, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-_KEY_PART = r"""[ \t]*(?:[A-Za-z0-9_-]+|"(?:\\.|[^"\\\n])*"|'[^'\n]*')[ \t]*"""
-_ASSIGNMENT = re.compile(rf"(?P<key>{_KEY_PART}(?:\.{_KEY_PART})*)=", re.DOTALL)
 _MOST_FILES = 50
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One text that contributes keys.
-
-    Attributes:
-        shown: Its name in messages: the file as the user wrote it, or `--set`.
-        text: The text, newlines normalised.
-        raw: Its own keys.
-        spots: Where they stand.
-        is_flag: From `--set`.
-    """
-
-    shown: str
-    text: str
-    raw: dict[str, Any]
-    spots: dict[KeyPath, Spot]
-    is_flag: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,15 +26,17 @@ class Source:
 
     Attributes:
         raw: The merged keys, `extends` left out.
-        layers: Bases, then the job file, then one per `--set`.
+        layers: Bases, then the job file, then its case, then one per `--set`.
         files: The job file and every file it extends, each once.
         problems: Why a text could not be read; the other texts are merged nevertheless.
+        written: `raw` before references were looked up; None: none were.
     """
 
     raw: dict[str, Any]
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer | MovedLayer, ...]
     files: tuple[Path, ...]
     problems: tuple[Diagnostic, ...]
+    written: dict[str, Any] | None = None
 
     def problem(
         self, code: str, message: str, path: KeyPath, *, at_key: bool = False, severity: Severity = "error", remedy: str | None = None
@@ -67,15 +50,19 @@ class Source:
 
     def find(self, path: KeyPath, *, at_key: bool = False) -> tuple[Layer, Span]:
         """Return the layer that has the last word on *path*, and the span there."""
-        for layer in reversed(self.layers):
-            if spot := layer.spots.get(path):
-                return layer, _span(spot, at_key=at_key)
-        in_files = [layer for layer in reversed(self.layers) if not layer.is_flag]
+        if place := self.look(path):
+            return place[0], span_of(place[1], at_key=at_key)
+        in_files = [layer for layer in reversed(self.layers) if layer.is_file]
         for length in range(len(path) - 1, 0, -1):
             for layer in (*in_files, *reversed(self.layers)):
-                if spot := layer.spots.get(path[:length]):
-                    return layer, _span(spot, at_key=True)
-        return (in_files or list(self.layers))[0], Span(0, 0)
+                if place := layer.look(path[:length]):
+                    return place[0], span_of(place[1], at_key=True)
+        texts = [layer for layer in (*in_files, *self.layers) if isinstance(layer, Layer)]
+        return texts[0], Span(0, 0)
+
+    def look(self, path: KeyPath) -> Place | None:
+        """Return where *path* stands in the layer that has the last word on it."""
+        return next((place for layer in reversed(self.layers) if (place := layer.look(path))), None)
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Source:
@@ -86,10 +73,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Source:
         reader.add_flag(override)
     raw: dict[str, Any] = {}
     for layer in reader.layers:
-        raw = _merge(raw, layer.raw)
-    for removed in reader.removed:
-        _remove(raw, removed)
-    return Source(raw, tuple(reader.layers), tuple(dict.fromkeys(reader.files)), tuple(reader.problems))
+        raw = lay(raw, layer)
+    return Source(raw, tuple(reader.layers), tuple(reader.files), tuple(reader.problems))
 
 
 class _Reader:
@@ -97,17 +82,18 @@ class _Reader:
         self.layers: list[Layer] = []
         self.files: list[Path] = []
         self.problems: list[Diagnostic] = []
-        self.removed: list[tuple[str, ...]] = []
+        self._known: set[Path] = set()
 
     def read(self, path: Path, shown: str, chain: tuple[Path, ...]) -> None:
         """Add the layers of a file: what it extends first, then its own."""
+        self._known.add(_real(path))
         try:
             text = read_text(path, shown)
             raw = parse(text, shown)
-            layer = Layer(shown, text, raw, index(text))
         except UnreadableError as error:
             self.problems.append(error.diagnostic)
             return
+        layer = file_layer(shown, text, raw)
         self.files.append(path)
         bases = raw.pop("extends", [])
         if isinstance(bases, str):
@@ -119,118 +105,43 @@ class _Reader:
             self._complain(layer, ("extends",), codes.WRONG_TYPE, message, 'extends = "base.toml"')
             bases, paths = [], []
         for base, where in zip(bases, paths, strict=True):
-            self._extend(layer, path, base, where, (*chain, path.resolve()))
+            self._extend(layer, path, base, where, (*chain, _real(path)))
         self.layers.append(layer)
 
     def _extend(self, layer: Layer, path: Path, base: str, where: KeyPath, chain: tuple[Path, ...]) -> None:
-        target = path.parent / base
-        shown = str(target)
         if "\0" in base or not base:
             self._complain(layer, where, codes.EXTENDS, "extends must be the name of a file")
-        elif target.resolve() in chain:
-            names = " -> ".join(each.name for each in (*chain[chain.index(target.resolve()) :], target))
+            return
+        target = path.parent / base
+        shown, real = str(target), _real(target)
+        if real in chain:
+            names = " -> ".join(each.name for each in (*chain[chain.index(real) :], target))
             self._complain(layer, where, codes.EXTENDS, f"the files extend each other in a circle: {names}")
+        elif real in self._known:
+            # What several extend counts once, below all of them: else the second would undo what the first changed.
+            return
         elif len(self.files) >= _MOST_FILES:
             self._complain(layer, where, codes.EXTENDS, f"more than {_MOST_FILES} files are extended")
-        elif not target.is_file():
+        elif not os.path.isfile(target):  # noqa: PTH113  # the method raises for names that are too long
             message = f'the file to extend does not exist: "{base}"'
-            self._complain(
-                layer,
-                where,
-                codes.EXTENDS,
-                message,
-                f"names are relative to {layer.shown}: looked for {shown}",
-            )
+            remedy = f"names are relative to {layer.shown}: looked for {shown}"
+            self._complain(layer, where, codes.EXTENDS, message, remedy)
         else:
             self.read(target, shown, chain)
 
     def _complain(
         self, layer: Layer, where: KeyPath, code: str, message: str, remedy: str | None = None
     ) -> None:
-        span = _span(layer.spots[where], at_key=False)
+        span = span_of(layer.spots[where], at_key=False)
         self.problems.append(at(code, message, file=layer.shown, text=layer.text, span=span, remedy=remedy))
 
     def add_flag(self, text: str) -> None:
         """Add the layer of one `--set key=value`."""
-        found = _ASSIGNMENT.match(text)
-        if not found:
-            remedy = "write --set key=value, for example --set train.epochs=3"
-            self.problems.append(
-                at(
-                    codes.BAD_SET,
-                    "not of the form key=value",
-                    file="--set",
-                    text=text,
-                    span=Span(0, len(text)),
-                    remedy=remedy,
-                )
-            )
-            return
-        start = found.end()
-        value = text[start:].strip()
-        spots = index(f"{found[0]}0")
-        path = max(spots, key=len)
-        names = tuple(str(name) for name in path)
-        if not value:
-            self.removed.append(names)
-            return
         try:
-            leaf = self._leaf(text, value, start)
+            self.layers.append(flag_layer(text))
         except UnreadableError as error:
             self.problems.append(error.diagnostic)
-            return
-        if not isinstance(leaf, str):
-            spots = index(text)
-        spots[path] = Spot(spots[path].key, Span(start, len(text)))
-        raw: dict[str, Any] = {names[-1]: leaf}
-        for name in reversed(names[:-1]):
-            raw = {name: raw}
-        self.layers.append(Layer("--set", text, raw, spots, is_flag=True))
-
-    @staticmethod
-    def _leaf(text: str, value: str, start: int) -> Any:
-        import tomli
-
-        try:
-            parsed = tomli.loads(f"v = {value}")
-        except (ValueError, RecursionError) as error:
-            if value[0] in "[{\"'":
-                remedy = "quote it for your shell, for example --set 'dataset.args={ split = \"train\" }'"
-                span = Span(start, len(text))
-                message = "the value is not valid TOML"
-                raise UnreadableError(
-                    at(codes.BAD_SET, message, file="--set", text=text, span=span, remedy=remedy)
-                ) from error
-            return value  # a bare word: --set job.name=mnist
-        if set(parsed) != {"v"}:
-            return value
-        if depth(parsed) > MOST_LEVELS:
-            message = "the value is nested too deeply"
-            raise UnreadableError(
-                at(codes.NOT_TOML, message, file="--set", text=text, span=Span(start, len(text)))
-            )
-        return parsed["v"]
 
 
-def _span(spot: Spot, *, at_key: bool) -> Span:
-    first, second = (spot.key, spot.value) if at_key else (spot.value, spot.key)
-    span = first or second
-    assert span is not None  # every spot has one of the two
-    return span
-
-
-def _merge(weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(weak)
-    for key, value in strong.items():
-        below = merged.get(key)
-        both_tables = isinstance(below, dict) and isinstance(value, dict)
-        merged[key] = _merge(below, value) if both_tables else value  # type: ignore[arg-type]  # just checked
-    return merged
-
-
-def _remove(raw: dict[str, Any], names: tuple[str, ...]) -> None:
-    for name in names[:-1]:
-        raw = raw.get(name, {})
-        if not isinstance(raw, dict):
-            return
-    raw.pop(names[-1], None)
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # the method raises for links that lead nowhere but to themselves
