@@ -40,7 +40,7 @@ class JobTable(Table):
 
     name: Name = Field(description="Name of the job; its runs lie in runs/<name>/.")
     seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seed of the data order and of every random stream."
+        default=0, ge=0, le=2**63 - 1, description="Seed of the data order and of every random stream."
     )
     path: list[str] = Field(
         default=["."], min_length=1, description="Where factories are found, relative to the project root."
