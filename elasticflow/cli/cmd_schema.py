@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -17,20 +16,20 @@ from elasticflow.errors import FINISHED
 def command(output: Path | None) -> int:
     """Print the JSON Schema (2020-12) of the job file.
 
-    Editors that know TOML complete and check job files whose first line names it:
+    Editors that know TOML complete, explain and check the keys of a job file whose first line names it:
 
     \b
     elasticflow schema -o jobs/job.schema.json
     #:schema job.schema.json
     """
-    from elasticflow.spec.schema import job_schema
+    from elasticflow.spec.schema import SCHEMA_FILE
 
-    text = json.dumps(job_schema(), indent=2)
+    text = SCHEMA_FILE.read_text("utf-8")
     if output is None:
-        click.echo(text)
+        click.echo(text, nl=False)
     else:
         try:
-            output.write_text(f"{text}\n", encoding="utf-8")
+            output.write_text(text, encoding="utf-8")
         except OSError as error:
             raise click.BadParameter(
                 f"cannot write {output}: {error.strerror}", param_hint="--output"

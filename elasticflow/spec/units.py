@@ -9,19 +9,40 @@ from typing import Literal
 Unit = Literal["step", "epoch", "sample", "s"]
 
 _SECONDS = {
-    "s": 1.0, "sec": 1.0, "second": 1.0,
-    "min": 60.0, "minute": 60.0,
-    "h": 3600.0, "hour": 3600.0,
-    "d": 86400.0, "day": 86400.0,
+    "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,
+    "min": 60.0, "mins": 60.0, "minute": 60.0, "minutes": 60.0,
+    "h": 3600.0, "hour": 3600.0, "hours": 3600.0,
+    "d": 86400.0, "day": 86400.0, "days": 86400.0,
 }  # fmt: skip
-_COUNTS: dict[str, Unit] = {"step": "step", "epoch": "epoch", "sample": "sample"}
+_COUNTS: dict[str, Unit] = {
+    "step": "step", "steps": "step",
+    "epoch": "epoch", "epochs": "epoch",
+    "sample": "sample", "samples": "sample",
+}  # fmt: skip
 _BYTES = {
     "B": 1,
     "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(?P<unit>[A-Za-z]+)\s*")
-_FORM = re.compile(r"\s*(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(?P<unit>[a-z]+)\s*")
+
+# These patterns decide, here and in editors' JSON Schema: no lookahead, which not every editor's engine knows.
+_WHOLE = r"[1-9][0-9]{0,11}"
+_SECONDS_FORM = rf"({_WHOLE}(\.[0-9]{{1,6}})?|0\.0{{0,5}}[1-9][0-9]{{0,5}})[ \t]*({'|'.join(_SECONDS)})"
+_BYTES_FORM = (
+    rf"{_WHOLE}[ \t]*B|({_WHOLE}(\.[0-9]{{1,3}})?|0\.([1-9][0-9]{{0,2}}|0[1-9][0-9]?|00[1-9]))"
+    rf"[ \t]*({'|'.join(list(_BYTES)[1:])})"
+)
+
+
+def _counted(*words: str) -> str:
+    return rf"{_WHOLE}(\.0{{1,6}})?[ \t]*({'|'.join(words)})"
+
+
+INTERVAL = rf"^[ \t]*({_counted(*_COUNTS)}|{_SECONDS_FORM})[ \t]*$"
+PROGRESS = rf"^[ \t]*({_counted(*list(_COUNTS)[:4])}|{_SECONDS_FORM})[ \t]*$"
+DURATION = rf"^[ \t]*{_SECONDS_FORM}[ \t]*$"
+SIZE = rf"^[ \t]*({_BYTES_FORM})[ \t]*$"
+_PARTS = re.compile(r"\s*([0-9.]+)\s*([A-Za-z]+)\s*")
 
 
 @dataclass(frozen=True)
@@ -51,20 +72,12 @@ def parse_interval(text: str) -> Interval:
     Raises:
         ValueError: no number, an unknown unit, nought, or part of a step, epoch or sample.
     """
-    found = _FORM.fullmatch(text)
-    if not found:
-        raise ValueError('must be a number and a unit, like "500 steps", "10 min" or "1 epoch"')
-    amount, word = float(found["number"]), found["unit"]
-    singular = word if word in _SECONDS or word in _COUNTS else word.removesuffix("s")
-    if amount <= 0:
-        raise ValueError("must be more than 0")
-    if singular in _COUNTS:
-        if amount != int(amount):
-            raise ValueError(f"must be a whole number of {_COUNTS[singular]}s")
-        return Interval(amount, _COUNTS[singular])
-    if singular not in _SECONDS:
-        raise ValueError("must have one of the units steps, epochs, samples, s, min, h or d")
-    return Interval(amount * _SECONDS[singular], "s")
+    if not re.fullmatch(INTERVAL, text):
+        raise ValueError(_why_no_interval(text))
+    amount, word = _parts(text)
+    if word in _COUNTS:
+        return Interval(float(amount), _COUNTS[word])
+    return Interval(float(amount) * _SECONDS[word], "s")
 
 
 def parse_duration(text: str) -> float:
@@ -85,12 +98,32 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: no number, no unit of bytes, or less than a byte.
     """
-    found = _SIZE.fullmatch(text)
-    if not found:
-        raise ValueError('must be a number and a unit, like "4 GiB" or "500 MB"')
-    if found["unit"] not in _BYTES:
-        raise ValueError("must have one of the units B, kB, MB, GB, TB, KiB, MiB, GiB or TiB")
-    size = int(float(found["number"]) * _BYTES[found["unit"]])
-    if size < 1:
-        raise ValueError("must be more than 0")
-    return size
+    if not re.fullmatch(SIZE, text):
+        raise ValueError(_why_no_size(text))
+    amount, word = _parts(text)
+    return int(float(amount) * _BYTES[word])
+
+
+def _parts(text: str) -> tuple[str, str]:
+    found = _PARTS.fullmatch(text)
+    return (found[1], found[2]) if found else ("", "")
+
+
+def _why_no_interval(text: str) -> str:
+    amount, word = _parts(text)
+    if word and word not in _COUNTS and word not in _SECONDS:
+        return "must have one of the units steps, epochs, samples, s, min, h or d"
+    if amount and not amount.strip("0."):
+        return "must be more than 0"
+    if word in _COUNTS and "." in amount:
+        return f"must be a whole number of {_COUNTS[word]}s"
+    return 'must be a number and a unit, like "500 steps", "10 min" or "1 epoch"'
+
+
+def _why_no_size(text: str) -> str:
+    amount, word = _parts(text)
+    if word and word not in _BYTES:
+        return "must have one of the units B, kB, MB, GB, TB, KiB, MiB, GiB or TiB"
+    if amount and not amount.strip("0."):
+        return "must be more than 0"
+    return 'must be a number and a unit, like "4 GiB" or "500 MB"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from elasticflow.spec.expectations import keys_at
 from elasticflow.spec.explanations import EXPLANATIONS
 from elasticflow.spec.job import Job
 from elasticflow.spec.load import load_job
-from elasticflow.spec.schema import job_schema
 from elasticflow.spec.units import parse_duration, parse_interval, parse_size
 
 KEYS = {
@@ -37,23 +35,6 @@ def test_keys_of_the_job_file_are_frozen() -> None:
     """A key that is added or renamed changes this test and the changelog."""
     assert {name: " ".join(keys_at((name,))) for name in Job.model_fields} == KEYS
     assert keys_at(("snapshots", "keep")) == ["last", "best", "every", "within"]
-
-
-def test_schema_is_closed_described_and_without_null() -> None:
-    """Every table refuses unknown keys, every key has a hover text, and nothing allows null, which TOML has not."""
-    schema = job_schema()
-    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert set(schema["properties"]) == {"extends", *KEYS}
-    for name, table in schema["$defs"].items():
-        assert table["additionalProperties"] is False, name
-        assert all("description" in each or "$ref" in each for each in table["properties"].values()), name
-    assert '"null"' not in json.dumps(schema)
-
-
-def test_schema_requires_the_tables_a_job_cannot_do_without_unless_it_extends() -> None:
-    """A file that builds on others may leave out what they give."""
-    assert job_schema()["then"]["required"] == ["job", "model", "optimizer", "dataset", "train"]
-    assert job_schema()["if"] == {"not": {"required": ["extends"]}}
 
 
 def test_every_code_is_explained() -> None:
