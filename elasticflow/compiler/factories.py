@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elasticflow.spec.definitions import Definition, NoAttributeError, UnreadableModuleError
 from elasticflow.spec.entry_points import installed_places
 from elasticflow.spec.modules import CannotTellError, Finder, NoModuleError
-from elasticflow.spec.resolve import Definition, NoAttributeError, Resolver, UnreadableModuleError
+from elasticflow.spec.resolve import Resolver
 from elasticflow.spec.signatures import signature_of
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
+from elasticflow.spec.definitions import Definition, NoAttributeError, UnreadableModuleError
 from elasticflow.spec.expectations import show
 from elasticflow.spec.fields import ENTRY
 from elasticflow.spec.included import why_not_stateful
@@ -24,13 +25,9 @@ from elasticflow.spec.modules import (
     NoModuleError,
     NotInstalledError,
 )
-from elasticflow.spec.resolve import (
-    Definition,
-    NoAttributeError,
-    Resolver,
-    UnreadableModuleError,
-)
-from elasticflow.spec.signatures import Misfit, misfits, signature_of
+from elasticflow.spec.parameters import Misfit, misfits
+from elasticflow.spec.resolve import Resolver
+from elasticflow.spec.signatures import signature_of
 from elasticflow.spec.uses import Use, inside, uses_in
 from elasticflow.spec.values import not_passable
 
@@ -188,13 +185,15 @@ class _Check:
         match misfit.kind:
             case "unknown":
                 message = f'{self.use.text} takes no argument "{misfit.name}"'
-                return self._problem(codes.BAD_ARGUMENT, message, f"{misfit.remedy}\n{here}", path=at_key)
+                remedy = f'did you mean "{misfit.near}"?' if misfit.near else f"it takes: {misfit.wanted}"
+                return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}", path=at_key)
             case "twice":
                 message = f'{self.use.text} gets "{misfit.name}" from elasticflow already'
                 return self._problem(codes.BAD_ARGUMENT, message, "leave it out", path=at_key)
             case "type":
-                message = f'{self.use.text} takes {misfit.remedy} as "{misfit.name}", not {show(arguments[misfit.name])}'
-                return self.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=here)
+                message = f'{self.use.text} takes {misfit.wanted} as "{misfit.name}", not {show(arguments[misfit.name])}'
+                remedy = f"did you mean {misfit.near}?\n{here}" if misfit.near else here
+                return self.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
             case "missing":
                 message = f'{self.use.text} needs the argument "{misfit.name}"'
                 remedy = f"add to [{self.use.path[0]}]: args = {{ {misfit.name} = ... }}"
@@ -204,7 +203,7 @@ class _Check:
                 return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
             case "places":
                 given = ", ".join(self.use.given)
-                message = f"{self.use.text} is called with {len(self.use.given)} arguments ({given}), but takes {misfit.remedy}"
+                message = f"{self.use.text} is called with {len(self.use.given)} arguments ({given}), but takes {misfit.wanted}"
                 return self._problem(codes.BAD_ARGUMENT, message, here)
 
     def _length(self, found: Definition) -> list[Diagnostic]:

@@ -6,9 +6,14 @@ Reads source only, as all checks of entry points do.
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
 
+from elasticflow.spec.definitions import Definition, MadeByCallError
 from elasticflow.spec.modules import CannotTellError, Module
-from elasticflow.spec.resolve import Definition, MadeByCallError, Resolver, dotted_names
+from elasticflow.spec.origins import dotted_names
+
+if TYPE_CHECKING:
+    from elasticflow.spec.resolve import Resolver
 
 METHODS = ("state_dict", "load_state_dict")
 _MOST_BASES = 10

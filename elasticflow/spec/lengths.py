@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
 
+from elasticflow.spec.definitions import Definition
 from elasticflow.spec.modules import CannotTellError
-from elasticflow.spec.resolve import Definition, Resolver, dotted_names
+from elasticflow.spec.origins import dotted_names
+
+if TYPE_CHECKING:
+    from elasticflow.spec.resolve import Resolver
 
 _ITERABLE = "IterableDataset"
 _TORCH_DATASETS = {"Dataset", "IterableDataset"}

@@ -73,10 +73,10 @@ class Finder:
             CannotTellError: it is built in or compiled.
         """
         top, *rest = name.split(".")
+        if top in sys.builtin_module_names:  # before any file of that name
+            raise CannotTellError(f"{top} is built into Python")
         module = _look(top, top, (*self.own, *self.installed), self.own)
         if module is None:
-            if top in sys.builtin_module_names:
-                raise CannotTellError(f"{top} is built into Python")
             raise NotInstalledError(top)
         for part in rest:
             inner = _look(f"{module.name}.{part}", part, module.folders, self.own if module.is_own else ())
@@ -96,7 +96,8 @@ class Finder:
             CannotTellError: a folder without __init__.py gives way to an installed package of its name, and
                 without torch this is not the environment the job trains in.
         """
-        is_sure = module.file is not None or any((place / "torch").is_dir() for place in self.installed)
+        has_torch = any((place / "torch").is_dir() for place in self.installed)
+        is_sure = module.file is not None or (has_torch and not _has_editable_installs())
         if not is_sure and not difflib.get_close_matches(name, beside, 1):
             raise CannotTellError(
                 f"{module.name} has no __init__.py: an installed package may take its place"
@@ -105,6 +106,11 @@ class Finder:
     def names(self) -> list[str]:
         """Return the top-level modules on the job's own path."""
         return _names_in(self.own)
+
+
+def _has_editable_installs() -> bool:
+    """Return whether packages are found by code of setuptools, which may add to any namespace."""
+    return any("__editable__" in getattr(each, "__module__", "") for each in sys.meta_path)
 
 
 def _look(name: str, part: str, places: tuple[Path, ...], own: tuple[Path, ...]) -> Module | None:

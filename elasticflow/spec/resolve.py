@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 
 from elasticflow.spec.bindings import bindings, parse
+from elasticflow.spec.definitions import (
+    Definition,
+    Found,
+    MadeByCallError,
+    NoAttributeError,
+    Plain,
+    UnreadableModuleError,
+)
+from elasticflow.spec.members import member_of
 from elasticflow.spec.modules import (
     CannotTellError,
     Finder,
@@ -15,69 +23,19 @@ from elasticflow.spec.modules import (
     NoModuleError,
     source_of,
 )
+from elasticflow.spec.origins import dotted_names, origin
 
 _MOST_HOPS = 20
 _NAMES = re.compile(r"^(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*[=:]", re.MULTILINE)
+_PLAIN: dict[type[ast.expr], str] = {
+    ast.JoinedStr: "a text", ast.Tuple: "a tuple", ast.List: "a list", ast.ListComp: "a list",
+    ast.Dict: "a dict", ast.DictComp: "a dict", ast.Set: "a set", ast.SetComp: "a set",
+}  # fmt: skip
+_HIDDEN_STAR = re.compile(r"^[ \t]+from[ \t].*import[ \t(]+\*", re.MULTILINE)
 # Names made at run time: reading cannot show them.
 _DYNAMIC = re.compile(
     r"^(?:def )?__getattr__\b|\bglobals\(\)|\bexec\(|sys\.modules\[__name__\]", re.MULTILINE
 )
-
-
-class NoAttributeError(Exception):
-    """The module binds no such name; `beside` holds those it does bind."""
-
-    def __init__(self, module: str, name: str, beside: list[str]) -> None:
-        super().__init__(name)
-        self.module = module
-        self.name = name
-        self.beside = beside
-
-
-class UnreadableModuleError(Exception):
-    """A module of the job is not valid Python here."""
-
-    def __init__(self, module: Module, error: SyntaxError) -> None:
-        super().__init__(f"{shown_file(module)}, line {error.lineno}: {error.msg}")
-
-
-class MadeByCallError(CannotTellError):
-    """The name stands for what a call returns: `curriculum = Curriculum()`."""
-
-    def __init__(self, module: Module, call: ast.Call) -> None:
-        super().__init__("it is made by a call")
-        self.module = module
-        self.call = call
-
-
-def shown_file(module: Module) -> str:
-    """Return a module's file as seen from the current folder, or its full name when it lies outside."""
-    assert module.file is not None  # only source has lines
-    here = Path.cwd()
-    return str(module.file.relative_to(here) if module.file.is_relative_to(here) else module.file)
-
-
-@dataclass(frozen=True)
-class Definition:
-    """A function, class or lambda, and the module whose names its source uses."""
-
-    module: Module
-    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
-
-    @property
-    def place(self) -> str:
-        """File and line, the file as seen from the current folder where it lies inside."""
-        return f"{shown_file(self.module)}:{self.node.lineno}"
-
-
-@dataclass(frozen=True)
-class Plain:
-    """Something that cannot be called, in words: "a number", "a module"."""
-
-    words: str
-
-
-Found = Definition | Module | Plain
 
 
 class Resolver:
@@ -103,7 +61,7 @@ class Resolver:
             if isinstance(found, Module):
                 found = self.name(found, name, hops)
             elif isinstance(found, Definition) and isinstance(found.node, ast.ClassDef):
-                found = _member(found, name)
+                found = member_of(found, name, self)
             else:
                 raise CannotTellError(f"{names[0]} is no class")
         return found
@@ -119,6 +77,8 @@ class Resolver:
             if module.is_own:
                 raise UnreadableModuleError(module, error) from error
             raise CannotTellError(f"{module.name} is not Python of this version") from error
+        if _HIDDEN_STAR.search(text):
+            raise CannotTellError(f"{module.name} imports names under a condition")
         if not statements:
             return self._not_bound(module, text, name, hops)
         if not is_certain:
@@ -183,48 +143,26 @@ class Resolver:
             case ast.Lambda():
                 return Definition(module, value)
             case ast.Name() | ast.Attribute() if names := dotted_names(value):
+                if origin(module, value).startswith("builtins."):
+                    raise CannotTellError(f"{'.'.join(names)} is built into Python")
                 return self.dotted(module, names, hops)
             case ast.Constant(value=constant):
                 words = {bool: "true or false", str: "a text", int: "a number", float: "a number"}
                 return Plain(words.get(type(constant), "None" if constant is None else "a constant"))
-            case ast.JoinedStr():
-                return Plain("a text")
-            case ast.List() | ast.ListComp():
-                return Plain("a list")
-            case ast.Tuple():
-                return Plain("a tuple")
-            case ast.Dict() | ast.DictComp():
-                return Plain("a dict")
-            case ast.Set() | ast.SetComp():
-                return Plain("a set")
             case ast.Call():
-                raise MadeByCallError(module, value)
+                return self._called(module, value, hops)
+            case _ if type(value) in _PLAIN:
+                return Plain(_PLAIN[type(value)])
             case _:
                 raise CannotTellError("it is made by a call")
 
-
-def dotted_names(node: ast.expr) -> list[str]:
-    """Return the names of `a.b.c`; empty for any other expression."""
-    match node:
-        case ast.Name(id=name):
-            return [name]
-        case ast.Attribute(value=inner, attr=name) if names := dotted_names(inner):
-            return [*names, name]
-        case ast.Subscript(value=inner):  # a generic base: Dataset[Sample]
-            return dotted_names(inner)
-        case _:
-            return []
-
-
-def _member(found: Definition, name: str) -> Found:
-    assert isinstance(found.node, ast.ClassDef)
-    for each in reversed(found.node.body):
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and each.name == name:
-            if isinstance(each, ast.ClassDef) or any(
-                dotted_names(mark) == ["staticmethod"] for mark in each.decorator_list
-            ):
-                return Definition(found.module, each)
-            raise CannotTellError(f"{name} is a method")
-    if found.node.bases or found.node.decorator_list:
-        raise CannotTellError(f"{name} may come from a base of {found.node.name}")
-    raise NoAttributeError(f"{found.module.name}:{found.node.name}", name, [])
+    def _called(self, module: Module, call: ast.Call, hops: int) -> Definition:
+        """Return what `functools.partial` of a definition is."""
+        names = [each.arg for each in call.keywords if each.arg is not None]
+        is_plain = len(names) == len(call.keywords) and not any(isinstance(a, ast.Starred) for a in call.args)
+        if is_plain and call.args and origin(module, call.func) == "functools.partial":
+            inner = self._value(module, call.args[0], hops)
+            if isinstance(inner, Definition):
+                bound = inner.num_bound + len(call.args) - 1
+                return replace(inner, num_bound=bound, preset=(*inner.preset, *names))
+        raise MadeByCallError(module, call)

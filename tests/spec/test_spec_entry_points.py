@@ -82,6 +82,51 @@ FITTING = {
     "relative import": ("from .n import C as it", "{ a = 1 }"),
     "star import": ("from pkg.n import *\nit = C", "{ a = 1 }"),
     "static method": ("class A:\n    @staticmethod\n    def make(a): ...", "{ a = 1 }"),
+    "class method": ("class A:\n    @classmethod\n    def make(cls, a): ...", "{ a = 1 }"),
+    "inherited class method": (
+        "class B:\n    @classmethod\n    def make(cls, a): ...\nclass A(B): ...",
+        "{ a = 1 }",
+    ),
+    "partial": ("from functools import partial\ndef f(x, a, b): ...\nit = partial(f, 1, b=2)", "{ a = 1 }"),
+    "partial of a class": ("import functools\nfrom pkg.n import C\nit = functools.partial(C)", "{ a = 1 }"),
+    "partial of a partial": (
+        "from functools import partial\nf = partial(lambda x, a, *, y: 0, y=1)\nit = partial(f, 0)",
+        "{ a = 1, y = 2 }",
+    ),
+    "named tuple": (
+        "from typing import NamedTuple\nclass it(NamedTuple):\n    a: int\n    b: int = 1",
+        "{ a = 1 }",
+    ),
+    "diamond": (
+        (
+            "class A:\n    def __init__(self, old): ...\nclass B(A): ...\nclass C(A):\n    def __init__(self, a): ...\n"
+            "class it(B, C): ..."
+        ),
+        "{ a = 1 }",
+    ),
+    "overload": (
+        "from typing import overload\n@overload\ndef it(a: int): ...\n@overload\ndef it(a: str): ...\ndef it(a): ...",
+        "{ a = 1 }",
+    ),
+    "dataclass with fields": (
+        (
+            "from dataclasses import InitVar, dataclass, field\nfrom typing import ClassVar\n@dataclass(frozen=True)\n"
+            "class it:\n    a: int\n    n: ClassVar[int] = 1\n    b: list[int] = field(default_factory=list)\n"
+            "    c: int = field(init=False)\n    d: InitVar[int] = 1\n    e: int = field(default=1, kw_only=True)"
+        ),
+        "{ a = 1, b = [1], d = 2, e = 3 }",
+    ),
+    "dataclass that inherits": (
+        (
+            "import dataclasses as dc\n@dc.dataclass\nclass Base:\n    x: int = 1\n@dc.dataclass(kw_only=True)\n"
+            "class it(Base):\n    a: int"
+        ),
+        "{ a = 1 }",
+    ),
+    "dataclass with its own constructor": (
+        "from dataclasses import dataclass\n@dataclass\nclass it:\n    x: int\n    def __init__(self, a): ...",
+        "{ a = 1 }",
+    ),
     "transparent decorator": ("import functools\n@functools.cache\ndef it(a): ...", "{ a = 1 }"),
 }
 N = "class C:\n    def __init__(self, a): ...\n"
@@ -91,7 +136,7 @@ N = "class C:\n    def __init__(self, a): ...\n"
 def test_fitting_arguments_pass_and_others_do_not(said: Callable[..., Said], name: str) -> None:
     """Each way to define something callable is read: right arguments pass, and one too many is refused."""
     source, args = FITTING[name]
-    entry = "pkg.m:A.make" if name == "static method" else "pkg.m:it"
+    entry = "pkg.m:A.make" if name.endswith(("static method", "class method")) else "pkg.m:it"
     assert said(source, entry, args, n=N) == []
     if name != "kwargs":
         more = args.replace("{", "{ surplus = 1, ").replace(", }", " }")
@@ -103,7 +148,6 @@ UNTOLD = {
     "lazy loader": "__getattr__, __dir__, __all__ = attach()",
     "assigned constructor": "class it:\n    __init__ = other",
     "constructor under a condition": "class it:\n    if True:\n        def __init__(self): ...",
-    "named tuple": "from typing import NamedTuple\nclass it(NamedTuple):\n    a: int",
     "enum": "from enum import Enum\nclass it(Enum):\n    a = 1",
     "built-in base": "class it(dict): ...",
     "unknown decorator": "from pkg.n import C\n@C\ndef it(a): ...",
@@ -117,7 +161,14 @@ UNTOLD = {
     "base that is not installed": "from no_such_package import Base\nclass it(Base): ...",
     "import that fails": "from pkg.gone import it",
     "circle": "from pkg.m import it",
-    "dataclass with field()": "@dataclass\nclass it:\n    a: int = field(default=1)",
+    "dataclass of another library": "from attrs import define\n@define\nclass it:\n    a: int",
+    "dataclass with computed options": "from dataclasses import dataclass\n@dataclass(**options)\nclass it:\n    b: int",
+    "wrapped function": "import functools\ndef log(f): ...\n@log\ndef it(b): ...",
+    "own decorator that is called cache": "def cache(f): ...\n@cache\ndef it(b): ...",
+    "partial with arguments from elsewhere": "from functools import partial\nit = partial(print, *ARGS)",
+    "star import under a condition": "try:\n    from pkg.n import *\nexcept ImportError: ...",
+    "alias of a built-in": "it = dict",
+    "attribute of an object": "class A: ...\nit = A().make",
     "extension module": "from _struct import pack as it",
 }
 
@@ -142,7 +193,9 @@ WRONG = {
     "float for int": ("def it(a: int): ...", "pkg.m:it", "{ a = 1.5 }", ("EF205", 'pkg.m:it takes int as "a", not 1.5')),
     "bool for float": ("def it(a: float): ...", "pkg.m:it", "{ a = true }", ("EF205", 'pkg.m:it takes float as "a", not true')),
     "number for optional": ("def it(a: str | None = None): ...", "pkg.m:it", "{ a = 1 }", ("EF205", 'pkg.m:it takes str | None as "a", not 1')),
-    "word not in literal": ("def it(a: Literal['x', 'y']): ...", "pkg.m:it", '{ a = "z" }', ("EF205", "pkg.m:it takes Literal['x', 'y'] as \"a\", not \"z\"")),
+    "word not in literal": ("import typing as t\ndef it(a: t.Literal['x', 'y']): ...", "pkg.m:it", '{ a = "z" }', ("EF205", 'pkg.m:it takes "x" or "y" as "a", not "z"')),
+    "no such member": ("class A:\n    @staticmethod\n    def make(): ...", "pkg.m:A.mak", "{}", ("EF202", "pkg.m:A has no mak")),
+    "missing after partial": ("from functools import partial\ndef f(a, b): ...\nit = partial(f, 1)", "pkg.m:it", "{}", ("EF204", 'pkg.m:it needs the argument "b"')),
     "table for list": ("def it(a: list[int]): ...", "pkg.m:it", "{ a = {} }", ("EF205", 'pkg.m:it takes list[int] as "a", not an empty table')),
 }  # fmt: skip
 
@@ -154,17 +207,46 @@ def test_what_is_wrong_for_certain_is_an_error(said: Callable[..., Said], name: 
     assert said(source, entry, args, n=N) == [expected]
 
 
+TYPES = """
+import collections.abc as abc
+import typing as t
+from pathlib import Path
+from typing import Annotated, Any, List, Literal, Optional, Sequence, Union
+T = t.TypeVar("T")
+class Mode(str): ...
+"""
 FITTING_TYPES = [
-    ("int", "1"), ("float", "1"), ("float", "1.5"), ("bool", "true"), ("int", "true"), ("str", '"x"'),
-    ("tuple[int, int]", "[1, 2]"), ("Sequence[str]", '"x"'), ("dict[str, int]", "{ b = 1 }"), ("Optional[int]", "1"),
-    ("int | str", '"x"'), ("Custom", "1"), ("'int'", '"x"'), ("Any", "1"), ("Literal['x']", '"x"'),
+    ("int", "1"), ("float", "1"), ("float", "1.5"), ("bool", "true"), ("int", "true"), ("str", '"x"'), ("Path", '"x"'),
+    ("tuple[int, int]", "[1, 2]"), ("tuple[int, ...]", "[1, 2, 3]"), ("tuple[()]", "[]"), ("list[int]", "[]"), ("list", '["x"]'),
+    ("Sequence[str]", '"x"'), ("dict[str, int]", "{ b = 1 }"), ("abc.Mapping[str, T]", "{ b = 1 }"), ("set[int]", "[1]"),
+    ("Optional[int]", "1"), ("int | str", '"x"'), ("Union[int, str]", '"x"'), ("t.Optional[t.Union[int, Mode]]", '"x"'),
+    ("Custom", "1"), ("Mode", '"x"'), ("T", "1"), ("'int'", "1"), ("'Custom | None'", "1"), ("'not python'", "1"), ("Any", "1"),
+    ("Literal['x']", '"x"'), ("Literal['x', 1] | None", "1"), ("Literal[Mode.x]", '"x"'), ("Annotated[int, 'm']", "1"),
+    ("List[Union[int, str]]", '[1, "x"]'), ("t.Callable", '"relu"'), ("type[int]", '"x"'), ("lists.List[int]", '"x"'),
+]  # fmt: skip
+WRONG_TYPES = [
+    ("'int'", '"x"'), ("Path", "1"), ("tuple[int, int]", "[1, 2, 3]"), ("list[int]", '["x"]'), ("List[str]", '"x"'),
+    ("Union[int, str]", "1.5"), ("t.Optional[bool]", '"no"'), ("Optional[Literal['x']]", '"y"'), ("abc.Mapping", "1"),
+    ("Annotated[int, 'm']", '"x"'), ("dict[str, int]", "[1]"), ("list[list[int]]", "[1]"), ("Sequence[int]", "1"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("annotation", "value"), FITTING_TYPES)
 def test_types_that_may_fit_pass(said: Callable[..., Said], annotation: str, value: str) -> None:
     """Only a certain mismatch is refused; TOML has no tuples, and a whole number is a float too."""
-    assert said(f"def it(a: {annotation}): ...", args=f"{{ a = {value} }}") == []
+    assert said(f"{TYPES}def it(a: {annotation}): ...", args=f"{{ a = {value} }}") == []
+
+
+@pytest.mark.parametrize(("annotation", "value"), WRONG_TYPES)
+def test_types_that_cannot_fit_are_refused(said: Callable[..., Said], annotation: str, value: str) -> None:
+    """Annotations are read through aliases, quotes, unions and elements."""
+    codes = [code for code, _ in said(f"{TYPES}def it(a: {annotation}): ...", args=f"{{ a = {value} }}")]
+    assert codes == ["EF205"]
+
+
+def test_a_name_that_hides_a_built_in_type_is_not_taken_for_it(said: Callable[..., Said]) -> None:
+    """`int` of the module's own is another type."""
+    assert said("class int: ...\ndef it(a: int): ...", args='{ a = "x" }') == []
 
 
 def test_an_argument_given_by_place_cannot_be_given_again(said: Callable[..., Said], tmp_path: Path) -> None:
