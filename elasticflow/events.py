@@ -47,6 +47,8 @@ ENTRY_POINT_EDITED = "entry_point.edited"
 AGENT_RESTARTED = "agent.restarted"
 HANG_DETECTED = "hang.detected"
 LOSS_SKIPPED = "loss.skipped"
+DRIFT_FOUND = "drift.found"
+ENVIRONMENT_FOUND = "environment.found"
 
 STEP = "step"
 EVALUATION = "evaluation"
@@ -142,6 +144,14 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         ("rank", "node", "phase", "step", "seconds", "limit_s", "reason", "frames", "stacks"),
     ),
     LOSS_SKIPPED: ("a step with a non-finite loss left the weights alone", ("loss",)),
+    DRIFT_FOUND: (
+        "the run goes on with what changed since its last launch: job, own code, libraries, machine",
+        ("launch", "differences"),
+    ),
+    ENVIRONMENT_FOUND: (
+        "what rank 0 has imported and runs on; kept in environment.json, not in events.jsonl",
+        ("modules", "files", "device"),
+    ),
     STEP: ("one finished optimizer step", ("epoch", "samples", "loss", "lr", "time", "seconds")),
     EVALUATION: ("metrics over the evaluation set", ("epoch", "eval", "best", "time")),
 }

@@ -51,6 +51,8 @@ FROZEN = {
     "replicas.not_compared": {"reason"},
     "preload.refused": {"module", "reason"},
     "entry_point.edited": {"path"},
+    "drift.found": {"differences", "launch"},
+    "environment.found": {"device", "files", "modules"},
     "agent.restarted": {"exit_code", "node"},
     "hang.detected": {
         "frames",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from elasticflow.compiler.resolved import public_tables
+from elasticflow.compiler.resolved import public_tables, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +71,13 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "torchrun": ("harmless", "counts from now on"),
 }
 
+# In exact mode the bits are promised, not only the curve.
+_BITS = 'train.consistency = "exact" promises bits that this may change'
+_EXACT_WEIGHTS: dict[str, tuple[Weight, str]] = {
+    "train.compile": ("trajectory", _BITS),
+    "train.threads": ("trajectory", _BITS),
+}
+
 # Keys whose coming or going gives the snapshot other parts.
 _PARTS = frozenset({"lr_scheduler.entry", "evaluation.entry", "train.ema"})
 
@@ -93,17 +100,29 @@ class Difference:
     weight: Weight
     reason: str
 
+    @property
+    def is_of_the_job(self) -> bool:
+        """Whether it is a key of the job, not one of what else a launch is made from (`origin_drift.py`)."""
+        return self.key.partition(".")[0] not in {"sources", "versions", "machine", "git"}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as job.json and events hold it."""
+        values: dict[str, Any] = to_json(asdict(self))
+        return values
+
 
 def compare(old: Job, new: Job) -> list[Difference]:
     """Return what differs, in the order of the job file, keys that came last."""
     before, after = dict(_leaves(public_tables(old))), dict(_leaves(public_tables(new)))
+    own_weights = _EXACT_WEIGHTS if new.train.consistency == "exact" else {}
     found = []
     for key in {**before, **after}:
         was, now = before.get(key, _NOT_THERE), after.get(key, _NOT_THERE)
         if was != now or type(was) is not type(now):
             was, now = (None if value is _NOT_THERE else value for value in (was, now))
             if was is not None or now is not None:
-                found.append(Difference(key, was, now, *_weigh(key, was, now)))
+                weight = own_weights.get(key) or _weigh(key, was, now)
+                found.append(Difference(key, was, now, *weight))
     return found
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from elasticflow.compiler import entry_point as train_py
 from elasticflow.compiler import torchrun
 from elasticflow.compiler.factories import first_parameter
+from elasticflow.compiler.origins import JOB_JSON, Origins
 from elasticflow.compiler.plan import LaunchPlan
-from elasticflow.compiler.provenance import git_state, versions
 from elasticflow.compiler.resolved import from_json, job_from_json, job_to_json, to_json
+from elasticflow.compiler.sources import own_sources
 from elasticflow.compiler.writing import write_into, write_new
 from elasticflow.errors import LaunchFolderError
 from elasticflow.secrecy import public_overrides
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from elasticflow.spec.job import Job
 
-JOB_JSON = "job.json"
 PLAN_JSON = "plan.json"
 TRAIN_PY = torchrun.ENTRY_POINT
 TORCHRUN_ARGS = "torchrun.args"
@@ -31,6 +31,7 @@ TORCHRUN_SH = "torchrun.sh"
 SOURCES = "sources"
 
 _Record = TypeVar("_Record")
+_LARGEST_SOURCE = 1 << 20
 _WRITTEN = "written"  # in plan.json: SHA-256 of the files as written, to notice edits
 
 
@@ -43,6 +44,8 @@ def materialize(
     overrides: Sequence[str] = (),
     force: bool = False,
     entry_point: str | None = None,
+    origins: Origins | None = None,
+    drift: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write the launch folder; a folder that did not exist appears complete or not at all.
 
@@ -54,6 +57,8 @@ def materialize(
         overrides: The `--set` values the job was resolved with.
         force: Replace files that were edited, or that something else made.
         entry_point: An edited train.py to carry forward instead of a new one.
+        origins: What the launch is made from; None: nothing is launched, and the files depend on the job alone.
+        drift: What differs from the launch before, for the record.
 
     Raises:
         LaunchFolderError: the folder cannot be written, or holds other or edited files of these names.
@@ -61,7 +66,14 @@ def materialize(
     """
     try:
         files = launch_files(
-            plan, job, folder, project_root=project_root, overrides=overrides, entry_point=entry_point
+            plan,
+            job,
+            folder,
+            project_root=project_root,
+            overrides=overrides,
+            entry_point=entry_point,
+            origins=origins,
+            drift=drift,
         )
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             write_into(folder, files, vouched=_vouched(folder), force=force)
@@ -79,6 +91,8 @@ def launch_files(
     project_root: Path,
     overrides: Sequence[str] = (),
     entry_point: str | None = None,
+    origins: Origins | None = None,
+    drift: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, str]:
     """Return the text of every file of the launch folder by its name; plan.json, which vouches for them, last."""
     overrides = public_overrides(overrides)
@@ -98,12 +112,14 @@ def launch_files(
         "files": list(plan.job_files),
         "overrides": list(overrides),
         "root": root,
-        "git": git_state(project_root),
-        "versions": versions(),
+        **(origins or Origins(own_sources(job, project_root, plan.job_files))).to_json(),
     }
-    # A resumed run works from job.json: its job file may be gone.
-    sources = {name: project_root / name for name in plan.job_files if (project_root / name).is_file()}
-    files = {f"{SOURCES}/{_inside(name)}": path.read_bytes().decode() for name, path in sources.items()}
+    if origins is not None:
+        record["drift"] = list(drift)
+    # A resumed run works from job.json: its job file may be gone. What was launched can be compared later.
+    kept = [*plan.job_files, *(() if origins is None else origins.sources)]
+    texts = {name: _text_of(project_root / name) for name in kept}
+    files = {f"{SOURCES}/{_inside(name)}": text for name, text in texts.items() if text is not None}
     files |= {
         JOB_JSON: _json(record),
         TRAIN_PY: rendered if entry_point is None else entry_point,
@@ -166,6 +182,14 @@ def _vouched(folder: Path) -> dict[str, str | None]:
 def _inside(name: str) -> str:
     """Return a relative path that stays inside the folder: files beside the project lie under `up/`."""
     return PurePosixPath(*("up" if part == ".." else part for part in PurePosixPath(name).parts)).as_posix()
+
+
+def _text_of(path: Path) -> str | None:
+    """Return a source file's text; None for what is not there, too large, or no UTF-8."""
+    try:
+        return path.read_bytes().decode() if path.stat().st_size <= _LARGEST_SOURCE else None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _json(values: Mapping[str, Any]) -> str:

@@ -1,23 +1,32 @@
-"""Where a launch comes from: git state and versions, for job.json (floor 2)."""
+"""Where a launch comes from besides its job: git, versions, machine (floor 2)."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import platform
+import re
+import socket
 import subprocess
+import threading
 from importlib import metadata
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
 _PACKAGES = ("elasticflow", "torch", "numpy", "safetensors", "fsspec")
 _LIMIT_S = 10.0
+_UNTRACKED_SUFFIXES = (".py", ".toml")
+_MOST_UNTRACKED, _LARGEST_UNTRACKED = 1000, 1 << 20
+_MOST_CHANGED = 50  # names that are recorded
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that take part; those not installed are left out."""
+def versions(names: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of Python, of the packages that always take part and of *names*; those absent are left out."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in dict.fromkeys((*_PACKAGES, *names)):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -25,13 +34,90 @@ def versions() -> dict[str, str]:
     return found
 
 
-def git_state(project_root: Path) -> dict[str, str | bool] | None:
-    """Return commit and cleanness of the project's checkout; None outside of git or without it."""
-    commit = _git(project_root, "rev-parse", "HEAD")
-    if commit is None:
+def versions_of_modules(modules: Iterable[str]) -> dict[str, str]:
+    """Return the version of every distribution that one of the top-level *modules* belongs to; takes a tenth of a second."""
+    owners = metadata.packages_distributions()
+    return versions(sorted({name for module in modules for name in owners.get(module, ())}))
+
+
+def git_state(project_root: Path) -> dict[str, Any] | None:
+    """Return what the project's checkout holds; None outside of git or without it.
+
+    `patch` is the SHA-256 over what differs from the commit, untracked sources included; None when nothing does. The
+    patch itself is recorded nowhere: it may hold anything.
+    """
+    found = _git(project_root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD", "--show-toplevel")
+    if found is None:
         return None
-    changes = _git(project_root, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit.strip(), "is_clean": changes == ""}
+    commit, branch, top = found.splitlines()[:3]
+    status = _git(project_root, "status", "--porcelain", "-z", "--untracked-files=all") or ""
+    entries = [each for each in status.split("\0") if each[2:3] == " "]
+    changed = sorted(each[3:] for each in entries if not each.startswith("??"))
+    untracked = sorted(
+        each[3:] for each in entries if each.startswith("??") and each.endswith(_UNTRACKED_SUFFIXES)
+    )
+    return {
+        "commit": commit,
+        "branch": None if branch == "HEAD" else branch,
+        "is_clean": not changed,
+        "changed": changed[:_MOST_CHANGED],
+        "patch": _patch(Path(top), untracked[:_MOST_UNTRACKED]) if changed or untracked else None,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Return what this machine is: host, system, kernel, libc, processor, GPUs and their driver; no library is loaded."""
+    try:
+        system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        system = platform.platform()
+    driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _text("/proc/driver/nvidia/version"))
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    models = [re.search(r"Model:\s*(.+)", _text(card)) for card in cards]
+    return {
+        "host": socket.gethostname(),
+        "os": system,
+        "kernel": platform.release(),
+        "libc": " ".join(platform.libc_ver()).strip() or None,
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpus": [match[1].strip() for match in models if match],
+        "driver": driver[1] if driver else None,
+    }
+
+
+def cpu_model() -> str:
+    """Return the processor's name as the kernel tells it."""
+    match = re.search(r"model name\s*:\s*(.+)", _text("/proc/cpuinfo"))
+    return match[1].strip() if match else platform.machine()
+
+
+def digest_of(path: Path) -> str | None:
+    """Return the SHA-256 of a file; None if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _patch(top: Path, untracked: list[str]) -> str | None:
+    """Return the digest of the diff, read piece by piece: it may be as large as the checkout."""
+    digest = hashlib.sha256()
+    argv = ["git", "-C", str(top), "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-color"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        timer = threading.Timer(_LIMIT_S, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        while piece := process.stdout.read(1 << 20):
+            digest.update(piece)
+        timer.cancel()
+    if process.returncode != 0:
+        return None
+    for name in untracked:
+        path = top / name
+        if path.is_file() and path.stat().st_size <= _LARGEST_UNTRACKED:
+            digest.update(f"{name}\0{digest_of(path)}\0".encode())
+    return digest.hexdigest()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -41,3 +127,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -185,7 +185,7 @@ class _Node:
 
         store = join_store(place, looks_at="")
         invitation = Invitation(**json.loads(store.get(INVITATION)))
-        invitation.check(request.job)
+        invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
         uri, prefix = snapshot_place(plan.snapshots.uri, self.folder, request.project_root)
         record = Catalog(Storage(uri, plan.snapshots.options), prefix).read_job_record()

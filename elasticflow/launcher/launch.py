@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from dataclasses import dataclass
 from importlib import metadata, util
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.materialize import materialize
+from elasticflow.compiler.origins import Made, origins_now
 from elasticflow.compiler.plan import LaunchPlan, plan_job
 from elasticflow.errors import TorchMissingError
 from elasticflow.launcher import continuity
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from elasticflow.compiler.drift import Difference
     from elasticflow.launcher.supervisor.simulate import Change
     from elasticflow.run_folder import RunFolder
     from elasticflow.spec.job import Job
@@ -83,9 +86,8 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
     storage.check_writable()
     with locked(folder), contextlib.closing(meet(plan)) as meeting:
         catalog = Catalog(storage, prefix)
-        edited = continuity.carried_entry_point(
-            folder, catalog, request.job, warn, accept_drift=request.accept_drift
-        )
+        made, drift = _made(request, plan, catalog, warn)
+        edited = continuity.edited_entry_point(folder, drift, warn)
         number = (folder.launch_numbers() or [0])[-1] + 1
         materialize(
             plan,
@@ -94,9 +96,11 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
             project_root=request.project_root,
             overrides=request.overrides,
             entry_point=edited,
+            origins=made.origins,
+            drift=[each.to_json() for each in drift],
         )
-        continuity.record_job(folder, catalog, plan, request.job)
-        made = Launch(
+        continuity.record_job(folder, catalog, plan, made)
+        start = Launch(
             plan=plan,
             job=request.job,
             folder=folder,
@@ -109,8 +113,27 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
             is_edited=edited is not None,
             scale=request.scale,
             node_rank=request.node_rank or 0,
+            drift=tuple(drift),
+            sources=made.origins.code,
         )
-        return Supervisor(made, show).run()
+        return Supervisor(start, show).run()
+
+
+def _made(
+    request: Request, plan: LaunchPlan, catalog: Catalog, warn: Callable[[str], None]
+) -> tuple[Made, list[Difference]]:
+    """Return what the launch is made from, and how that differs from the run's launch before.
+
+    Raises:
+        DriftRefusedError: the run must not go on with that.
+    """
+    before = continuity.made_before(request.folder, catalog)
+    earlier = None if before is None else before.origins
+    origins = origins_now(request.job, request.project_root, plan.job_files, secrets.token_hex(8), earlier)
+    made = Made(request.job, origins)
+    if before is None:
+        return made, []
+    return made, continuity.check_drift(request.folder, before, made, warn, accept_drift=request.accept_drift)
 
 
 def check_torch(warn: Callable[[str], None]) -> None:

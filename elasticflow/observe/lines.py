@@ -145,6 +145,17 @@ def _entry_point_edited(record: Record) -> Line:
     return Line("warning", "notice", "edited", f"{record.get('path')} was edited by hand and runs as edited")
 
 
+def _drift_found(record: Record) -> Line:
+    found = [each for each in record.get("differences") or [] if isinstance(each, dict)]
+    weighty = [each for each in found if each.get("weight") != "harmless"]
+    if not weighty:
+        return Line(
+            "note", "quiet", "changed", f"{plural(len(found), 'harmless difference')} to the launch before"
+        )
+    told = ", ".join(f"{each.get('key')} {each.get('old')} -> {each.get('new')}" for each in weighty)
+    return Line("warning", "notice", "changed", f"{told}: accepted")
+
+
 def _hang_detected(record: Record) -> Line:
     text = f"rank {record.get('rank')} made no progress for {span(amount(record, 'seconds') or 0)}"
     if record.get("phase"):
@@ -215,6 +226,7 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.BUDGET_REFILLED: _budget_refilled,
     events.PRELOAD_REFUSED: _preload_refused,
     events.ENTRY_POINT_EDITED: _entry_point_edited,
+    events.DRIFT_FOUND: _drift_found,
     events.HANG_DETECTED: _hang_detected,
     events.TRAINING_STOPPED: _training_stopped,
     events.LOSS_SKIPPED: _loss_skipped,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from elasticflow import StopTraining, events, logs
-from elasticflow.runtime import group, stopping, streams
+from elasticflow.runtime import group, stopping, streams, surroundings
 from elasticflow.runtime.progress import Heartbeat, Progress
 from elasticflow.runtime.vote import Vote
 
@@ -200,6 +200,8 @@ class Worker:
             failed_at = self.identity.failed_at
             seconds = None if failed_at is None else round(time.time() - failed_at, 3)
             self.event(events.TRAINING_FIRST_STEP, step=step, seconds_since_failure=seconds)
+            if self.identity.way == "launched":
+                surroundings.tell(self)
 
 
 class _InOrder:

@@ -177,9 +177,9 @@ class Catalog:
         """Return whether a later generation exists, by one look: numbers are claimed without gaps."""
         return self.storage.exists(self._generation(generation + 1))
 
-    def write_job_record(self, record: Mapping[str, Any]) -> bool:
-        """Write JOB.json if there is none; False if there is one, which the caller then compares."""
-        return self.storage.create(f"{self.prefix}{_JOB}", json.dumps(record, indent=1).encode())
+    def write_job_record(self, record: Mapping[str, Any]) -> None:
+        """Write JOB.json, what the newest launch is made from, in one act."""
+        self.storage.replace_text(f"{self.prefix}{_JOB}", json.dumps(record, indent=1).encode())
 
     def read_job_record(self) -> dict[str, Any] | None:
         """Return JOB.json's content, or None if there is none."""

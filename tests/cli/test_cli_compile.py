@@ -52,7 +52,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pieces.py").write_text(PIECES)
     (tmp_path / "small.toml").write_text(JOB)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("elasticflow.compiler.materialize.git_state", lambda _: None)
     return tmp_path
 
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from elasticflow.cli.main import call, group
 from elasticflow.compiler.materialize import materialize
+from elasticflow.compiler.origins import Made, Origins
 from elasticflow.compiler.plan import plan_job
 from elasticflow.launcher.continuity import record_job
 from elasticflow.launcher.lock import locked
@@ -61,7 +62,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, real_processes: None) -> 
     materialize(plan, job, folder.launch(1), project_root=root)
     folder.state.write_text(json.dumps({"status": "interrupted", "job": "small", "run_id": RUN_ID}))
     bench = Bench(str(folder.path))
-    record_job(folder, bench.catalog, plan, job)
+    record_job(folder, bench.catalog, plan, Made(job, Origins({})))
     writer = bench.writer(keep_last=100)
     for generation, reason in ((1, "start"), (2, "crash")):
         bench.catalog.claim_generation({"launch": 1, "reason": reason})

@@ -74,6 +74,13 @@ def test_the_same_job_has_no_differences() -> None:
     assert compare(make_job(), make_job()) == []
 
 
+def test_threads_matter_where_bits_are_promised() -> None:
+    """Another number of threads is rounding in batch mode, and other bits in exact mode."""
+    for mode, weight in (("batch", "harmless"), ("exact", "trajectory")):
+        old, new = (make_job(train__consistency=mode, train__threads=threads) for threads in (1, 2))
+        assert [("train.threads", weight)] == [(d.key, d.weight) for d in compare(old, new)]
+
+
 def test_true_is_not_one() -> None:
     """A value that became another type of the same size is a difference."""
     old, new = make_job(model__args={"bias": True}), make_job(model__args={"bias": 1})

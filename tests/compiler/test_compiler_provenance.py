@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.compiler.provenance import git_state, versions
+from elasticflow.compiler.provenance import git_state, machine, versions, versions_of_modules
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +16,21 @@ def test_versions_of_what_is_installed() -> None:
     found = versions()
     assert {"python", "torch"} <= set(found)
     assert all(found.values())
+
+
+def test_versions_of_what_was_imported() -> None:
+    """Modules are told by the distributions they came with; those of the project have none."""
+    found = versions_of_modules(["yaml_of_nobody", "click", "pydantic_core"])
+    assert {"click", "pydantic_core"} <= {name.replace("-", "_") for name in found}
+    assert "yaml_of_nobody" not in found
+
+
+def test_machine() -> None:
+    """Kernel, processor and cores are known on every Linux."""
+    found = machine()
+    assert found["kernel"]
+    assert found["cpu"]
+    assert found["cores"] >= 1
 
 
 @pytest.mark.usefixtures("real_processes")
@@ -32,7 +47,14 @@ def test_git_state(tmp_path: Path) -> None:
     (tmp_path / "untracked").write_text("")
     assert git_state(tmp_path) == state
     (tmp_path / "file").write_text("two")
-    assert git_state(tmp_path) == {**state, "is_clean": False}
+    changed = git_state(tmp_path)
+    assert changed is not None
+    assert changed == {**state, "is_clean": False, "changed": ["file"], "patch": changed["patch"]}
+    (tmp_path / "new.py").write_text("")
+    more = git_state(tmp_path)
+    assert more is not None
+    assert None not in {changed["patch"], more["patch"]}
+    assert changed["patch"] != more["patch"]  # untracked sources count
 
 
 @pytest.mark.usefixtures("real_processes")

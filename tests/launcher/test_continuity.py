@@ -9,6 +9,7 @@ import pytest
 import tomli
 
 from elasticflow.compiler.materialize import materialize
+from elasticflow.compiler.origins import Made, origins_now
 from elasticflow.compiler.plan import plan_job
 from elasticflow.errors import DriftRefusedError
 from elasticflow.launcher import continuity
@@ -40,17 +41,21 @@ def _warnings() -> tuple[list[str], Any]:
     return said, said.append
 
 
+def _made(job: Job) -> Made:
+    return Made(job, origins_now(job, ROOT, ["jobs/mnist.toml"], "one"))
+
+
 def test_job_is_found_under_the_snapshot_uri_where_there_is_no_run_folder(
     folder: RunFolder, tmp_path: Path
 ) -> None:
-    """A launch on another machine compares with what the first one recorded, and the first record stays."""
+    """A launch on another machine compares with what the newest one recorded."""
     catalog = Catalog(Storage(str(tmp_path / "bucket")), "trial/")
-    assert continuity.earlier_job(folder, catalog) is None
-    for job in (_job(), _job(job__seed=99)):
-        plan = plan_job(job, project_root=ROOT, job_files=[MNIST])
-        continuity.record_job(folder, catalog, plan, job)
+    assert continuity.made_before(folder, catalog) is None
+    for made in (_made(_job()), _made(_job(job__seed=99))):
+        plan = plan_job(made.job, project_root=ROOT, job_files=[MNIST])
+        continuity.record_job(folder, catalog, plan, made)
 
-    assert _job() == continuity.earlier_job(folder, catalog)
+    assert made == continuity.made_before(folder, catalog)
 
 
 def test_newest_launch_here_is_what_counts(folder: RunFolder, tmp_path: Path) -> None:
@@ -60,7 +65,9 @@ def test_newest_launch_here_is_what_counts(folder: RunFolder, tmp_path: Path) ->
         plan = plan_job(job, project_root=ROOT, job_files=[MNIST])
         materialize(plan, job, folder.launch(number), project_root=ROOT)
 
-    assert _job(optimizer__clip_grad_norm=2.0) == continuity.earlier_job(folder, catalog)
+    found = continuity.made_before(folder, catalog)
+    assert found is not None
+    assert _job(optimizer__clip_grad_norm=2.0) == found.job
 
 
 def test_what_would_corrupt_the_run_is_refused_whatever_is_accepted(folder: RunFolder) -> None:
@@ -68,25 +75,27 @@ def test_what_would_corrupt_the_run_is_refused_whatever_is_accepted(folder: RunF
     for accept in (False, True):
         with pytest.raises(DriftRefusedError) as caught:
             continuity.check_drift(
-                folder, _job(), _job(model__args={"width": 8}), _warnings()[1], accept_drift=accept
+                folder,
+                _made(_job()),
+                _made(_job(model__args={"width": 8})),
+                _warnings()[1],
+                accept_drift=accept,
             )
-        assert (
-            "run trial cannot go on: the job changed in a way that would corrupt it" in caught.value.message
-        )
+        assert "would corrupt the run" in caught.value.message
         assert "width" in caught.value.message
         assert "start a new run of the changed job: elasticflow run" == caught.value.remedy
 
 
 def test_what_changes_the_trajectory_needs_consent_and_is_said(folder: RunFolder) -> None:
     """Another learning rate: refused, then accepted with a warning."""
-    changed = _job(optimizer__args={"lr": 0.1})
+    before, changed = _made(_job()), _made(_job(optimizer__args={"lr": 0.1}))
     said, warn = _warnings()
     with pytest.raises(DriftRefusedError) as caught:
-        continuity.check_drift(folder, _job(), changed, warn, accept_drift=False)
-    assert "changes its trajectory" in caught.value.message
+        continuity.check_drift(folder, before, changed, warn, accept_drift=False)
+    assert "changes the trajectory" in caught.value.message
     assert [] == said
 
-    assert continuity.check_drift(folder, _job(), changed, warn, accept_drift=True)
+    assert continuity.check_drift(folder, before, changed, warn, accept_drift=True)
     assert any("lr" in sentence and "trajectory" in sentence for sentence in said)
 
 
@@ -104,7 +113,8 @@ def test_edited_entry_point_is_carried_forward_unless_the_job_changed(folder: Ru
     assert carried.endswith("# edited\n")
     assert [] == said
 
-    differences = continuity.check_drift(folder, job, _job(restarts__budget=9), warn, accept_drift=False)
+    now = _made(_job(restarts__budget=9))
+    differences = continuity.check_drift(folder, _made(job), now, warn, accept_drift=False)
     assert continuity.edited_entry_point(folder, differences, warn) is None
     assert (
         said[-1] == f"the job changed, so train.py is made anew; the edited one stays in {folder.launch(1)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.launcher.supervisor.start import Launch
+
+_SEED = "  would corrupt the run\n    job.seed  0 -> 7  "
 
 
 @dataclass
@@ -74,7 +77,6 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
         return SimpleNamespace(run=lambda: 0)
 
     monkeypatch.setattr(launch_module, "Supervisor", supervisor)
-    monkeypatch.setattr("elasticflow.compiler.materialize.git_state", lambda _: None)
     return made
 
 
@@ -119,18 +121,19 @@ def test_job_is_compared_where_there_is_no_run_folder_too(trial: Trial) -> None:
     trial.launch(snapshots__uri="store")
     shutil.rmtree(trial.folder.path)
 
-    assert "would corrupt it\n  job.seed: was 0, is now 7\n" in trial.refusal(
-        snapshots__uri="store", job__seed=7
-    )
+    assert _SEED in trial.refusal(snapshots__uri="store", job__seed=7)
 
 
 def test_corrupting_change_is_refused(trial: Trial) -> None:
     """All differences of that weight are named, with both values, and nothing is written."""
     trial.launch(model__args={"width": 8})
     expected = (
-        "run run cannot go on: the job changed in a way that would corrupt it\n"
-        "  job.seed: was 0, is now 7\n"
-        "  model.args.width: was 8, is now 16\n"
+        "run run cannot go on with what changed since its last launch:\n"
+        "  would corrupt the run\n"
+        "    job.seed           0 -> 7      the order of samples is another: some would be repeated, some left out\n"
+        "    model.args.width   8 -> 16     the snapshots hold other state than the job would\n"
+        "  changes the trajectory\n"
+        "    optimizer.args.lr  0.1 -> 0.2  the rest of the run is trained in another way\n"
         "  help: start a new run of the changed job: elasticflow run"
     )
 
@@ -143,22 +146,89 @@ def test_consent_does_not_make_a_corrupting_change_harmless(trial: Trial) -> Non
     trial.launch()
     trial.accept_drift = True
 
-    assert "would corrupt it\n  job.seed: was 0, is now 7\n" in trial.refusal(job__seed=7)
+    assert _SEED in trial.refusal(job__seed=7)
 
 
 def test_change_of_the_trajectory_needs_consent(trial: Trial) -> None:
     """Refused with the difference named; wanted, it is said and done."""
     trial.launch()
+    table = (
+        "  changes the trajectory\n"
+        "    optimizer.args.lr  0.1 -> 0.2  the rest of the run is trained in another way"
+    )
     expected = (
-        "run run cannot go on: the job changed in a way that changes its trajectory\n"
-        "  optimizer.args.lr: was 0.1, is now 0.2\n"
+        f"run run cannot go on with what changed since its last launch:\n{table}\n"
         "  help: undo the change, or say that you want it: --accept-drift"
     )
     assert expected == trial.refusal(optimizer__args={"lr": 0.2})
     trial.accept_drift = True
-    trial.launch(optimizer__args={"lr": 0.2})
+    made = trial.launch(optimizer__args={"lr": 0.2})
 
-    assert ["optimizer.args.lr was 0.1, is now 0.2 (trajectory)"] == trial.warnings
+    assert [
+        f"run run goes on with what changed since its last launch, as accepted:\n{table}"
+    ] == trial.warnings
+    assert ["optimizer.args.lr"] == [each.key for each in made.drift]
+    record = json.loads((trial.folder.launch(2) / "job.json").read_text())
+    assert ["optimizer.args.lr"] == [each["key"] for each in record["drift"]]
+
+
+def test_drift_accepted_here_is_not_asked_again_elsewhere(trial: Trial) -> None:
+    """What a launch went on with is recorded beside the snapshots, for machines that have no run folder."""
+    trial.launch(snapshots__uri="store")
+    trial.accept_drift = True
+    trial.launch(snapshots__uri="store", optimizer__args={"lr": 0.2})
+    trial.accept_drift = False
+    trial.folder.path.rename(trial.folder.path.with_name("of another machine"))
+    trial.launch(snapshots__uri="store", optimizer__args={"lr": 0.2})
+    assert [] == trial.warnings
+
+    trial.accept_drift = True  # and back: the older folder here does not count
+    trial.launch(snapshots__uri="store", optimizer__args={"lr": 0.3})
+    trial.accept_drift = False
+    shutil.rmtree(trial.folder.path)
+    trial.folder.path.with_name("of another machine").rename(trial.folder.path)
+    trial.launch(snapshots__uri="store", optimizer__args={"lr": 0.3})
+    assert [] == trial.warnings
+
+
+def test_jobs_own_code_that_changed_is_told_and_does_not_block(trial: Trial) -> None:
+    """A bug fixed between two launches: said, recorded with its text, and expected after an error of that code."""
+    code = trial.root / "pieces.py"
+    code.write_text("class Net: ...\n")
+    trial.launch()
+    assert "class Net: ...\n" == (trial.folder.launch(1) / "sources" / "pieces.py").read_text()
+    code.write_text("class Net:\n    fixed = True\n")
+    trial.folder.state.write_text(json.dumps({"verdict": {"class": "user_error"}}))
+    made = trial.launch()
+
+    assert [("sources.pieces.py", "harmless")] == [(each.key, each.weight) for each in made.drift]
+    assert "dataset, model: expected after an error in the job's own code" in trial.warnings[0]
+    code.write_text("class Net:\n    fixed = 2\n")
+    trial.folder.state.unlink()
+    trial.launch()
+    assert "the job's own code counts as it is now, from here on" in trial.warnings[0]
+
+
+def test_jobs_own_code_is_part_of_the_bits(trial: Trial) -> None:
+    """In exact mode changed code needs consent, whatever went wrong before."""
+    code = trial.root / "pieces.py"
+    code.write_text("")
+    trial.launch(train__consistency="exact")
+    code.write_text("# other\n")
+    trial.folder.state.write_text(json.dumps({"verdict": {"class": "user_error"}}))
+
+    assert "changes the trajectory\n    sources.pieces.py" in trial.refusal(train__consistency="exact")
+
+
+def test_what_the_workers_found_is_looked_at_again(trial: Trial) -> None:
+    """A module imported under a name made at run time, and a library: known from the launch before."""
+    trial.launch()
+    (trial.root / "plugin.py").write_text("new")
+    found = {"files": {"plugin.py": "0" * 64}, "versions": {"click": "0.0.1", "gone-package": "1.0"}}
+    (trial.folder.launch(1) / "environment.json").write_text(json.dumps(found))
+    made = trial.launch()
+
+    assert ["sources.plugin.py", "versions.click", "versions.gone-package"] == [e.key for e in made.drift]
 
 
 def test_drift_is_measured_against_the_launch_before(trial: Trial) -> None:
@@ -169,7 +239,7 @@ def test_drift_is_measured_against_the_launch_before(trial: Trial) -> None:
     trial.accept_drift = False
     trial.launch(optimizer__args={"lr": 0.2})
 
-    assert "was 0.2, is now 0.1" in trial.refusal()
+    assert "0.2 -> 0.1" in trial.refusal()
 
 
 def test_harmless_change_is_said(trial: Trial) -> None:
@@ -177,7 +247,12 @@ def test_harmless_change_is_said(trial: Trial) -> None:
     trial.launch()
     trial.launch(nodes__nproc_per_node=3)
 
-    assert ["nodes.nproc_per_node was 2, is now 3 (harmless)"] == trial.warnings
+    expected = (
+        "run run goes on with what changed since its last launch:\n"
+        "  harmless\n"
+        "    nodes.nproc_per_node  2 -> 3  the global batch is the same at every world size"
+    )
+    assert [expected] == trial.warnings
 
 
 def test_edited_entry_point_is_carried_forward(trial: Trial) -> None:
@@ -200,10 +275,10 @@ def test_edited_entry_point_of_a_changed_job_is_left_behind(trial: Trial) -> Non
 
     assert not made.is_edited
     assert "# mine" not in trial.train_py(2).read_text()
+    assert "    train.epochs  2 -> 5  the run ends sooner or later" in trial.warnings[0]
     assert [
-        "train.epochs was 2, is now 5 (harmless)",
         f"the job changed, so train.py is made anew; the edited one stays in {trial.folder.launch(1)}",
-    ] == trial.warnings
+    ] == trial.warnings[1:]
 
 
 def test_place_that_cannot_be_written_is_refused_before_anything_is_made(trial: Trial) -> None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from elasticflow.run_folder import RunFolder
 
-FOLLOWED = events.FROM_WORKERS | {events.STEP, events.EVALUATION, events.WORKER_RAISED}
+FOLLOWED = events.FROM_WORKERS | {
+    *(events.STEP, events.EVALUATION, events.WORKER_RAISED, events.ENVIRONMENT_FOUND),
+}
 _MARKS = tuple(f'"{name}"'.encode() for name in sorted(FOLLOWED))
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import elasticflow
 from elasticflow.compiler.drift import compare
+from elasticflow.compiler.provenance import digest_of
 from elasticflow.compiler.resolved import job_from_json
 from elasticflow.errors import NodeRefusedError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elasticflow.spec.job import Job
 
 
@@ -26,19 +29,21 @@ class Invitation:
         job: The resolved job, as job.json has it.
         entry_point: Text of train.py, which may have been edited by hand.
         versions: Of what must be the same on all nodes, by name.
+        sources: SHA-256 of the job's own code, by path from the project's root.
     """
 
     run_id: str
     job: dict[str, Any]
     entry_point: str
     versions: dict[str, str]
+    sources: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the form that is sent."""
         return json.dumps(asdict(self))
 
-    def check(self, job: Job) -> None:
-        """Return if a machine with *job* may take part.
+    def check(self, job: Job, project_root: Path) -> None:
+        """Return if a machine with *job*, its code under *project_root*, may take part.
 
         Raises:
             NodeRefusedError: it would train something else, or with other code.
@@ -56,6 +61,12 @@ class Invitation:
             raise NodeRefusedError(
                 f"the job file here is not the run's: {told}",
                 "check the same commit out on all machines, and give the same --set to all",
+            )
+        other = [name for name, digest in self.sources.items() if digest_of(project_root / name) != digest]
+        if other:
+            raise NodeRefusedError(
+                f"the job's code here is not the run's: {', '.join(other)}",
+                "check the same commit out on all machines, with the same changes",
             )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 
 if TYPE_CHECKING:
+    from elasticflow.launcher.supervisor.environment import EnvironmentRecord
     from elasticflow.launcher.supervisor.generation import Generation
     from elasticflow.launcher.supervisor.journal import Journal
     from elasticflow.launcher.supervisor.metrics import Metrics
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 class Intake:
     """Takes in the messages that tell, as against those that ask for a decision."""
 
-    def __init__(self, journal: Journal, metrics: Metrics) -> None:
+    def __init__(self, journal: Journal, metrics: Metrics, environment: EnvironmentRecord) -> None:
         self._journal = journal
         self._metrics = metrics
+        self._environment = environment
 
     def lines(self, lines: list[dict[str, Any]], generation: Generation | None) -> None:
         """Take in followed lines of the rank logs, in the order they were written."""
@@ -46,7 +48,12 @@ class Intake:
             if generation is not None:
                 generation.raised.setdefault(line["rank"], line)
             return
-        if name == events.TRAINING_STARTED:
+        if name == events.ENVIRONMENT_FOUND:
+            self._environment.found(line)
+            return
+        if name == events.DATASET_OPENED:
+            self._environment.data(line)
+        elif name == events.TRAINING_STARTED:
             self._metrics.settle(line["step"])
             self._journal.update(at_once=True, step=line["step"], steps=line["steps"], epoch=line["epoch"])
         elif name == events.SNAPSHOT_CHOSEN and generation is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.resolved import job_to_json
@@ -13,8 +13,10 @@ from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.supervisor.simulate import ALONE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from elasticflow.compiler.drift import Difference
     from elasticflow.compiler.plan import LaunchPlan
     from elasticflow.launcher.agent.agent_process import AgentProcess
     from elasticflow.launcher.rendezvous.meeting import Meeting
@@ -41,6 +43,8 @@ class Launch:
         is_edited: train.py was edited by hand.
         scale: How many nodes this machine plays from when on.
         node_rank: Of this machine's first node, where the rendezvous is static.
+        drift: What differs from the run's launch before.
+        sources: Digests of the job's own code, by path from the project's root.
     """
 
     plan: LaunchPlan
@@ -55,6 +59,8 @@ class Launch:
     is_edited: bool = False
     scale: tuple[Change, ...] = ALONE
     node_rank: int = 0
+    drift: tuple[Difference, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def agent(self, node: str) -> AgentProcess:
         """Return the agent of *node*, a node of this machine, not yet started."""
@@ -78,6 +84,7 @@ class Launch:
             job=job_to_json(self.job),
             entry_point=entry_point.read_text(encoding="utf-8"),
             versions=versions(),
+            sources=dict(self.sources),
         )
 
     def claim(self, reason: str, last: int = 0, nodes: tuple[str, ...] = ()) -> int | None:

@@ -15,6 +15,7 @@ from elasticflow import errors, events
 from elasticflow.launcher.supervisor.budget import Budget
 from elasticflow.launcher.supervisor.course import Course
 from elasticflow.launcher.supervisor.drains import UNTRAINED_S
+from elasticflow.launcher.supervisor.environment import EnvironmentRecord
 from elasticflow.launcher.supervisor.formation import Formation
 from elasticflow.launcher.supervisor.intake import Intake
 from elasticflow.launcher.supervisor.journal import Journal
@@ -45,7 +46,8 @@ class Supervisor:
         self._launch = launch
         self._journal = Journal(launch.folder, launch.number, show)
         self._metrics = Metrics(launch.folder)
-        self._intake = Intake(self._journal, self._metrics)
+        self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
+        self._intake = Intake(self._journal, self._metrics, self._environment)
         self._agents = LocalAgents(launch.agent, launch.scale, self._journal)
         self._members = Members(launch.plan.nodes_min, launch.plan.nodes_max)
         self._asked = LeaveRequests()
@@ -73,6 +75,7 @@ class Supervisor:
         finally:
             self._agents.end()
             self._metrics.close()
+            self._environment.close()
             self._journal.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -92,6 +95,9 @@ class Supervisor:
             self._journal.event(
                 events.ENTRY_POINT_EDITED, path=str(launch.folder.launch(launch.number) / "train.py")
             )
+        if launch.drift:
+            differences = [each.to_json() for each in launch.drift]
+            self._journal.event(events.DRIFT_FOUND, launch=launch.number, differences=differences)
         self._journal.write_state()
 
     def _course(self, head: Head) -> Course:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow import events
+from elasticflow.launcher.supervisor.environment import EnvironmentRecord
 from elasticflow.launcher.supervisor.generation import Generation
 from elasticflow.launcher.supervisor.intake import Intake
 from elasticflow.launcher.supervisor.journal import AppendedLines, Journal
@@ -174,7 +175,7 @@ def test_finished_run_has_made_its_last_step(folder: RunFolder) -> None:
     journal = Journal(folder, 1, _ignore)
     metrics = Metrics(folder)
     line = {"event": events.TRAINING_FINISHED, "step": 80, "epoch": 2}
-    Intake(journal, metrics).lines([line], Generation(1))
+    Intake(journal, metrics, EnvironmentRecord(folder.launch(1))).lines([line], Generation(1))
     metrics.close()
     journal.close()
     assert 80 == _state(folder)["step"]
