@@ -84,7 +84,9 @@ def _requirements(name: str, table: dict[str, Any]) -> dict[str, Any]:
         wanted["required"] = required
     if name in _ONE_OF:
         first, second = _ONE_OF[name]
-        table["dependentSchemas"] = {first: {"properties": {second: False}, **_OPEN}}
+        # Not `dependentSchemas`, which taplo does not know, nor `not`, which points at the whole table.
+        table["if"] = {"required": [first], **_OPEN}
+        table["then"] = {"properties": {second: False}, **_OPEN}
         wanted["anyOf"] = [{"required": [each], **_OPEN} for each in (first, second)]
     return wanted and wanted | _OPEN
 

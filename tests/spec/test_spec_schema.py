@@ -234,12 +234,8 @@ def _tables(draw: st.DrawFn, schema: dict[str, Any], wanted: dict[str, Any]) -> 
     chosen = {name for name in keys if draw(st.booleans())} | set(wanted.get("required", ()))
     if pair := [each["required"][0] for each in wanted.get("anyOf", ())]:
         chosen = (chosen - set(pair)) | {draw(st.sampled_from(pair))}
-    chosen -= {
-        other
-        for first, then in schema.get("dependentSchemas", {}).items()
-        for other in then["properties"]
-        if first in chosen
-    }
+    if "if" in schema and chosen.issuperset(schema["if"]["required"]):
+        chosen -= set(schema["then"]["properties"])
     return {name: draw(generated(schema["properties"][name], {})) for name in keys if name in chosen}
 
 
