@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "run": "Train a job, or go on with its run.",
     "resume": "Go on with a run from its newest good snapshot.",
     "runs": "List runs.",
+    "diff": "Compare a run with another one, or with a job file.",
     "status": "Show how a run is doing.",
     "why": "Say what went wrong in a run, root cause first.",
     "cancel": "Have a run leave after its step, with a snapshot.",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.secrecy import mask_url
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -49,13 +51,13 @@ def change(difference: Difference) -> str:
 
 def value(found: Any) -> str:
     """Return a value as short as a table takes it."""
-    if found is None or found == []:
-        return "-"
-    text = (
-        found
-        if isinstance(found, str)
-        else ", ".join(map(str, found))
-        if isinstance(found, list)
-        else repr(found)
-    )
+    match found:
+        case None | []:
+            return "-"
+        case str():
+            text = mask_url(found)
+        case list():
+            text = ", ".join(map(str, found))
+        case _:
+            text = repr(found)
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."

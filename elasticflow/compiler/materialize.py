@@ -119,7 +119,7 @@ def launch_files(
     # A resumed run works from job.json: its job file may be gone. What was launched can be compared later.
     kept = [*plan.job_files, *(() if origins is None else origins.sources)]
     texts = {name: _text_of(project_root / name) for name in kept}
-    files = {f"{SOURCES}/{_inside(name)}": text for name, text in texts.items() if text is not None}
+    files = {source_copy(name): text for name, text in texts.items() if text is not None}
     files |= {
         JOB_JSON: _json(record),
         TRAIN_PY: rendered if entry_point is None else entry_point,
@@ -131,6 +131,12 @@ def launch_files(
     # An edited train.py that is carried forward stays known as edited.
     written[TRAIN_PY] = _sha256(rendered)
     return files | {PLAN_JSON: _json({**to_json(plan.public().model_dump()), _WRITTEN: written})}
+
+
+def source_copy(name: str) -> str:
+    """Return where in a launch folder the copy of a file lies; files beside the project lie under `up/`."""
+    inside = PurePosixPath(*("up" if part == ".." else part for part in PurePosixPath(name).parts))
+    return f"{SOURCES}/{inside.as_posix()}"
 
 
 def read_plan(folder: Path) -> LaunchPlan:
@@ -177,11 +183,6 @@ def _vouched(folder: Path) -> dict[str, str | None]:
     except LaunchFolderError:
         return {}
     return {**written, PLAN_JSON: None, JOB_JSON: None} if isinstance(written, dict) else {}
-
-
-def _inside(name: str) -> str:
-    """Return a relative path that stays inside the folder: files beside the project lie under `up/`."""
-    return PurePosixPath(*("up" if part == ".." else part for part in PurePosixPath(name).parts)).as_posix()
 
 
 def _text_of(path: Path) -> str | None:

@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.run_folder import RUNS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -53,8 +55,13 @@ def git_state(project_root: Path) -> dict[str, Any] | None:
     status = _git(project_root, "status", "--porcelain", "-z", "--untracked-files=all") or ""
     entries = [each for each in status.split("\0") if each[2:3] == " "]
     changed = sorted(each[3:] for each in entries if not each.startswith("??"))
+    runs = Path(os.path.relpath(project_root.resolve() / RUNS, top)).as_posix()  # full of train.py of ours
     untracked = sorted(
-        each[3:] for each in entries if each.startswith("??") and each.endswith(_UNTRACKED_SUFFIXES)
+        each[3:]
+        for each in entries
+        if each.startswith("??")
+        and each.endswith(_UNTRACKED_SUFFIXES)
+        and not each[3:].startswith(f"{runs}/")
     )
     return {
         "commit": commit,

@@ -1,0 +1,154 @@
+"""What two runs, or a run and a job file, were made from, side by side (floor 4)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.compiler.drift import Difference
+from elasticflow.compiler.materialize import source_copy
+from elasticflow.compiler.origin_drift import compare_made
+from elasticflow.compiler.origins import Made, environment_of, made_from, made_in, origins_now
+from elasticflow.errors import RunNotFoundError
+from elasticflow.observe.runs import find_run
+from elasticflow.observe.status import read_status
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.storage import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from elasticflow.observe.status import RunStatus
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
+_DIGEST_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two.
+
+    Attributes:
+        name: How it is called: "mnist 20261120-104500-4f2a", "jobs/mnist.toml", or a URI.
+        made: Its job and what that was made from.
+        root: Folder that the paths of its files start from; None: they are not here.
+        copies: The launch folder, which holds copies of its files; None for a job file.
+        data: What was found of each data set, by name.
+        status: How the run stands; None where there is no run folder.
+    """
+
+    name: str
+    made: Made
+    root: Path | None = None
+    copies: Path | None = None
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    status: RunStatus | None = None
+
+    def text_of(self, file: str) -> str | None:
+        """Return the text of one of its files as it took part; None where that is not kept."""
+        path = None if self.root is None else self.root / file
+        if self.copies is not None:
+            path = self.copies / source_copy(file)
+        try:
+            return None if path is None else path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+
+def side_of_run(project_root: Path, text: str) -> Side:
+    """Return the newest launch of the run that *text* means: a run as everywhere (`find_run`), or its URI.
+
+    Raises:
+        RunNotFoundError: there is no such run, or it was never launched.
+        LaunchFolderError: its record cannot be read.
+    """
+    if _URL.match(text):
+        return _side_at(text)
+    folder = find_run(project_root, text)
+    numbers = folder.launch_numbers()
+    if not numbers:
+        raise RunNotFoundError(f"run {folder.run_id} was never launched", "start it: elasticflow run JOB")
+    launch = folder.launch(numbers[-1])
+    return Side(
+        f"{folder.job} {folder.run_id}",
+        made_in(launch),
+        folder.path.parents[2],
+        launch,
+        environment_of(launch).get("datasets", {}),
+        read_status(folder),
+    )
+
+
+def side_of_job(path: Path, overrides: Sequence[str], other: Side | None) -> Side:
+    """Return a job file as a launch of it now would be; what *other* found while it ran is looked at too.
+
+    Raises:
+        JobRefusedError: the job has errors.
+    """
+    from elasticflow.compiler.plan import plan_job
+    from elasticflow.spec.load import require_job
+
+    loaded = require_job(path, overrides)
+    assert loaded.job is not None  # else it would have raised
+    root = loaded.project_root
+    files = plan_job(loaded.job, project_root=root, job_files=loaded.files).job_files
+    before = None if other is None else other.made.origins
+    return Side(str(path), Made(loaded.job, origins_now(loaded.job, root, files, "", before)), root)
+
+
+def _side_at(uri: str) -> Side:
+    storage = Storage(uri.rstrip("/"))
+    try:
+        record = Catalog(storage, "").read_job_record()
+        if record is None:
+            raise RunNotFoundError(
+                f"there is no JOB.json at {storage.uri}",
+                "give the run's own folder: snapshots.uri and its id",
+            )
+        return Side(storage.uri, made_from(record))
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunNotFoundError(f"JOB.json at {storage.uri} cannot be read: {error}") from error
+
+
+def differences_of(old: Side, new: Side) -> list[Difference]:
+    """Return what differs, weighed as if the run *old* were to go on as *new*; how they went counts for nothing."""
+    return [*compare_made(old.made, new.made), *_data(old, new), *_patch(old, new)]
+
+
+def source_diff(old: Side, new: Side) -> Iterator[str]:
+    """Yield the lines of a unified diff of every file that differs and is kept on both sides."""
+    before, after = old.made.origins.sources, new.made.origins.sources
+    for name in sorted({**before, **after}):
+        was, now = before.get(name), after.get(name)
+        if was is not None and now is not None and was.sha256 == now.sha256:
+            continue
+        texts = [side.text_of(name) if each else "" for side, each in ((old, was), (new, now))]
+        if texts[0] is None or texts[1] is None:
+            yield f"--- {name}: its text is not kept"
+            continue
+        lines = (text.splitlines() for text in texts if text is not None)
+        yield from difflib.unified_diff(*lines, f"{old.name}: {name}", f"{new.name}: {name}", lineterm="")
+
+
+def _data(old: Side, new: Side) -> Iterator[Difference]:
+    for name, was in old.data.items():
+        now = new.data.get(name)
+        if now is None or was.get("fingerprint") == now.get("fingerprint"):
+            continue
+        digests = (str(each.get("fingerprint"))[:_DIGEST_SHOWN] for each in (was, now))
+        told = tuple(
+            f"{digest} ({each.get('samples')})" for digest, each in zip(digests, (was, now), strict=True)
+        )
+        yield Difference(f"data.{name}", *told, "corrupting", "other data: a run does not go on with it")
+
+
+def _patch(old: Side, new: Side) -> Iterator[Difference]:
+    was, now = (each.made.origins.git or {} for each in (old, new))
+    if was and now and was.get("patch") != now.get("patch"):
+        digests = [
+            str(each["patch"])[:_DIGEST_SHOWN] if each.get("patch") else "clean" for each in (was, now)
+        ]
+        yield Difference("git.patch", *digests, "harmless", "what is not committed; see the sources")
