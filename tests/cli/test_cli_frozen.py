@@ -26,6 +26,7 @@ PROMISED = {
     },
     "resume": {"[RUN]", "--set", "--accept-drift", "--log-format"},
     "runs": {"[JOB]", "--format"},
+    "diff": {"RUN", "RUN|JOB", "--set", "--sources", "--format"},
     "status": {"[RUN]", "--format"},
     "why": {"[RUN]", "--format"},
     "cancel": {"[RUN]", "--now"},
