@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from elasticflow.cli.deep_options import DeepRequest, deep_options, look_at_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.spec.diagnostics import FORMATS, Diagnostic, Format, render
 
@@ -31,26 +32,41 @@ if TYPE_CHECKING:
     show_envvar=True,
     help="How findings are printed.",
 )
-def command(files: tuple[Path, ...], overrides: tuple[str, ...], output_format: str, *, strict: bool) -> int:
+@deep_options
+def command(
+    files: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    output_format: str,
+    *,
+    strict: bool,
+    deep: bool,
+    deep_step: bool,
+    deep_timeout: int,
+) -> int:
     """Check job files: keys, types, the whole node range, and entry points by reading their source.
 
-    Nothing is run or imported: neither your code nor torch. Exit code 0 without errors, 1 with.
+    Nothing is run or imported, neither your code nor torch, unless with --deep. Exit code 0 without errors, 1 with.
 
     \b
     elasticflow validate jobs/*.toml
+    elasticflow validate --deep jobs/mnist.toml        calls your code, in a child process
     elasticflow validate jobs/mnist.toml --set nodes.max=8
     elasticflow validate --output-format github jobs/*.toml
     """
     from elasticflow.spec.load import load_job
 
-    found = [each for file in dict.fromkeys(files) for each in load_job(file, overrides).diagnostics]
+    jobs = [load_job(file, overrides) for file in dict.fromkeys(files)]
+    found, learnt = [each for job in jobs for each in job.diagnostics], ""
+    if deep or deep_step:
+        deeper, learnt = look_at_all(jobs, overrides, DeepRequest(deep_step, deep_timeout))
+        found += deeper
     found = list(dict.fromkeys(found))  # two jobs may share a base
     shown = [each for each in found if each.severity != "note"]
     style = cast("Format", output_format)
     if text := render(shown if style in {"full", "concise"} else found, style, colour=wants_colour()):
         click.echo(text, color=True)
     if style in {"full", "concise"}:
-        click.echo(("\n" if shown and style == "full" else "") + _summary(found, len(set(files))))
+        click.echo(("\n" if shown and style == "full" else "") + learnt + _summary(found, len(set(files))))
     severities = {each.severity for each in found}
     return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from elasticflow.spec import codes
 from elasticflow.spec.explanation import Explanation
 from elasticflow.spec.explanations_between import BETWEEN_KEYS
+from elasticflow.spec.explanations_deep import DEEP
 
 EXPLANATIONS: dict[str, Explanation] = {
     codes.NO_FILE: Explanation(
@@ -151,4 +152,5 @@ EXPLANATIONS: dict[str, Explanation] = {
         '[snapshots]\ninclude = { curriculum = "my.module:curriculum" }',
     ),
     **BETWEEN_KEYS,
+    **DEEP,
 }  # fmt: skip

@@ -9,7 +9,15 @@ from elasticflow.cli.cmd_snapshots import COMMANDS as OF_SNAPSHOTS
 from elasticflow.cli.main import COMMANDS, group
 
 PROMISED = {
-    "validate": {"FILE...", "--set", "--strict", "--output-format"},
+    "validate": {
+        "FILE...",
+        "--set",
+        "--strict",
+        "--output-format",
+        "--deep",
+        "--deep-step",
+        "--deep-timeout",
+    },
     "plan": {"JOB", "--set", "--format"},
     "compile": {"JOB", "-o", "--set", "--force"},
     "run": {

@@ -1,0 +1,142 @@
+"""A job's own code tried out: main of the child process of `--deep` (floor R).
+
+`python -m elasticflow.runtime.probe PARENT_PID PIPE`, with the job on standard input. Everything the job names is
+called by the functions of its generated train.py, so it is called as in a run. The code may print, hang or end the
+process: what was found out by then is already told (`probe_report.py`), and the parent (`launcher/deep.py`) does the
+rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import os
+import resource
+import sys
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elasticflow import StopTraining
+from elasticflow.errors import StateError
+from elasticflow.lifeline import die_with_parent
+from elasticflow.runtime import streams
+from elasticflow.runtime.probe_data import Data
+from elasticflow.runtime.probe_report import BrokenError, Report
+from elasticflow.runtime.probe_state import build, count, materialize, step_without_data
+from elasticflow.runtime.probe_step import train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Probe:
+    """One look at a job.
+
+    Args:
+        report: Where to tell.
+        request: `job`, its tables; `entries` by key; `entry_point`, the text of train.py; `own`, folders of its code;
+            `takes_step`: a step is to be trained on the CPU.
+    """
+
+    def __init__(self, report: Report, request: dict[str, Any]) -> None:
+        self._report, self._request, self._job = report, request, request["job"]
+        self._batches: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """Look at everything; what depends on something broken is left out."""
+        sys.path[:0] = self._request["own"]
+        if not self._import_all():
+            return
+        code = ModuleType("train")
+        code.__file__ = "train.py"
+        exec(compile(self._request["entry_point"], "train.py", "exec"), code.__dict__)  # noqa: S102  # ours
+        streams.seed_all(self._job["job"]["seed"])
+        with self._part():
+            self._batches["dataset"] = Data(self._report, code, self._job, "dataset").batch()
+        if self._job["evaluation"] is not None and not self._is_known_broken("evaluation"):
+            with self._part():
+                self._batches["evaluation"] = Data(self._report, code, self._job, "evaluation").batch()
+        with self._part():
+            self._look_at_state(code)
+
+    def _is_known_broken(self, table: str) -> bool:
+        same = self._job[table]["entry"] == self._job["dataset"]["entry"]
+        return same and "dataset" not in self._batches
+
+    @contextlib.contextmanager
+    def _part(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenError:
+            pass
+        except StopTraining as stop:
+            self._report.note(f"the job's own code stopped training: {stop}")
+
+    def _import_all(self) -> bool:
+        broken: set[str] = set()
+        is_whole = True
+        for key, entry in self._request["entries"].items():
+            module, _, attribute = entry.partition(":")
+            if module in broken:
+                continue
+            try:
+                self._report.call("import", key, f"importing {module}", partial(import_module, module))
+            except BrokenError:
+                broken.add(module)
+                continue
+            try:
+                look_up = partial(operator.attrgetter(attribute), sys.modules[module])
+                found = self._report.call("import", key, f"looking up {entry}", look_up)
+                if not callable(found) and not key.startswith("snapshots.include."):
+                    what = f"{entry} is a {type(found).__name__}, which cannot be called"
+                    self._report.refuse("result", key, StateError(what))
+            except BrokenError:
+                is_whole = False
+        return is_whole and not broken
+
+    def _look_at_state(self, code: ModuleType) -> None:
+        report, job = self._report, self._job
+        if self._request["takes_step"]:
+            trained = build(report, code, job)
+            if "dataset" in self._batches:
+                train(report, code, job, trained, self._batches)
+            else:
+                step_without_data(report, trained)
+            count(report, job, trained)
+            return
+        quiet = Report(os.open(os.devnull, os.O_WRONLY), ())
+        try:
+            report.doing("building model and optimizer on the meta device", "model.entry")
+            with torch.device("meta"):
+                trained = build(quiet, code, job)
+            step_without_data(quiet, trained)
+            materialize(trained)
+        except (BrokenError, RuntimeError):  # either they are broken, or they cannot do without real tensors
+            trained = build(report, code, job)
+            report.note("model and optimizer were built on the CPU: the meta device does not do for them")
+            step_without_data(report, trained)
+        count(report, job, trained)
+
+
+def main() -> None:
+    """Look at one job and leave; what the job's code left running is the parent's to end."""
+    die_with_parent(int(sys.argv[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is told, not kept
+    request = json.load(sys.stdin)
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123  # a descriptor is wanted
+        os.dup2(nothing.fileno(), 0)
+    report = Report(int(sys.argv[2]), request["own"])
+    Probe(report, request).run()
+    report.end()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

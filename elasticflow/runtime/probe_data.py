@@ -1,0 +1,142 @@
+"""A probe's look at a job's data: opened, two samples read, a batch made of them (floor R)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import default_collate
+
+from elasticflow.errors import DatasetError
+from elasticflow.runtime import dataset as datasets
+from elasticflow.runtime import notes, streams
+from elasticflow.runtime.probe_report import BrokenError
+from elasticflow.runtime.shard_reader import require_iterable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from elasticflow.runtime.probe_report import Report
+
+_BATCH = 2  # samples: BatchNorm needs more than one
+
+
+class Data:
+    """The data of one table of the job file.
+
+    Args:
+        report: Where problems go.
+        code: The job's train.py as a module.
+        job: Its tables.
+        table: Which one: `dataset` or `evaluation`.
+    """
+
+    def __init__(self, report: Report, code: ModuleType, job: dict[str, Any], table: str) -> None:
+        self._report, self._code, self._job, self._table = report, code, job, table
+        self._is_training = table == "dataset"
+        self._entry = f"{table}.entry"
+        self._args = f"{table}.args" if job[table]["args"] else self._entry
+
+    def batch(self) -> Any:
+        """Return a batch of the first and the last sample, or of the first two of data shard 0.
+
+        Raises:
+            BrokenError: there is none; why was told.
+        """
+        shards = self._job["dataset"]["shards"] if self._is_training else None
+        if shards is not None:
+            return self._collated(*self._of_shard(shards))
+        dataset = self._opened(
+            self._code.build_dataset if self._is_training else self._code.build_evaluation_dataset
+        )
+        length = self._length(dataset)
+        indices = sorted({0, length - 1})
+        return self._collated(dataset, indices, [self._sample(dataset, index) for index in indices])
+
+    def _opened(self, build: Callable[[], Any]) -> Any:
+        report, doing = self._report, f"opening {self._table}"
+        prepare = self._job["dataset"]["prepare"]
+        if prepare is None:
+            return report.call("factory", self._args, doing, build)
+        report.doing(doing, self._args)
+        try:
+            return build()
+        except Exception as error:
+            why = f"{self._table} cannot be opened here ({type(error).__name__}: {error})"
+            remedy = f"{prepare} was not called, since it may download: run it by hand, and check again"
+            report.warn("unknown", self._args, f"{why}, perhaps since dataset.prepare has not run", remedy)
+            raise BrokenError from error
+
+    def _length(self, dataset: Any) -> int:
+        report, table = self._report, self._job["dataset"]
+        name = "train" if self._is_training else self._table
+        length = report.call(
+            "result",
+            self._entry,
+            f"counting the samples of {self._table}",
+            lambda: datasets.check(dataset, name, None),
+        )
+        if not self._is_training:
+            report.learnt(evaluation_samples=length)
+            return length
+        report.learnt(samples=length)
+        try:
+            datasets.check(dataset, name, table["samples"])
+        except DatasetError as error:
+            report.problem("length", "dataset.samples", error)
+        size = table["global_batch_size"]
+        if table["tail"] == "drop" and length < size:
+            message = f"no step is ever made: an epoch has {length} samples, a batch {size}, and the tail is dropped"
+            remedy = 'use a smaller batch, or tail = "spill" or "short"'
+            report.problem("length", "dataset.global_batch_size", DatasetError(message, remedy))
+        return length
+
+    def _sample(self, dataset: Any, index: int) -> Any:
+        def read() -> Any:
+            streams.seed_all(index)
+            try:
+                many = getattr(dataset, "__getitems__", None)
+                return dataset[index] if many is None else many([index])[0]
+            except Exception as error:
+                notes.of_sample(error, dataset, index)
+                raise
+
+        doing = f"reading sample {index} of {self._table}"
+        return self._report.call("sample", self._entry, doing, read)
+
+    def _of_shard(self, shards: int) -> tuple[Any, list[int], list[Any]]:
+        report, build = self._report, self._code.build_dataset
+        opened = report.call(
+            "factory", self._args, "opening data shard 0", lambda: build(shard=0, shards=shards)
+        )
+        shard = report.call("result", self._entry, "opening data shard 0", lambda: require_iterable(opened))
+        streams.seed_all(0)
+        samples = report.call(
+            "sample", self._entry, "reading data shard 0", lambda: list(itertools.islice(shard, _BATCH))
+        )
+        if not samples:
+            report.note("data shard 0 has no samples")
+            raise BrokenError
+        return shard, list(range(len(samples))), samples
+
+    def _collated(self, dataset: Any, indices: list[int], samples: list[Any]) -> Any:
+        report, own, loss = self._report, self._job["dataset"]["collate"], self._job["model"]["loss"]
+        collate = self._code.collate if own else default_collate
+        key = "dataset.collate" if own else self._entry
+
+        def make() -> Any:
+            try:
+                return collate(samples)
+            except Exception as error:
+                notes.of_batch(error, dataset, indices, samples)
+                raise
+
+        if self._is_training:
+            report.learnt(sample=notes.form(samples[0]))
+        batch = report.call("collate", key, f"making a batch of {self._table}", make)
+        if loss is not None and not (isinstance(batch, list | tuple) and len(batch) == 2):
+            message = f"model.loss is called on batches of (inputs, targets), and a batch of {self._table} is {notes.form(batch)}"
+            remedy = "let samples be (input, target), or use model.step instead of model.loss"
+            report.refuse("collate", key, DatasetError(message, remedy))
+        return batch

@@ -1,0 +1,168 @@
+"""A probe's look at what a job trains: built, stepped once without data, counted as a snapshot would be (floor R)."""
+
+from __future__ import annotations
+
+import operator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.probe_report import BrokenError
+from elasticflow.runtime.share import nbytes_of
+from elasticflow.runtime.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import ModuleType
+
+    from elasticflow.runtime.probe_report import Report
+
+
+class Trained(NamedTuple):
+    """What a step changes."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: Any
+    average: AveragedModel | None
+
+
+def build(report: Report, code: ModuleType, job: dict[str, Any]) -> Trained:
+    """Return model, optimizer and schedule as train.py makes them, on torch's default device.
+
+    Raises:
+        BrokenError: something raised, or returned what cannot be trained; told.
+    """
+
+    def key(table: str) -> str:
+        return f"{table}.args" if job[table]["args"] else f"{table}.entry"
+
+    model = report.call("factory", key("model"), "building the model", code.build_model)
+    if not isinstance(model, nn.Module):
+        what = f"model.entry returned a {type(model).__name__}, which is no torch.nn.Module"
+        report.refuse("result", "model.entry", StateError(what, "return the model itself"))
+    if not any(p.requires_grad for p in model.parameters()):
+        what = f"model.entry returned a {type(model).__name__} without parameters to train"
+        report.refuse("result", "model.entry", StateError(what))
+    optimizer = report.call(
+        "factory", key("optimizer"), "building the optimizer", lambda: code.build_optimizer(model)
+    )
+    if not isinstance(optimizer, Optimizer):
+        what = f"optimizer.entry returned a {type(optimizer).__name__}, which is no torch.optim.Optimizer"
+        report.refuse("result", "optimizer.entry", StateError(what))
+    scheduler = None
+    if job["lr_scheduler"] is not None:
+        scheduler = report.call(
+            "factory",
+            key("lr_scheduler"),
+            "building the schedule",
+            lambda: code.build_scheduler(optimizer),
+        )
+        if not callable(getattr(scheduler, "step", None)):
+            what = f"lr_scheduler.entry returned a {type(scheduler).__name__}, which has no step()"
+            report.refuse("result", "lr_scheduler.entry", StateError(what))
+    average = None
+    if job["train"]["ema"] is not None:
+        decay = get_ema_multi_avg_fn(job["train"]["ema"])  # type: ignore[no-untyped-call]
+        average = report.call(
+            "factory", "train.ema", "copying the model", lambda: AveragedModel(model, multi_avg_fn=decay)
+        )
+    return Trained(model, optimizer, scheduler, average)
+
+
+def step_without_data(report: Report, trained: Trained) -> None:
+    """Have the optimizer make its state, from gradients of zero; weights do not count here.
+
+    Raises:
+        BrokenError: it raised; told.
+    """
+    for group in trained.optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and not is_lazy(parameter):
+                parameter.grad = torch.zeros_like(parameter)
+    step: Any = trained.optimizer.step
+    report.call("step", "optimizer.entry", "a step of the optimizer without data", step)
+
+
+def materialize(trained: Trained) -> None:
+    """Give tensors of the meta device memory, which nobody touches: a snapshot holds no others.
+
+    Raises:
+        RuntimeError: torch cannot, since something else refers to a tensor.
+    """
+    storages: dict[int, torch.UntypedStorage] = {}
+    for tensor in {id(each): each for each in _tensors(trained) if each.is_meta}.values():
+        meta = tensor.untyped_storage()
+        memory = storages.setdefault(meta._cdata, torch.UntypedStorage(meta.nbytes()))  # type: ignore[no-untyped-call]  # noqa: SLF001
+        real = torch.empty(0, dtype=tensor.dtype).set_(
+            memory, tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+        if isinstance(tensor, nn.Parameter):
+            real = nn.Parameter(real, requires_grad=tensor.requires_grad)
+        tensor.grad = None
+        torch.utils.swap_tensors(tensor, real)  # type: ignore[no-untyped-call]
+
+
+def _tensors(trained: Trained) -> Iterable[Tensor]:
+    for module in (trained.model, trained.average):
+        if module is not None:
+            yield from module.parameters()
+            yield from module.buffers()
+    for state in trained.optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def count(report: Report, job: dict[str, Any], trained: Trained) -> None:
+    """Tell how large a snapshot is, counted as it would be staged.
+
+    Raises:
+        BrokenError: it cannot hold the state; told.
+    """
+    parameters = [p for p in trained.model.parameters() if not is_lazy(p)]
+    report.learnt(
+        parameters=sum(p.numel() for p in parameters),
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+    )
+    include = {}
+    for name, entry in job["snapshots"]["include"].items():
+        include[name] = report.call("import", f"snapshots.include.{name}", f"importing {entry}", _at(entry))
+    report.doing("reading the state", "model.entry")
+    try:
+        state = State(
+            model=trained.model,
+            optimizer=trained.optimizer,
+            scheduler=trained.scheduler,
+            scaler=GradScaler("cpu") if job["train"]["precision"] == "fp16" else None,
+            ema=trained.average,
+            include=include,
+        )
+        tensors = state.capture().tensors
+    except Exception as error:
+        report.problem("state", _key_of(str(error)), error)
+        raise BrokenError from error
+    sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
+    report.learnt(
+        snapshot_bytes=sum(sizes.values()),
+        model_bytes=sum(size for key, size in sizes.items() if key.startswith("model/")),
+        optimizer_bytes=sum(size for key, size in sizes.items() if key.startswith("optimizer/")),
+    )
+
+
+def _at(entry: str) -> Any:
+    module, _, attribute = entry.partition(":")
+    return lambda: operator.attrgetter(attribute)(import_module(module))
+
+
+def _key_of(message: str) -> str:
+    """Return the key of the job file whose state cannot be stored: messages begin with the part's name."""
+    part = message.replace("/", " ").split()[0]
+    if part.startswith("include."):
+        return f"snapshots.{part}"
+    return {"optimizer": "optimizer.entry", "scheduler": "lr_scheduler.entry"}.get(part, "model.entry")

@@ -1,0 +1,143 @@
+"""Jobs whose own code is wrong in one way each, for the tests of `--deep`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOB = """\
+[job]
+name = "shop"
+
+[model]
+entry = "shop:Net"
+args = { width = 8 }
+loss = "torch.nn.functional:cross_entropy"
+
+[optimizer]
+entry = "torch.optim:AdamW"
+args = { lr = 0.001 }
+
+[lr_scheduler]
+entry = "torch.optim.lr_scheduler:CosineAnnealingLR"
+args = { T_max = 10 }
+
+[dataset]
+entry = "shop:digits"
+global_batch_size = 8
+
+[evaluation]
+entry = "shop:digits"
+metrics = { accuracy = "shop:accuracy" }
+
+[train]
+epochs = 2
+"""
+
+SHOP = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Linear(4, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.outer = nn.Linear(width, 3)
+
+    def forward(self, inputs):
+        return self.outer(self.norm(self.inner(inputs)).relu())
+
+
+class Digits:
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        if index >= 50:
+            raise IndexError(index)
+        return torch.ones(4) * index, index % 3
+
+
+def digits():
+    return Digits()
+
+
+def accuracy(outputs, targets):
+    return (outputs.argmax(1) == targets).float().mean()
+"""
+
+
+class Project(NamedTuple):
+    """A job that is wrong.
+
+    Attributes:
+        old: Text of the module, or of the job file, that is replaced.
+        new: By what.
+        found: Code, key line of the job file (its beginning), and a part of the message of what is found.
+        deep_step: It shows in a training step only.
+        is_wild: It does what only a process of its own can take.
+    """
+
+    old: str
+    new: str
+    found: tuple[str, str, str] | None
+    deep_step: bool = False
+    is_wild: bool = False
+
+
+PROJECTS = {
+    "good": Project("", "", None, deep_step=True),
+    "import_raises": Project(
+        "import torch\n", "import torch\nimport flash_attention_4\n", ("EF501", 'entry = "shop:Net"', "ModuleNotFoundError: No module named 'flash_attention_4'")
+    ),
+    "import_exits": Project("import torch\n", "import torch\nraise SystemExit(4)\n", ("EF501", 'entry = "shop:Net"', "importing shop raises SystemExit: 4")),
+    "build_raises": Project(
+        "        super().__init__()\n", "        super().__init__()\n        if width % 3:\n            raise ValueError('width must be a multiple of 3')\n",
+        ("EF502", "args = { width = 8 }", "building the model raises ValueError: width must be a multiple of 3"),
+    ),
+    "no_module": Project("def digits", "def Net(width):\n    return [1, 2]\n\n\ndef digits", ("EF503", 'entry = "shop:Net"', "model.entry returned a list, which is no torch.nn.Module")),
+    "refuses_meta": Project(
+        "        self.outer =", "        assert float(torch.ones(2).sum()) == 2\n        self.outer =", None
+    ),
+    "hangs": Project("import torch\n", "import time\n\nimport torch\n\n\ndef wait():\n    time.sleep(600)\n\n\nwait()\n", ("EF509", 'entry = "shop:Net"', "importing shop took longer than "), is_wild=True),
+    "exits": Project("        super().__init__()\n", "        super().__init__()\n        import os\n        os._exit(7)\n", ("EF510", 'entry = "shop:Net"', "ended the process with exit code 7"), is_wild=True),
+    "crashes": Project(
+        "def digits():\n", "def digits():\n    import ctypes\n    ctypes.string_at(0)\n", ("EF510", 'entry = "shop:digits"', "opening dataset ended the process with SIGSEGV"), is_wild=True
+    ),
+    "prints": Project("import torch\n", "import os\n\nimport torch\n\nprint('x' * 300_000)\nos.write(2, b'\\xff{\"end\": true}' * 1000)\n", None, is_wild=True),
+    "leaves_a_process": Project(
+        "import torch\n", "import subprocess\n\nimport torch\n\nsubprocess.Popen(['sleep', '987'], start_new_session=True)\n",
+        ("EF512", 'entry = "shop:Net"', "leaves processes behind: sleep"), is_wild=True,
+    ),
+    "needs_a_gpu": Project(
+        "        super().__init__()\n", "        super().__init__()\n        torch.zeros(1).cuda()\n", ("EF511", "args = { width = 8 }", "building the model raises")
+    ),
+    "dataset_raises": Project("    return Digits()", "    return open('/nowhere/digits.bin')", ("EF502", 'entry = "shop:digits"', "opening dataset raises FileNotFoundError")),
+    "no_items": Project("    return Digits()", "    return iter([1])", ("EF503", 'entry = "shop:digits"', "cannot be read by index")),
+    "length_is_a_lie": Project("        return 50\n", "        return 51\n", ("EF504", 'entry = "shop:digits"', "reading sample 50 of dataset raises IndexError: 50")),
+    "no_batch": Project("torch.ones(4) * index", "torch.ones(4 + index % 2)", ("EF505", 'entry = "shop:digits"', "making a batch of dataset raises RuntimeError: stack expects each tensor to be equal size")),
+    "no_pair": Project("torch.ones(4) * index, index % 3", "torch.ones(4) * index", ("EF505", 'entry = "shop:digits"', "model.loss is called on batches of (inputs, targets)")),
+    "other_length": Project("global_batch_size = 8", "samples = 60\nglobal_batch_size = 8", ("EF506", "samples = 60", "dataset.samples = 60, but the Digits has 50")),
+    "no_step": Project("global_batch_size = 8", 'tail = "drop"\nglobal_batch_size = 80', ("EF506", "global_batch_size = 80", "no step is ever made: an epoch has 50 samples")),
+    "optimizer_raises": Project("lr = 0.001", "lr = -1.0", ("EF502", "args = { lr = -1.0 }", "building the optimizer raises ValueError: Invalid learning rate")),
+    "state_that_cannot_be_kept": Project(
+        "        self.outer =", "        self.register_buffer('mask', torch.eye(3).to_sparse())\n        self.outer =", ("EF507", 'entry = "shop:Net"', "model/mask is a sparse tensor")
+    ),
+    "wrong_shapes": Project("nn.Linear(4, width)", "nn.Linear(5, width)", ("EF508", 'loss = "torch', "a training step raises RuntimeError: mat1 and mat2 shapes cannot be multiplied"), deep_step=True),
+    "unused_parameters": Project("        self.outer =", "        self.spare = nn.Linear(2, 2)\n        self.outer =", ("EF508", 'entry = "shop:Net"', "parameter spare.weight and 1 more got no gradient"), deep_step=True),
+    "metric_raises": Project("(outputs.argmax(1)", "(outputs.argmax(2)", ("EF508", "metrics = ", "measuring accuracy raises IndexError"), deep_step=True),
+}  # fmt: skip
+
+
+def write(folder: Path, project: Project) -> Path:
+    """Write the project's files and return the job file."""
+    (folder / "pyproject.toml").touch()
+    assert project.old in JOB + SHOP
+    shop, job = (text.replace(project.old, project.new, 1) if project.old else text for text in (SHOP, JOB))
+    (folder / "shop.py").write_text(shop)
+    (folder / "job.toml").write_text(job)
+    return folder / "job.toml"

@@ -1,0 +1,147 @@
+"""The job's own code tried out in a child process: what is wrong is found, whatever the code does."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.cli.main import call
+from elasticflow.launcher.deep import Look, look, look_of, request_of
+from elasticflow.launcher.deep_findings import diagnostics_of
+from elasticflow.launcher.probing import Ended
+from elasticflow.runtime.probe import Probe
+from elasticflow.runtime.probe_report import Report
+from elasticflow.spec.load import require_job
+from elasticflow.spec.source import load
+from tests.launcher.deep_projects import PROJECTS, Project, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.spec.job import Job
+
+
+TAME = [name for name, project in PROJECTS.items() if not project.is_wild]
+WILD = [name for name, project in PROJECTS.items() if project.is_wild]
+
+
+@pytest.fixture(autouse=True)
+def project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Work in a folder of one's own; what is imported there is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("shop", None)
+
+
+def _job(folder: Path, project: Project) -> Job:
+    job = require_job(write(folder, project)).job
+    assert job is not None
+    return job
+
+
+def _look_here(folder: Path, project: Project) -> Look:
+    """Return what the child's part tells, run in this process."""
+    request = request_of(_job(folder, project), folder, takes_step=project.deep_step)
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as told:
+        with os.fdopen(writing, "wb"):
+            report = Report(writing, request["own"])
+            Probe(report, request).run()
+            report.end()
+        messages = [json.loads(line) for line in told]
+    return look_of(Ended(0, messages, "", []), request["own"], 1.0)
+
+
+def _require_found(project: Project, look: Look) -> None:
+    found = diagnostics_of(look, load(Path("job.toml")))
+    assert (project.found is not None) == bool(found), found
+    for each in found:
+        assert project.found is not None
+        code, key, message = project.found
+        excerpt = each.excerpt or ""
+        assert (code, True, True) == (each.code, excerpt.startswith(key), message in each.message), each
+
+
+@pytest.mark.parametrize("name", TAME)
+def test_what_is_wrong_is_found_at_its_key(name: str, tmp_path: Path) -> None:
+    """Each job is wrong in one way: one finding, with its code, at its key."""
+    _require_found(PROJECTS[name], _look_here(tmp_path, PROJECTS[name]))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", WILD)
+def test_code_that_does_what_it_likes_is_told_and_ended(name: str, tmp_path: Path) -> None:
+    """Code that hangs, exits, crashes, prints rubbish or starts processes: found, and nothing lives afterwards."""
+    project = PROJECTS[name]
+    limit_s = 6.0 if name == "hangs" else 60.0
+
+    _require_found(project, look(_job(tmp_path, project), tmp_path, limit_s=limit_s))
+
+    assert [] == [path for path in Path("/proc").glob("[0-9]*/cmdline") if _is_left(path)]
+
+
+def _is_left(cmdline: Path) -> bool:
+    try:
+        return cmdline.read_bytes() == b"sleep\x00987\x00"
+    except OSError:
+        return False
+
+
+def test_what_is_learnt_of_a_good_job(tmp_path: Path) -> None:
+    """Samples, parameters and the bytes of a snapshot: the same on the meta device and after a step on the CPU."""
+    project = PROJECTS["good"]
+
+    quick, thorough = (
+        _look_here(tmp_path, project._replace(deep_step=takes_step)).facts for takes_step in (False, True)
+    )
+
+    assert quick == {
+        "samples": 50,
+        "evaluation_samples": 50,
+        "sample": "(float32 (4,), int)",
+        "parameters": 83,
+        "trainable": 83,
+        "model_bytes": 404,
+        "optimizer_bytes": 688,
+        "snapshot_bytes": 1092,
+    }
+    assert quick == {key: value for key, value in thorough.items() if key != "loss"}
+
+
+@pytest.mark.integration
+def test_validate_shows_the_frames_of_the_jobs_own_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The finding names the line that raised and nothing of ours; a job with errors is not tried out."""
+    write(tmp_path, PROJECTS["build_raises"])
+    (tmp_path / "other.toml").write_text("[job]\n")
+
+    assert call(["validate", "--deep", "job.toml", "other.toml"]) == 1
+
+    said = capsys.readouterr().out
+    assert "  = help: at shop.py:9, in __init__: raise ValueError('width must be a multiple of 3')\n" in said
+    assert "probe" not in said
+    assert "job.toml: 50 samples of (float32 (4,), int)\n" in said
+    assert "other.toml: not tried out: it has errors\n" in said
+
+
+def test_without_torch_nothing_can_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said so, as a warning; no process is started."""
+    write(tmp_path, PROJECTS["good"])
+    find = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "torch" else find(name))
+
+    assert call(["validate", "--deep", "job.toml"]) == 0
+
+    assert (
+        "warning[EF511]: --deep cannot tell anything here: torch is not installed" in capsys.readouterr().out
+    )
