@@ -12,6 +12,7 @@ from elasticflow.compiler.origin_drift import compare_made
 from elasticflow.compiler.origins import Made, made_from, made_in
 from elasticflow.compiler.resolved import job_to_json
 from elasticflow.errors import DriftRefusedError
+from elasticflow.launcher.supervisor.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,6 +58,20 @@ def record_job(folder: RunFolder, catalog: Catalog, plan: LaunchPlan, made: Made
         **made.origins.to_json(),
     }
     catalog.write_job_record(record)
+
+
+def take_in_failures(folder: RunFolder, catalog: Catalog) -> None:
+    """Have the run folder's ledger hold what other machines charged to the budget since it was last written."""
+    known = _newest_known(folder)
+    Ledger(folder.ledger).take_in(catalog.generations(after=known).values())
+
+
+def _newest_known(folder: RunFolder) -> int:
+    """Return the newest generation that this machine led; 0 if none, or if that cannot be read."""
+    try:
+        return int(json.loads(folder.state.read_text(encoding="utf-8"))["generation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def check_drift(

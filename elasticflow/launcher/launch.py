@@ -100,6 +100,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
             drift=[each.to_json() for each in drift],
         )
         continuity.record_job(folder, catalog, plan, made)
+        continuity.take_in_failures(folder, catalog)
         start = Launch(
             plan=plan,
             job=request.job,

@@ -154,23 +154,28 @@ class Catalog:
     def claim_after(self, number: int, info: Mapping[str, Any]) -> bool:
         """Make the generation after *number* exist; False if another launch has: the run is that one's now.
 
-        Asked again after an answer that was lost, what *info* says but for the reason tells that it is ours.
+        Asked again after an answer that was lost, what *info* says but for the reason and what failed since tells
+        that it is ours.
         """
         data = json.dumps({**info, "created": time.time()}).encode()
         if self.storage.create(self._generation(number + 1), data):
             return True
         there = self._read(run_folder.generation_file(number + 1))
-        return all(there.get(key) == value for key, value in info.items() if key != "reason")
+        return all(
+            there.get(key) == value for key, value in info.items() if key not in {"reason", "failures"}
+        )
 
     def newest_generation(self) -> int:
         """Return the highest generation that exists; 0 if there is none."""
         matches = map(_GENERATION.fullmatch, self.storage.list(f"{self.prefix}generations"))
         return max((int(match["number"]) for match in matches if match), default=0)
 
-    def generations(self) -> dict[int, dict[str, Any]]:
-        """Return what was claimed for each generation, by number, ascending: launch, reason, time of the claim."""
+    def generations(self, after: int = 0) -> dict[int, dict[str, Any]]:
+        """Return what was claimed for each generation *after* one, by number, ascending: launch, reason, time."""
         matches = map(_GENERATION.fullmatch, self.storage.list(f"{self.prefix}generations"))
-        files = {int(match["number"]): match[0] for match in matches if match}
+        files = {
+            int(match["number"]): match[0] for match in matches if match and int(match["number"]) > after
+        }
         return {number: self._read(f"generations/{files[number]}") for number in sorted(files)}
 
     def is_fenced(self, generation: int) -> bool:

@@ -21,6 +21,7 @@ from elasticflow.launcher.launch import (
     launch,
     writer_config,
 )
+from elasticflow.launcher.supervisor.budget import Budget
 from elasticflow.run_folder import RunFolder, snapshot_place
 from tests.compiler.jobs import make_job
 
@@ -114,6 +115,29 @@ def test_run_that_another_machine_went_on_with_is_not_taken_back(trial: Trial) -
         another_machine.setattr(socket, "gethostname", lambda: "another")
         assert first.claim("crash", 2) is None
     assert 4 == elsewhere.claim("crash", 3)
+
+
+def test_failures_are_counted_on_where_there_is_no_run_folder_too(trial: Trial) -> None:
+    """What failed before a generation lies beside the snapshots: another machine has what is left of the budget."""
+    first = trial.launch(snapshots__uri="store")
+    budget = Budget(first.plan.restarts, first.folder.ledger)
+    assert 1 == first.claim("start", ledger=budget.ledger)
+    for generation in (1, 2):
+        budget.charge("crash", step=10 * generation, generation=generation)
+        assert generation + 1 == first.claim("crash", generation, ledger=budget.ledger)
+    shutil.move(trial.folder.path, trial.folder.path.with_name("here"))
+
+    elsewhere = trial.launch(snapshots__uri="store")
+    goes_on = Budget(elsewhere.plan.restarts, elsewhere.folder.ledger)
+    assert budget.entries == goes_on.entries
+    assert 1 == goes_on.left()
+    goes_on.charge("hang", step=30, generation=3)
+    assert 4 == elsewhere.claim("resume", ledger=goes_on.ledger)
+    shutil.rmtree(trial.folder.path)
+    shutil.move(trial.folder.path.with_name("here"), trial.folder.path)
+
+    back = trial.launch(snapshots__uri="store")
+    assert goes_on.entries == Budget(back.plan.restarts, back.folder.ledger).entries
 
 
 def test_job_is_compared_where_there_is_no_run_folder_too(trial: Trial) -> None:

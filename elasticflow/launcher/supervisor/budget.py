@@ -1,16 +1,16 @@
 """The job-wide restart budget: what a failure costs, and whether the job goes on (floor 3).
 
-The ledger file is the only state, so the next launch counts on from where this one stopped. The clock is
+The ledger is the only state, so the next launch counts on from where this one stopped. The clock is
 an argument; nothing else here depends on when or where it runs.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from elasticflow.launcher.supervisor.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,33 +26,6 @@ FREE_AGENTS = 3
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 _AGAIN = "the same error came again without progress"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of the ledger.
-
-    Attributes:
-        time: Unix time.
-        failure_class: What failed, `class` in the file.
-        step: Last step finished in that generation; None when none was, so it failed while building.
-        epoch: Epoch of that step.
-        high: Highest step the run had ever finished by then.
-        high_epoch: Epoch of it.
-        generation: The generation that failed.
-        fingerprint: Equal for the same error.
-        charged: It counts against the budget.
-    """
-
-    time: float
-    failure_class: str
-    step: int | None
-    epoch: int | None
-    high: int
-    high_epoch: int
-    generation: int
-    fingerprint: str
-    charged: bool
 
 
 @dataclass(frozen=True)
@@ -87,9 +60,8 @@ class Budget:
 
     def __init__(self, plan: RestartPlan, ledger: Path, clock: Callable[[], float] = time.time) -> None:
         self._plan = plan
-        self._ledger = ledger
+        self._ledger = Ledger(ledger)
         self._clock = clock
-        self._entries = read_ledger(ledger)
 
     @property
     def size(self) -> int:
@@ -100,6 +72,15 @@ class Budget:
     def entries(self) -> tuple[Entry, ...]:
         """Every failure of the run so far, oldest first."""
         return tuple(self._entries)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where they are kept."""
+        return self._ledger
+
+    @property
+    def _entries(self) -> list[Entry]:
+        return self._ledger.entries
 
     def left(self, step: int | None = None, epoch: int | None = None) -> int:
         """Return the restarts left, given how far training is now."""
@@ -135,7 +116,7 @@ class Budget:
         refilled = not before and bool(self._counted_last_time())
         entry = Entry(now, kind, step, epoch, high, high_epoch, generation, fingerprint, charged)
         hopeless = self._hopeless(entry) if hope is None else None if hope else _AGAIN
-        self._append(entry)
+        self._ledger.append(entry)
 
         left = self._plan.budget - len(before) - int(charged)
         if hopeless is not None:
@@ -209,38 +190,6 @@ class Budget:
             "",
         )
         return f"{counted + 1} failures{window}, restarts.budget is {plan.budget}"
-
-    def _append(self, entry: Entry) -> None:
-        record = asdict(entry)
-        record["class"] = record.pop("failure_class")
-        line = json.dumps(record) + "\n"
-        self._ledger.parent.mkdir(parents=True, exist_ok=True)
-        with self._ledger.open("ab+") as file:
-            # A line torn by a crash must not swallow this one.
-            if file.tell() > 0:
-                file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else "\n" + line
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        self._entries.append(entry)
-
-
-def read_ledger(ledger: Path) -> list[Entry]:
-    """Return the ledger's entries, oldest first; none if the file is absent. Torn lines are left out."""
-    try:
-        lines = ledger.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    entries = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-            record["failure_class"] = record.pop("class")
-            entries.append(Entry(**record))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            continue
-    return entries
 
 
 def _delay_s(streak: int) -> float:

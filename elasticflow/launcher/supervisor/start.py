@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.compiler.resolved import job_to_json
 from elasticflow.launcher.agent.agent_process import agent_of
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
+from elasticflow.launcher.supervisor.ledger import FAILURES
 from elasticflow.launcher.supervisor.simulate import ALONE
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan import LaunchPlan
     from elasticflow.launcher.agent.agent_process import AgentProcess
     from elasticflow.launcher.rendezvous.meeting import Meeting
+    from elasticflow.launcher.supervisor.ledger import Ledger
     from elasticflow.launcher.supervisor.simulate import Change
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.catalog import Catalog
@@ -87,13 +89,23 @@ class Launch:
             sources=dict(self.sources),
         )
 
-    def claim(self, reason: str, last: int = 0, nodes: tuple[str, ...] = ()) -> int | None:
+    def claim(
+        self, reason: str, last: int = 0, nodes: tuple[str, ...] = (), ledger: Ledger | None = None
+    ) -> int | None:
         """Return the next generation's number, claimed at the snapshot URI: no other launch can have it.
 
-        None if one has claimed a generation after *last*, the one this launch claimed last (0: none yet).
+        None if one has claimed a generation after *last*, the one this launch claimed last (0: none yet). The claim
+        holds the failures since then that *ledger* has: those of an earlier launch, too, before its first one.
         """
-        claim = {"run_id": self.folder.run_id, "launch": self.number, "reason": reason, "nodes": nodes}
+        claim: dict[str, Any] = {
+            "run_id": self.folder.run_id,
+            "launch": self.number,
+            "reason": reason,
+            "nodes": nodes,
+        }
         claim |= {"host": socket.gethostname(), "pid": os.getpid()}
+        if ledger is not None:
+            claim[FAILURES] = ledger.since(last or self.catalog.newest_generation())
         if last == 0:
             return self.catalog.claim_generation(claim)
         return last + 1 if self.catalog.claim_after(last, claim) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,8 @@ class Supervisor:
         budget = Budget(plan, launch.folder.ledger)
         restarts = Restarts(self._journal, budget, Suspicion(launch.catalog, self._journal))
         first = "resume" if launch.is_resumed else "start"
-        formation = Formation(self._journal, self._members, head, launch.claim, first)
+        claim = partial(launch.claim, ledger=budget.ledger)
+        formation = Formation(self._journal, self._members, head, claim, first)
         # What is held in memory may be ahead of the store, also before anything is trained.
         untrained_s = UNTRAINED_S if launch.plan.snapshots.memory is None else plan.grace_s
         return Course(self._journal, restarts, head, self._members, formation, plan.grace_s, untrained_s)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow.compiler.plan import RestartPlan
-from elasticflow.launcher.supervisor.budget import FREE, FREE_AGENTS, LONGEST_DELAY_S, Budget, read_ledger
+from elasticflow.launcher.supervisor.budget import FREE, FREE_AGENTS, LONGEST_DELAY_S, Budget
 from elasticflow.launcher.supervisor.failures import CLASSES
+from elasticflow.launcher.supervisor.ledger import read_ledger
 
 
 class Clock:
