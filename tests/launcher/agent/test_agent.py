@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +31,6 @@ from tests.launcher.conftest import Warm, is_alive, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from elasticflow.snapshots.staging import WriterProcess
 
@@ -246,3 +248,12 @@ def test_lines_of_the_rank_logs_come_before_the_end(node: Node) -> None:
     assert "ended" == kinds[-1]
     ranks = sorted(line["rank"] for m in node.told if m["type"] == "lines" for line in m["lines"])
     assert [0, 1] == ranks
+
+
+@pytest.mark.e2e
+def test_agent_imports_nothing_in_the_middle_of_a_failure() -> None:
+    """All that it needs then was imported before it told that it was ready."""
+    program = Path(__file__).with_name("programs") / "agent_imports.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
