@@ -27,7 +27,7 @@ def test_literals_are_read_back_as_the_same_value(value: Any) -> None:
     assert eval(layout(literal(value, "key"), before="(", after=")")) == value
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.dictionaries(st.from_regex(r"[a-z]{1,12}", fullmatch=True), VALUES, max_size=6), max_size=8)
 )

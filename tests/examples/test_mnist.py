@@ -91,7 +91,7 @@ def test_images_without_labels_are_refused(tmp_path: Path) -> None:
         digits("test", str(tmp_path))
 
 
-@pytest.mark.usefixtures("real_processes")
+@pytest.mark.e2e
 def test_digits_of_a_folder_load_no_fsspec() -> None:
     """Only a URL loads fsspec."""
     program = "import sys; from examples.mnist import digits; digits('test'); print('fsspec' in sys.modules)"

@@ -249,7 +249,7 @@ RECORDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(RECORDS, max_size=6))
 def test_no_record_whatsoever_breaks_the_story(records: list[dict[str, Any]]) -> None:
     """The console must never take a run down, so any JSON in any field gives a line or none."""

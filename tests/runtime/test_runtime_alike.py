@@ -21,7 +21,7 @@ PROGRAM = Path(__file__).parent / "programs" / "compare_states.py"
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.usefixtures("real_processes")
+@pytest.mark.e2e
 def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
     """Whatever differs in JSON, in the form of a tensor or in an object of the job's own is named on every rank."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

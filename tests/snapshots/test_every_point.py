@@ -139,6 +139,7 @@ def test_writer_killed_at_an_object_store(
     assert [] == leftovers(bench.catalog)
 
 
+@pytest.mark.e2e
 def test_worker_killed(bench: Bench) -> None:
     """Each rank at each point of staging: a snapshot whose shares were all handed over is kept, no other is there."""
     address = bench.writer(keep_last=KEEP).address

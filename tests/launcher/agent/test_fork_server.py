@@ -210,6 +210,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_killed_agent_takes_server_and_workers_with_it(tmp_path: Path, start_method: str) -> None:
     """Kill -9 of the parent: nothing below it lives; torch 2.13 leaves orphans that train to the end."""
