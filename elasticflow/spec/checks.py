@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.spec import codes, data_shards, exact
+from elasticflow.spec import codes, data_shards, exact, schedules, setbacks, unreachable
 from elasticflow.spec.expectations import dotted, show
 from elasticflow.spec.values import secrets, values
 from elasticflow.spec.worlds import largest_world_size
@@ -35,6 +35,9 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *data_shards.check(source, tables),
         *_not_built(source, tables),
         *_schedule(source, tables),
+        *schedules.check(source, tables),
+        *unreachable.check(source, tables),
+        *setbacks.check(source, tables),
         *_optimizer(source, tables),
         *_rendezvous(source, tables),
         *_several_machines(source, tables),

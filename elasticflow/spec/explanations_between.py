@@ -70,6 +70,13 @@ BETWEEN_KEYS: dict[str, Explanation] = {
         '[nodes]\nmin = 1\nmax = 2\nendpoint = "head:29400"\n\n[torchrun]\nrdzv_backend = "static"',
         '[nodes]\nmin = 2\nmax = 2\nendpoint = "head:29400"\n\n[torchrun]\nrdzv_backend = "static"',
     ),
+    codes.SCHEDULE_ENDS: Explanation(
+        "the schedule stops training",
+        "OneCycleLR raises an error when it is stepped beyond its length. It is stepped once per step, or once per epoch with "
+        'interval = "epoch".',
+        '[train]\nsteps = 2000\n\n[lr_scheduler]\nentry = "torch.optim.lr_scheduler:OneCycleLR"\nargs = { max_lr = 0.1, total_steps = 1000 }',
+        '[train]\nsteps = 2000\n\n[lr_scheduler]\nentry = "torch.optim.lr_scheduler:OneCycleLR"\nargs = { max_lr = 0.1, total_steps = 2000 }',
+    ),
     codes.NO_ENDPOINT: Explanation(
         "several nodes and no endpoint (warning)",
         "Other machines join at the first machine's address. Without one the job runs on this machine alone.",
@@ -109,5 +116,33 @@ BETWEEN_KEYS: dict[str, Explanation] = {
         "torch is the same each time; files, threads and servers are its own business, and a fingerprint sees no sample.",
         "def lines(shard, shards):\n    for path in os.listdir(FOLDER)[shard::shards]: ...",
         "def lines(shard, shards):\n    for path in sorted(os.listdir(FOLDER))[shard::shards]: ...",
+    ),
+    codes.NEVER_DUE: Explanation(
+        "something is due only after the end of training (warning)",
+        "An interval is longer than the whole run, so what it times never happens. How long the run is, is known from train.steps, "
+        "from train.epochs, and with dataset.samples from either.",
+        '[train]\nsteps = 2000\n\n[snapshots]\nevery = "5000 steps"',
+        '[train]\nsteps = 2000\n\n[snapshots]\nevery = "500 steps"',
+    ),
+    codes.SCHEDULE_LENGTH: Explanation(
+        "the schedule and training differ in length (warning)",
+        "A schedule that is longer than training never gets to its end; one that is shorter does something else from there on. "
+        'Schedules count steps, or epochs with interval = "epoch".',
+        '[train]\nsteps = 2000\n\n[lr_scheduler]\nentry = "torch.optim.lr_scheduler:CosineAnnealingLR"\nargs = { T_max = 20000 }',
+        '[train]\nsteps = 2000\n\n[lr_scheduler]\nentry = "torch.optim.lr_scheduler:CosineAnnealingLR"\nargs = { T_max = 2000 }',
+    ),
+    codes.SHORT_GRACE: Explanation(
+        "no time to leave (warning)",
+        "A preempted worker has snapshots.grace to end its step and leave with a snapshot. Whoever preempts it says how long that "
+        "is: Slurm's KillWait, Kubernetes' terminationGracePeriodSeconds.",
+        '[snapshots]\ngrace = "0.1 s"',
+        '[snapshots]\ngrace = "30 s"',
+    ),
+    codes.ENDLESS_REFILL: Explanation(
+        "the budget refills before a snapshot is due (warning)",
+        "After restarts.refill a failure counts no more. Where that is shorter than the time between snapshots, a job that fails in "
+        "between goes back to the same snapshot each time, without end. A refill by steps or epochs counts progress alone.",
+        '[restarts]\nrefill = "5 min"\n\n[snapshots]\nevery = "1 h"',
+        '[restarts]\nrefill = "1 h"\n\n[snapshots]\nevery = "10 min"',
     ),
 }  # fmt: skip
