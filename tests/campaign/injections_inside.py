@@ -23,19 +23,13 @@ if TYPE_CHECKING:
 
 def exception(trial: Trial) -> str:
     """Raise in the training step of one rank."""
-    trial.start()
-    trial.cue("raise")
-    trial.goes_on()
-    trial.finish()
+    trial.survives("raise")
     return "ValueError in rank 1's training step"
 
 
 def hang(trial: Trial) -> str:
     """Sleep for ever in the training step of one rank."""
-    trial.start('restarts.hang_timeout="3 s"')
-    trial.cue("sleep")
-    trial.goes_on()
-    trial.finish()
+    trial.survives("sleep", 'restarts.hang_timeout="3 s"')
     return "rank 1's training step sleeps for ever"
 
 
@@ -54,19 +48,13 @@ def termination(trial: Trial) -> str:
 
 def tensor_corruption(trial: Trial) -> str:
     """Flip a bit of one rank's parameters."""
-    trial.start('train.compare_replicas="5 steps"')
-    trial.cue("flip")
-    trial.goes_on()
-    trial.finish()
+    trial.survives("flip", 'train.compare_replicas="5 steps"')
     return "a bit of a parameter flipped on rank 1"
 
 
 def desync(trial: Trial) -> str:
     """Let one rank take part in a collective that no other knows of."""
-    trial.start('restarts.hang_timeout="3 s"')
-    trial.cue("collective")
-    trial.goes_on()
-    trial.finish()
+    trial.survives("collective", 'restarts.hang_timeout="3 s"')
     return "rank 1 starts an all-reduce that rank 0 knows nothing of"
 
 
@@ -174,19 +162,13 @@ def disk(trial: Trial) -> str:
 
 def file_handles(trial: Trial) -> str:
     """Let one rank have no more file descriptors."""
-    trial.start("dataset.num_workers=0")
-    trial.cue("files")
-    trial.goes_on()
-    trial.finish()
+    trial.survives("files", "dataset.num_workers=0")
     return "rank 1 opens files until it may open no more"
 
 
 def device_memory(trial: Trial) -> str:
     """Ask for more memory than there is address space."""
-    trial.start()
-    trial.cue("allocate")
-    trial.goes_on()
-    trial.finish()
+    trial.survives("allocate")
     return "rank 1 asks torch for more memory than there can be"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -17,15 +16,15 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow import __version__, events
+from elasticflow import events
+from tests.campaign.facts import head
 from tests.end_to_end.harness import ROOT, Project, Running, named, read_lines, steps_of, wait_gone
 
 if TYPE_CHECKING:
@@ -193,20 +192,12 @@ def _time(stamp: str) -> float:
 
 def table(outcomes: list[Outcome]) -> str:
     """Return the Markdown table and its summary."""
-    facts = ", ".join(
-        f"{name} {value}"
-        for name, value in (
-            ("elasticflow", __version__),
-            ("torch", version("torch")),
-            ("Python", platform.python_version()),
-            (platform.system(), platform.release().partition("-")[0]),
-        )
-    )
     load = [o.load for o in outcomes]
+    at = head()
     lines = [
         "# Kills",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {facts}, {os.cpu_count()} cores shared with other work",
+        f"{at['date']}, {at['facts']}, {at['cores']} cores shared with other work",
         f"(load average {min(load):.1f} to {max(load):.1f}, median {median(load):.1f}). Made by `python -m tests.campaign.kills`.",
         "",
         f"`kill -9` over {len(outcomes)} separate runs of `jobs/mnist.toml` (two CPU workers, {STEPS} steps, a",

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import random
 import signal
 import sys
 import tempfile
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import __version__, events, faults
+from elasticflow import events, faults
 from tests.campaign.disturbed import LIMIT_S, Outcome, Series
+from tests.campaign.facts import head
 from tests.end_to_end.harness import project_at
 
 if TYPE_CHECKING:
@@ -117,19 +115,11 @@ def terminate(project: Project, times: int, expected: dict[str, Any]) -> list[Ou
 
 def table(outcomes: list[Outcome], seconds: float) -> str:
     """Return the Markdown tables."""
-    facts = ", ".join(
-        f"{name} {value}"
-        for name, value in (
-            ("elasticflow", __version__),
-            ("torch", version("torch")),
-            ("Python", platform.python_version()),
-            (platform.system(), platform.release().partition("-")[0]),
-        )
-    )
+    made = head()
     lines = [
         "# Faults inside saves and loads",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {facts}, {os.cpu_count()} cores shared with other work; {seconds / 60:.0f} min.",
+        f"{made['date']}, {made['facts']}, {made['cores']} cores shared with other work; {seconds / 60:.0f} min.",
         "Made by `python -m tests.campaign.snapshots`.",
         "",
         f"`jobs/mnist.toml` with two CPU workers, {EPOCHS} epochs and a snapshot every {EVERY} steps, in one long run for each",

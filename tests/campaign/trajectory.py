@@ -6,20 +6,16 @@ By hand: `python -m tests.campaign.trajectory --schedules 10 --seeds 20`. The ta
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import random
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import __version__
 from tests.campaign.disturbed import Outcome, Series
+from tests.campaign.facts import head
 from tests.end_to_end.harness import project_at
 from tests.end_to_end.trajectory_jobs import (
     EPOCHS,
@@ -171,15 +167,6 @@ def table(
     minutes: float,
 ) -> str:
     """Return the Markdown tables."""
-    facts = ", ".join(
-        f"{name} {value}"
-        for name, value in (
-            ("elasticflow", __version__),
-            ("torch", version("torch")),
-            ("Python", platform.python_version()),
-            (platform.system(), platform.release().partition("-")[0]),
-        )
-    )
     same = "\n".join(
         f"| {model} | {world} | `{found[world, 0][:16]}` | `{found[world, 2][:16]}` "
         f"| {f'`{plain[model][world][:16]}`' if world in plain[model] else ''} |"
@@ -187,7 +174,7 @@ def table(
         for world in WORLDS
     )
     return TEXT.format(
-        date=f"{datetime.now(UTC):%Y-%m-%d}", facts=facts, cores=os.cpu_count(), minutes=f"{minutes:.0f}",
+        **head(), minutes=f"{minutes:.0f}",
         steps=STEPS, seed=SEED, epochs=EPOCHS, samples=COUNTED, same=same,
         disturbed="\n".join(run.row() for run in disturbed), counted="\n".join(run.row() for run in counted),
     )  # fmt: skip

@@ -65,6 +65,13 @@ class Trial:
         """Have the job's own code on *rank* do *act* in its next step, once."""
         tiny_job.cue(self.project, act, rank)
 
+    def survives(self, act: str, *sets: str) -> None:
+        """Start, have rank 1's own code do *act*, and see the run go on and come to its end."""
+        self.start(*sets)
+        self.cue(act)
+        self.goes_on()
+        self.finish()
+
     def look_in(self, uri: str, options: dict[str, Any] | None = None) -> None:
         """Have the snapshots looked for in another place than the run folder."""
         self.series.catalog = Catalog(Storage(uri, options or {}), f"{self.run_id}/")
