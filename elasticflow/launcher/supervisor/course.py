@@ -1,4 +1,4 @@
-"""What follows from what happens to a launch: generations, budget, drain, verdict (floor 3).
+"""What follows from what happens to a launch: generations, drains, verdict (floor 3).
 
 Knows no process, no store and no signal: it is told, and asks its `Nodes` to form or drain. So it can be
 tested as a table.
@@ -10,16 +10,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
+from elasticflow.launcher.supervisor.aftermath import Aftermath
 from elasticflow.launcher.supervisor.drains import TOO_LATE, UNTRAINED_S, Drains
 from elasticflow.launcher.supervisor.formation import TakenOver
-from elasticflow.launcher.supervisor.generation import Cause, Generation
 from elasticflow.launcher.supervisor.hangs import Hangs
 from elasticflow.launcher.supervisor.verdict import Verdicts
 
 if TYPE_CHECKING:
     from elasticflow.launcher.supervisor.drains import Drain
-    from elasticflow.launcher.supervisor.failures import Failure
     from elasticflow.launcher.supervisor.formation import Formation, Nodes
+    from elasticflow.launcher.supervisor.generation import Generation
     from elasticflow.launcher.supervisor.journal import Journal
     from elasticflow.launcher.supervisor.members import Member, Members
     from elasticflow.launcher.supervisor.restarts import Restarts
@@ -46,12 +46,12 @@ class Course:
         untrained_s: float = UNTRAINED_S,
     ) -> None:
         self._journal = journal
-        self._restarts = restarts
         self._nodes = nodes
         self._members = members
         self._formation = formation
         self._verdicts = Verdicts(journal)
         self._drains = Drains(journal, grace_s, untrained_s)
+        self._aftermath = Aftermath(journal, restarts, members, formation, self._drains, self._verdicts)
         self.hangs = Hangs(journal, nodes)
         self.generation: Generation | None = None
         self.verdict: Verdict | None = None
@@ -112,10 +112,10 @@ class Course:
         if self._members:  # the others do; a spare that keeps dying is let go
             return self._members.may_come_back(node)
         if was_ready or self._journal.state["generation"] > 0:
-            self._restart_or_fail(None, "agent_lost", error)
+            self._settle(self._aftermath.restart_or_fail(None, "agent_lost", error))
         else:
             error = f"{error} before it was ready:\n{last_words}"
-            self.verdict = self._verdicts.failed("crash", error, errors.ANSWER_IS_NO)
+            self._settle(self._verdicts.failed("crash", error, errors.ANSWER_IS_NO))
         return self.verdict is None
 
     def workers_started(self, message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -164,8 +164,8 @@ class Course:
     def fenced(self, generation: int) -> None:
         """A snapshot of *generation* was refused, since a later one exists."""
         is_ours = self.generation is not None and self.generation.number == generation
-        if is_ours and self.verdict is None:  # else this launch itself has gone on to a later one
-            self._taken_over()
+        if is_ours:  # else this launch itself has gone on to a later one
+            self._settle(self._aftermath.taken_over())
 
     def interrupt(self, reason: str, code: int = errors.INTERRUPTED) -> None:
         """End the launch now; the same command goes on. A run that has finished or failed stays so."""
@@ -178,9 +178,10 @@ class Course:
         try:
             self.generation = self._formation.form(now)
         except OSError as error:  # the store does not answer: it may at the next try
-            self._restart_or_fail(None, "storage", f"no generation can be claimed: {error}")
+            why = f"no generation can be claimed: {error}"
+            self._settle(self._aftermath.restart_or_fail(None, "storage", why))
         except TakenOver:
-            self._taken_over()
+            self._settle(self._aftermath.taken_over())
 
     def _ask_to_drain(self, kind: str, reason: str, *, ends: bool) -> None:
         was_asked = self._drains.now is not None
@@ -205,50 +206,13 @@ class Course:
         """Once no worker is left anywhere: what ended the generation, and what comes next."""
         if not generation.is_over:
             return
-        if generation.is_stopping:
-            self._group_failed(generation)
-        else:
-            self._group_left(generation)
+        self.generation = None
+        self._settle(self._aftermath.of(generation))
         self._release()
 
-    def _group_failed(self, generation: Generation) -> None:
-        drain = self._drains.take()
-        cause = generation.cause()
-        if cause is None:  # killed by us, and nothing else was wrong
-            assert drain is not None, "a failed group has a cause"
-            cause = Cause("", drain.kind, TOO_LATE)
-        if cause.failure is not None:
-            self._journal.event(events.WORKER_FAILED, **cause.failure.fields())
-        self._end(cause.kind, cause.error)
-        if drain is not None and drain.ends:
-            who = "the agent died" if cause.failure is None else "a worker failed"
-            self.interrupt(f"{who} while draining: {cause.error}")
-            return
-        if cause.failure is not None and self._members.blame(cause.node):
-            self._journal.event(events.NODE_EXCLUDED, node=cause.node, reason=cause.error)
-        self._restart_or_fail(generation, cause.kind, cause.error, cause.failure, generation.failed_at)
-
-    def _group_left(self, generation: Generation) -> None:
-        """All workers left with code 0: the end of training, or a drain."""
-        drain = self._drains.take()
-        if generation.is_finished:
-            stopped = generation.stopped
-            reason = "training reached its end" if stopped is None else f"training was stopped by {stopped}"
-            self._end("finished", reason)
-            self.verdict = self._verdicts.finished(stopped)
-            return
-        kind = "drained" if drain is None else drain.kind
-        self._end(kind, "all workers left after the same step")
-        if drain is None:  # somebody asked the workers, not us: the job goes on
-            # Leaving without a single step, again and again, would go on for ever if it were free.
-            kind = "crash" if generation.step is None else "drained"
-            self._restart_or_fail(generation, kind, "the workers left before training reached its end")
-            return
-        self._drains.completed(drain)
-        if drain.ends:
-            self.interrupt(drain.reason)
-        else:
-            self._formation.plan(kind, time.monotonic())
+    def _settle(self, verdict: Verdict | None) -> None:
+        """End the launch with *verdict*, if it is one and the first."""
+        self.verdict = self.verdict or verdict
 
     def _release(self) -> None:
         """Let the nodes go that asked to, once they run nothing."""
@@ -257,31 +221,3 @@ class Course:
                 self._members.lose(node)
                 self._journal.event(events.NODE_LEFT, node=node)
                 self._nodes.release(node)
-
-    def _end(self, kind: str, reason: str) -> None:
-        """Have no generation run any more."""
-        self.generation = None
-        step = self._journal.state["step"]
-        self._journal.event(events.GENERATION_ENDED, **{"class": kind}, reason=reason, step=step)
-        self._journal.update(at_once=True, workers=[])
-
-    def _restart_or_fail(
-        self,
-        generation: Generation | None,
-        kind: str,
-        error: str,
-        failure: Failure | None = None,
-        failed_at: float | None = None,
-    ) -> None:
-        """Go on with another generation or give the verdict."""
-        decision = self._restarts.decide(generation or Generation(0), kind, error, failure)
-        if decision.restart:
-            self._formation.plan(kind, time.monotonic() + decision.delay_s, failed_at or time.time())
-        else:
-            code = errors.BUDGET_SPENT if decision.spent else errors.ANSWER_IS_NO
-            self.verdict = self._verdicts.failed(kind, error, code, failure, decision.reason)
-
-    def _taken_over(self) -> None:
-        """End the launch: going on would take the run away from the other one again."""
-        error = f"another launch of this run goes on from its snapshots: generation {self._journal.generation + 1}"
-        self.verdict = self._verdicts.failed("taken_over", error, errors.ANSWER_IS_NO)

@@ -1,0 +1,109 @@
+"""What follows the end of a generation: another one, or the verdict (floor 3)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from elasticflow import errors, events
+from elasticflow.launcher.supervisor.drains import TOO_LATE
+from elasticflow.launcher.supervisor.generation import Cause, Generation
+
+if TYPE_CHECKING:
+    from elasticflow.launcher.supervisor.drains import Drains
+    from elasticflow.launcher.supervisor.failures import Failure
+    from elasticflow.launcher.supervisor.formation import Formation
+    from elasticflow.launcher.supervisor.journal import Journal
+    from elasticflow.launcher.supervisor.members import Members
+    from elasticflow.launcher.supervisor.restarts import Restarts
+    from elasticflow.launcher.supervisor.verdict import Verdict, Verdicts
+
+
+class Aftermath:
+    """Tells how a generation ended, charges it, and plans the next one or gives the verdict."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        restarts: Restarts,
+        members: Members,
+        formation: Formation,
+        drains: Drains,
+        verdicts: Verdicts,
+    ) -> None:
+        self._journal, self._restarts, self._members = journal, restarts, members
+        self._formation, self._drains, self._verdicts = formation, drains, verdicts
+
+    def of(self, generation: Generation) -> Verdict | None:
+        """Return the verdict that the end of *generation* leads to; None if another one is planned."""
+        return self._failed(generation) if generation.is_stopping else self._left(generation)
+
+    def restart_or_fail(
+        self,
+        generation: Generation | None,
+        kind: str,
+        error: str,
+        failure: Failure | None = None,
+        failed_at: float | None = None,
+    ) -> Verdict | None:
+        """Charge a failure; plan another generation, or return the verdict.
+
+        Args:
+            generation: What failed; None if none could be formed.
+            kind: A class of `failures.CLASSES`.
+            error: In one line.
+            failure: The worker that failed first, if it was one.
+            failed_at: When, in unix time; None: now.
+        """
+        decision = self._restarts.decide(generation or Generation(0), kind, error, failure)
+        if decision.restart:
+            self._formation.plan(kind, time.monotonic() + decision.delay_s, failed_at or time.time())
+            return None
+        code = errors.BUDGET_SPENT if decision.spent else errors.ANSWER_IS_NO
+        return self._verdicts.failed(kind, error, code, failure, decision.reason)
+
+    def taken_over(self) -> Verdict:
+        """Return the verdict on a launch whose run is another's now: going on would take it away from that one again."""
+        error = f"another launch of this run goes on from its snapshots: generation {self._journal.generation + 1}"
+        return self._verdicts.failed("taken_over", error, errors.ANSWER_IS_NO)
+
+    def _failed(self, generation: Generation) -> Verdict | None:
+        drain = self._drains.take()
+        cause = generation.cause()
+        if cause is None:  # killed by us, and nothing else was wrong
+            assert drain is not None, "a failed group has a cause"
+            cause = Cause("", drain.kind, TOO_LATE)
+        if cause.failure is not None:
+            self._journal.event(events.WORKER_FAILED, **cause.failure.fields())
+        self._tell_end(cause.kind, cause.error)
+        if drain is not None and drain.ends:
+            who = "the agent died" if cause.failure is None else "a worker failed"
+            return self._verdicts.interrupted(f"{who} while draining: {cause.error}", errors.INTERRUPTED)
+        if cause.failure is not None and self._members.blame(cause.node):
+            self._journal.event(events.NODE_EXCLUDED, node=cause.node, reason=cause.error)
+        return self.restart_or_fail(generation, cause.kind, cause.error, cause.failure, generation.failed_at)
+
+    def _left(self, generation: Generation) -> Verdict | None:
+        """All workers left with code 0: the end of training, or a drain."""
+        drain = self._drains.take()
+        if generation.is_finished:
+            stopped = generation.stopped
+            reason = "training reached its end" if stopped is None else f"training was stopped by {stopped}"
+            self._tell_end("finished", reason)
+            return self._verdicts.finished(stopped)
+        kind = "drained" if drain is None else drain.kind
+        self._tell_end(kind, "all workers left after the same step")
+        if drain is None:  # somebody asked the workers, not us: the job goes on
+            # Leaving without a single step, again and again, would go on for ever if it were free.
+            kind = "crash" if generation.step is None else "drained"
+            return self.restart_or_fail(generation, kind, "the workers left before training reached its end")
+        self._drains.completed(drain)
+        if drain.ends:
+            return self._verdicts.interrupted(drain.reason, errors.INTERRUPTED)
+        self._formation.plan(kind, time.monotonic())
+        return None
+
+    def _tell_end(self, kind: str, reason: str) -> None:
+        step = self._journal.state["step"]
+        self._journal.event(events.GENERATION_ENDED, **{"class": kind}, reason=reason, step=step)
+        self._journal.update(at_once=True, workers=[])
