@@ -288,7 +288,7 @@ def strike_nodes(project: Project, number: int, tries: int, expected: dict[str, 
 def strike_in_storm(project: Project, number: int, tries: int, expected: dict[str, Any]) -> list[Try]:
     """Kill *tries* times in one run, at any time, a worker or now and then an agent; then look for what leaked."""
     draw = random.Random(f"{SEED} storm {number}")
-    course = Course(project, "storm", number, 0.1, "--set=snapshots.every=2 steps")
+    course = Course(project, "storm", number, 0.025, "--set=snapshots.every=2 steps")
     done = Try("storm", f"{tries} kills")
     course.tries.append(done)
     supervisor, began = psutil.Process(course.series.running.process.pid), time.monotonic()
