@@ -167,6 +167,10 @@ class Storage:
         """Return the file's bytes, never from a cache."""
         return self._do("look for", path, lambda store: store.size(path))
 
+    def modified(self, path: str) -> float | None:
+        """Return the Unix time of the file's writing by the store's own clock; None if the store does not tell."""
+        return self._do("look for", path, lambda store: store.modified(path))
+
     def list(self, folder: str = "") -> list[str]:
         """Return the names in *folder*, sorted, never from a cache; empty if there is no such folder."""
         try:

@@ -37,6 +37,7 @@ FLOORS = {
     "launcher": 3,
     "runtime": 3,
     "observe": 4,
+    "doctor": 4,
     "cli": 5,
     "__main__": 6,
 }

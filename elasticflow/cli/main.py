@@ -38,6 +38,7 @@ COMMANDS: dict[str, str] = {
     "rendezvous": "Serve a store in which the machines of runs meet.",
     "schema": "Print the JSON Schema of the job file, for editors.",
     "explain": "Explain a code such as EF101, with a bad and a good example.",
+    "doctor": "Check this machine, or all that a job needs of it.",
     "completion": "Print the completion script of a shell.",
 }
 

@@ -125,12 +125,17 @@ def source_diff(old: Side, new: Side) -> Iterator[str]:
         was, now = before.get(name), after.get(name)
         if was is not None and now is not None and was.sha256 == now.sha256:
             continue
-        texts = [side.text_of(name) if each else "" for side, each in ((old, was), (new, now))]
-        if texts[0] is None or texts[1] is None:
+        text, new_text = (side.text_of(name) if each else "" for side, each in ((old, was), (new, now)))
+        if text is None or new_text is None:
             yield f"--- {name}: its text is not kept"
             continue
-        lines = (text.splitlines() for text in texts if text is not None)
-        yield from difflib.unified_diff(*lines, f"{old.name}: {name}", f"{new.name}: {name}", lineterm="")
+        yield from difflib.unified_diff(
+            text.splitlines(),
+            new_text.splitlines(),
+            f"{old.name}: {name}",
+            f"{new.name}: {name}",
+            lineterm="",
+        )
 
 
 def _data(old: Side, new: Side) -> Iterator[Difference]:
@@ -138,17 +143,20 @@ def _data(old: Side, new: Side) -> Iterator[Difference]:
         now = new.data.get(name)
         if now is None or was.get("fingerprint") == now.get("fingerprint"):
             continue
-        digests = (str(each.get("fingerprint"))[:_DIGEST_SHOWN] for each in (was, now))
-        told = tuple(
-            f"{digest} ({each.get('samples')})" for digest, each in zip(digests, (was, now), strict=True)
+        told, now_told = (
+            f"{str(each.get('fingerprint'))[:_DIGEST_SHOWN]} ({each.get('samples')})" for each in (was, now)
         )
-        yield Difference(f"data.{name}", *told, "corrupting", "other data: a run does not go on with it")
+        yield Difference(
+            f"data.{name}", told, now_told, "corrupting", "other data: a run does not go on with it"
+        )
 
 
 def _patch(old: Side, new: Side) -> Iterator[Difference]:
     was, now = (each.made.origins.git or {} for each in (old, new))
     if was and now and was.get("patch") != now.get("patch"):
-        digests = [
-            str(each["patch"])[:_DIGEST_SHOWN] if each.get("patch") else "clean" for each in (was, now)
-        ]
-        yield Difference("git.patch", *digests, "harmless", "what is not committed; see the sources")
+        reason = "what is not committed; see the sources"
+        yield Difference("git.patch", _shown(was.get("patch")), _shown(now.get("patch")), "harmless", reason)
+
+
+def _shown(patch: str | None) -> str:
+    return "clean" if patch is None else patch[:_DIGEST_SHOWN]

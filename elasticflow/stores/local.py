@@ -50,6 +50,10 @@ class LocalFolder:
         """See Store."""
         return (self._folder / path).stat().st_size
 
+    def modified(self, path: str) -> float:
+        """See Store. On a network file system the clock is the server's."""
+        return (self._folder / path).stat().st_mtime
+
     def exists(self, path: str) -> bool:
         """See Store."""
         return (self._folder / path).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.stores import failures
@@ -75,6 +76,15 @@ class ObjectStore:
     def size(self, path: str) -> int:
         """See Store."""
         return int(self._info(path)["size"])
+
+    def modified(self, path: str) -> float | None:
+        """See Store. s3 says LastModified, gs updated, az last_modified; memory and others created, or nothing."""
+        info = self._info(path)
+        found = next(
+            (info[key] for key in ("LastModified", "last_modified", "mtime", "updated") if key in info), None
+        )
+        found = datetime.fromisoformat(found) if isinstance(found, str) else found
+        return found.timestamp() if isinstance(found, datetime) else None
 
     def exists(self, path: str) -> bool:
         """See Store."""

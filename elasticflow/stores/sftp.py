@@ -88,6 +88,10 @@ class Sftp:
         """See Store."""
         return int(self._do(lambda client: client.getsize(self._at(path))))
 
+    def modified(self, path: str) -> float:
+        """See Store."""
+        return float(self._do(lambda client: client.getmtime(self._at(path))))
+
     def exists(self, path: str) -> bool:
         """See Store."""
         return bool(self._do(lambda client: client.exists(self._at(path))))

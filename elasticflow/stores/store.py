@@ -44,6 +44,9 @@ class Store(Protocol):
     def size(self, path: str) -> int:
         """Return the file's bytes, as they are now."""
 
+    def modified(self, path: str) -> float | None:
+        """Return the Unix time at which the file was written, by the store's own clock; None if that is not told."""
+
     def exists(self, path: str) -> bool:
         """Return whether a file is there now; no answer is an error, not absence."""
 

@@ -18,7 +18,7 @@ PROMISED = {
         "--deep-step",
         "--deep-timeout",
     },
-    "plan": {"JOB", "--set", "--format"},
+    "plan": {"JOB", "--set", "--diff", "--format", "--deep", "--deep-step", "--deep-timeout"},
     "compile": {"JOB", "-o", "--set", "--force"},
     "run": {
         "JOB",
@@ -54,6 +54,7 @@ PROMISED = {
         "--format",
     },
     "rendezvous": set(),
+    "doctor": {"[JOB]", "--set", "--format"},
     "schema": {"--output"},
     "explain": {"[CODE]"},
     "completion": {"{bash|zsh|fish}"},

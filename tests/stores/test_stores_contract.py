@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -293,3 +294,13 @@ def test_storage_goes_on_in_a_forked_process(place: Place) -> None:
 def test_all_kinds_are_tested() -> None:
     """The kinds that a server is run for are those that the documentation names."""
     assert SERVED == ("s3", "gs", "az", "abfs", "sftp")
+
+
+@everywhere
+def test_time_of_writing_is_now(place: Place) -> None:
+    """Every server tells its own time, which is near ours here; memory need not know."""
+    storage = place.storage()
+    storage.write("a", (b"x",))
+    told = storage.modified("a")
+    assert told is None or abs(told - time.time()) < 60
+    assert told is not None or place.uri.startswith("memory:")

@@ -1,0 +1,128 @@
+"""Ports, names and interfaces: how the processes and machines of a run find each other (floor 4)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+from elasticflow.doctor.findings import Finding, Needs, Verdict, ok
+from elasticflow.launcher.rendezvous.interface import is_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
+
+_TOPIC = "network"
+_LIMIT_S = 2.0
+
+
+def network(needs: Needs) -> Iterator[Finding]:
+    """Yield what can be bound, resolved and reached; each question takes two seconds at most."""
+    yield _loopback()
+    yield _own_name(needs)
+    if needs.job is None:
+        return
+    interface = needs.job.nodes.interface
+    if interface is not None:
+        yield _interface(interface)
+    endpoint = needs.job.nodes.endpoint
+    if endpoint is not None:
+        host, _, port = endpoint.rpartition(":")
+        yield _endpoint(host.strip("[]"), int(port), endpoint)
+    elif needs.is_for_several_machines:
+        meaning = "other machines cannot join the run; nodes on this one can be simulated"
+        yield Finding(_TOPIC, "endpoint", "warning", "none", meaning, 'set nodes.endpoint = "HOST:PORT"')
+
+
+def _loopback() -> Finding:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=_LIMIT_S).close()
+    except OSError as error:
+        meaning = "the processes of a run talk over 127.0.0.1, also on one machine"
+        return Finding(
+            _TOPIC, "ports", "problem", f"127.0.0.1: {error}", meaning, "allow TCP on the loopback"
+        )
+    return ok(_TOPIC, "ports", "can listen and connect on 127.0.0.1")
+
+
+def _own_name(needs: Needs) -> Finding:
+    name = socket.gethostname()
+    found = _within(lambda: socket.getaddrinfo(name, None))
+    if isinstance(found, list):
+        addresses = sorted({str(each[4][0]) for each in found})
+        return ok(_TOPIC, "host name", f"{name} is {', '.join(addresses)}")
+    meaning = "libraries that ask for this machine's address get none; gloo then takes the loopback"
+    remedy = f"add a line to /etc/hosts: ADDRESS {name}"
+    verdict: Verdict = "problem" if needs.is_for_several_machines else "warning"
+    return Finding(_TOPIC, "host name", verdict, f"{name} is no address: {_told(found)}", meaning, remedy)
+
+
+def _interface(name: str) -> Finding:
+    names = [each for _, each in socket.if_nameindex()]
+    if name in names:
+        return ok(_TOPIC, "interface", name)
+    meaning = "workers could not talk to each other"
+    remedy = f"set nodes.interface to one of {', '.join(names)}, or leave it out"
+    return Finding(_TOPIC, "interface", "problem", f"there is no {name} here", meaning, remedy)
+
+
+def _endpoint(host: str, port: int, endpoint: str) -> Finding:
+    name = "endpoint"
+    resolved = _within(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    if not isinstance(resolved, list):
+        meaning = "machines that are to join look for the run under this name"
+        return Finding(
+            _TOPIC,
+            name,
+            "problem",
+            f"{host} is no address: {_told(resolved)}",
+            meaning,
+            "check nodes.endpoint",
+        )
+    if is_here(host):
+        return _own_endpoint(host, port, endpoint)
+    answer = _within(lambda: socket.create_connection((host, port), timeout=_LIMIT_S).close())
+    if answer is None:
+        return ok(_TOPIC, name, f"{endpoint} answers: a run, or a store, is there")
+    if isinstance(answer, ConnectionRefusedError):
+        return ok(
+            _TOPIC, name, f"{host} is reached; nobody listens on {port} yet, as before the run starts there"
+        )
+    meaning = "this machine could not join the run"
+    remedy = f"start it there first; else check the address, and that firewalls let TCP {port} through"
+    return Finding(_TOPIC, name, "problem", f"{endpoint}: {_told(answer)}", meaning, remedy)
+
+
+def _own_endpoint(host: str, port: int, endpoint: str) -> Finding:
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        fact = f"{endpoint} is this machine; the port cannot be had: {error.strerror}"
+        meaning = "a run that leads from here would be refused, unless it is the one that listens now"
+        remedy = "end what listens there (ss -ltnp), or name another port in nodes.endpoint"
+        return Finding(_TOPIC, "endpoint", "problem", fact, meaning, remedy)
+    return ok(_TOPIC, "endpoint", f"{endpoint} is this machine, and the port is free")
+
+
+def _told(error: object) -> str:
+    """Return an error without its number."""
+    return str(getattr(error, "strerror", None) or error)
+
+
+def _within(question: Callable[[], T]) -> T | Exception:
+    """Return the answer, or why there is none; a resolver may think for half a minute."""
+    answers: list[T | Exception] = []
+
+    def ask() -> None:
+        try:
+            answers.append(question())
+        except OSError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_LIMIT_S)
+    return answers[0] if answers else TimeoutError(f"no answer within {_LIMIT_S:g} s")

@@ -1,0 +1,125 @@
+"""Python, packages, checkout and editor files (floor 4)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from elasticflow import __version__
+from elasticflow.doctor.findings import Finding, Needs, ok
+from elasticflow.run_folder import RUNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_LEAST = (3, 11)
+_FOR_TRAINING = ("numpy", "safetensors")
+_LIMIT_S = 10
+_SCHEMA_LINE = re.compile(r"^#:schema\s+(\S+)", re.MULTILINE)
+_HOOK = "elasticflow-validate"
+
+
+def packages() -> Iterator[Finding]:
+    """Yield Python, elasticflow, and what snapshots are written with."""
+    fact = f"{platform.python_version()}, {sys.executable}"
+    if sys.version_info >= _LEAST:
+        yield ok("python", "python", fact)
+    else:
+        least = ".".join(map(str, _LEAST))
+        yield Finding(
+            "python", "python", "problem", fact, f"elasticflow needs {least}", f"install Python {least}"
+        )
+    yield ok("python", "elasticflow", __version__)
+    for name in _FOR_TRAINING:
+        if importlib.util.find_spec(name) is None:
+            meaning = "workers and snapshots need it"
+            remedy = "pip install 'elasticflow[torch]'"
+            yield Finding("python", name, "problem", "not installed", meaning, remedy)
+        else:
+            yield ok("python", name, metadata.version(name))
+
+
+def project(needs: Needs) -> Iterator[Finding]:
+    """Yield what of the project helps a run to be found and repeated."""
+    yield from _git(needs.root)
+    if needs.job_file is not None:
+        yield from _schema(needs.job_file)
+    yield _hook(needs.root)
+
+
+def _git(root: Path) -> Iterator[Finding]:
+    if shutil.which("git") is None:
+        meaning = "launches record no commit; `diff` still compares the files that took part"
+        yield Finding("project", "git", "warning", "not installed", meaning, "install git")
+        return
+    if _asked(root, "rev-parse", "--is-inside-work-tree") != 0:
+        yield ok("project", "git", "not a checkout: launches record the files that take part, and no commit")
+        return
+    yield ok("project", "git", "a checkout: launches record commit, branch and changes")
+    if _asked(root, "check-ignore", "-q", f"{RUNS}/x") == 0:
+        yield ok("project", RUNS, "ignored by git")
+    else:
+        meaning = "snapshots and logs would show up as changes, and could be committed"
+        yield Finding(
+            "project",
+            RUNS,
+            "warning",
+            "not ignored by git",
+            meaning,
+            f"echo /{RUNS}/ >> {root / '.gitignore'}",
+        )
+
+
+def _asked(root: Path, *words: str) -> int:
+    argv = ["git", "-C", str(root), *words]
+    try:
+        return subprocess.run(argv, capture_output=True, timeout=_LIMIT_S, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return -1
+
+
+def _schema(job_file: Path) -> Iterator[Finding]:
+    from elasticflow.spec.schema import job_schema
+
+    found = _SCHEMA_LINE.search(job_file.read_text(encoding="utf-8-sig"))
+    if found is None:
+        yield ok(
+            "project",
+            "schema",
+            "not named in the job file; `elasticflow schema --help` tells what editors do with it",
+        )
+        return
+    path = job_file.parent / found[1]
+    remedy = f"elasticflow schema -o {path}"
+    if "://" in found[1]:
+        yield ok("project", "schema", found[1])
+        return
+    try:
+        same = json.loads(path.read_text(encoding="utf-8")) == job_schema()
+    except (OSError, ValueError) as error:
+        meaning = "editors do not check the job file"
+        yield Finding("project", "schema", "warning", f"{path}: {error}", meaning, remedy)
+        return
+    if same:
+        yield ok("project", "schema", f"{path} is that of this version")
+    else:
+        meaning = "editors check the job file against another version"
+        yield Finding("project", "schema", "warning", f"{path} is of another version", meaning, remedy)
+
+
+def _hook(root: Path) -> Finding:
+    path = root / ".pre-commit-config.yaml"
+    try:
+        is_there = _HOOK in path.read_text(encoding="utf-8")
+    except OSError:
+        return ok("project", "hook", "no pre-commit here")
+    told = "checks job files at each commit" if is_there else f"pre-commit is used without {_HOOK}"
+    return ok("project", "hook", told)

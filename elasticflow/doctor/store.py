@@ -1,0 +1,184 @@
+"""Where snapshots and the run folder go: whether it does what the commit protocol leans on (floor 4)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import secrets
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elasticflow.doctor.findings import Finding, Needs, Verdict, ok
+from elasticflow.errors import StorageError
+from elasticflow.observe.formats import size, span
+from elasticflow.run_folder import RUNS, RunFolder, snapshot_place
+from elasticflow.storage import Storage
+from elasticflow.stores import protocols
+from elasticflow.stores.retry import Patience
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TOPIC = "storage"
+_PATIENCE = Patience(total_s=5.0)
+_LIBRARIES = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs", "sftp": "asyncssh", "http": "aiohttp"}
+# What locks and clocks of these do depends on a server.
+_NETWORK = ("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "9p", "afs")
+_LITTLE, _TOO_LITTLE = 10**9, 10**8
+_SLOW_S, _SKEW_S = 0.5, 60.0
+
+
+def stores(needs: Needs) -> Iterator[Finding]:
+    """Yield how the places of the run folder and of the snapshots behave; every probe is removed again."""
+    runs = needs.root / RUNS
+    yield from _folder("run folder", runs)
+    uri = None if needs.job is None else needs.job.snapshots.uri
+    if uri is None or needs.job is None:
+        return
+    place, _ = snapshot_place(uri, RunFolder(runs / "doctor" / "doctor"), needs.root)
+    storage = Storage(place, needs.job.snapshots.options, patience=_PATIENCE)
+    if storage.is_local:
+        yield from _folder("snapshots", storage.local_path())
+        return
+    extra = (protocols.package_for(protocols.protocol_of(place)) or "").partition("[")[2].rstrip(']"')
+    library = _LIBRARIES.get(extra)
+    if library is not None and importlib.util.find_spec(library) is None:
+        meaning = f"snapshots cannot be written to {storage.uri}: {library} is not installed"
+        remedy = f'pip install "elasticflow[{extra}]"'
+        yield Finding(_TOPIC, "snapshots", "problem", storage.uri, meaning, remedy)
+        return
+    yield from _remote(storage)
+
+
+def _folder(name: str, wanted: Path) -> Iterator[Finding]:
+    """Yield how a local folder, or where it would be made, behaves."""
+    place = next((each for each in (wanted, *wanted.parents) if each.is_dir()), Path("/"))
+    probe = place / f".elasticflow-doctor-{secrets.token_hex(4)}"
+    try:
+        probe.mkdir()
+    except OSError as error:
+        meaning = "a run could not write there" if place == wanted else f"{wanted} could not be made"
+        remedy = f"check owner, permissions and free space of {place}, or choose another place"
+        yield Finding(_TOPIC, name, "problem", f"{place}: {error.strerror}", meaning, remedy)
+        return
+    try:
+        yield from _behaviour(name, Storage(str(probe)), str(wanted))
+        yield _lock(name, probe)
+    finally:
+        shutil.rmtree(probe, ignore_errors=True)
+    yield _space(name, place)
+    kind = _kind_of(place)
+    if kind.startswith(_NETWORK):
+        meaning = "locks and times are the server's; two machines see each other's files late where it caches"
+        remedy = "mount with lookupcache=none or noac, keep run folders local, or set snapshots.uri to an object store"
+        yield Finding(_TOPIC, f"{name}: system", "warning", f"{kind}, over the network", meaning, remedy)
+    elif kind in {"tmpfs", "ramfs"}:
+        yield Finding(
+            _TOPIC, f"{name}: system", "warning", f"{kind}, in memory", "gone after a restart of the machine"
+        )
+    else:
+        yield ok(_TOPIC, f"{name}: system", kind)
+
+
+def _remote(storage: Storage) -> Iterator[Finding]:
+    folder = f".elasticflow-doctor-{secrets.token_hex(4)}"
+    try:
+        yield from _behaviour("snapshots", storage, storage.uri, f"{folder}/")
+    finally:
+        with contextlib.suppress(OSError, StorageError):  # where nothing could be written, nothing is left
+            storage.remove_tree(folder)
+
+
+def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Iterator[Finding]:
+    """Yield what writing, exclusive creation and removal do; nothing is left."""
+    paths = [f"{prefix}probe-{number}" for number in range(3)]
+    try:
+        times = [_timed(storage, path) for path in paths]
+        again = storage.create(paths[0], b"another")
+        back, told = storage.read(paths[0]), storage.modified(paths[0])
+    except (OSError, StorageError) as error:
+        text = error.message if isinstance(error, StorageError) else f"{type(error).__name__}: {error}"
+        remedy = getattr(error, "remedy", None) or "check the address, that it exists, and its credentials"
+        yield Finding(_TOPIC, name, "problem", f"{shown}: {text}", "snapshots could not be written", remedy)
+        return
+    finally:
+        with contextlib.suppress(OSError, StorageError):
+            for path in paths:
+                storage.remove(path)
+    if again or back != b"probe-0":
+        meaning = "a generation exists by exclusive creation: two launches could write to one run"
+        yield Finding(
+            _TOPIC, name, "problem", f"{shown} lets a file be made twice", meaning, "use another store"
+        )
+        return
+    typical = statistics.median(times)
+    fact = f"{shown} is writable; a small file takes {span(typical)}"
+    if typical > _SLOW_S:
+        yield Finding(
+            _TOPIC, name, "warning", fact, "each commit needs several: snapshots end late", "a nearer store"
+        )
+    else:
+        yield ok(_TOPIC, name, fact)
+    skew = None if told is None else told - time.time()
+    if skew is not None and abs(skew) > _SKEW_S:
+        fact = f"the store is {span(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this machine"
+        meaning = "requests may be refused as too old, and times in logs do not fit together"
+        yield Finding(_TOPIC, f"{name}: clock", "warning", fact, meaning, "timedatectl set-ntp true")
+
+
+def _timed(storage: Storage, path: str) -> float:
+    began = time.perf_counter()
+    storage.create(path, path.rpartition("/")[2].encode())
+    return time.perf_counter() - began
+
+
+def _lock(name: str, probe: Path) -> Finding:
+    descriptors = [os.open(probe / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2)]
+    try:
+        fcntl.flock(descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptors[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return ok(_TOPIC, f"{name}: locks", "flock keeps a second supervisor out")
+        fact = "two at once get the same lock"
+    except OSError as error:
+        fact = f"flock: {error.strerror}"
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    meaning = "a run could be started twice on this machine"
+    return Finding(_TOPIC, f"{name}: locks", "problem", fact, meaning, "keep run folders on a local disk")
+
+
+def _space(name: str, place: Path) -> Finding:
+    free = shutil.disk_usage(place).free
+    fact = f"{size(free)} free"
+    if free >= _LITTLE:
+        return ok(_TOPIC, f"{name}: space", fact)
+    meaning = (
+        "a snapshot is the model, its optimizer's state and more: `elasticflow plan` tells how many bytes"
+    )
+    verdict: Verdict = "problem" if free < _TOO_LITTLE else "warning"
+    return Finding(_TOPIC, f"{name}: space", verdict, fact, meaning, "make room, or lower snapshots.keep")
+
+
+def _kind_of(place: Path) -> str:
+    """Return the type of the file system that *place* lies on."""
+    best, kind = "", "unknown"
+    try:
+        lines = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return kind
+    real = str(place.resolve())
+    for line in lines:
+        _, point, found, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, found
+    return kind

@@ -1,0 +1,149 @@
+"""torch, imported in a process of its own: one that is broken, or hangs, is a finding and no traceback (floor 4)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.doctor.findings import Finding, Needs, Verdict, ok
+from elasticflow.observe.formats import plural, span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TESTED = "2.13"
+LIMIT_S = 60.0
+_TOPIC = "torch"
+_INSTALL = "pip install 'elasticflow[torch]'"
+# Run as `python -c`: nothing of ours is imported there. A device counts once something was computed on it.
+_PROGRAM = """
+import json, time
+began = time.perf_counter()
+import torch, torch.distributed as dist
+facts = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
+         "seconds": time.perf_counter() - began, "distributed": dist.is_available(), "error": None, "devices": []}
+for name in ("gloo", "nccl"):
+    facts[name] = dist.is_available() and getattr(dist, f"is_{name}_available")()
+try:
+    for number in range(torch.cuda.device_count() if torch.version.cuda or torch.version.hip else 0):
+        torch.ones(1, device=f"cuda:{number}").add_(1).item()
+        free, total = torch.cuda.mem_get_info(number)
+        facts["devices"].append({"name": torch.cuda.get_device_name(number), "free": free, "total": total})
+except Exception as error:
+    facts["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+print("\\n" + json.dumps(facts))
+"""
+
+
+class TorchProbe:
+    """The child that imports torch; it starts at once, so that other questions are asked meanwhile.
+
+    Args:
+        command: What is run instead, for tests.
+    """
+
+    def __init__(self, command: list[str] | None = None) -> None:
+        self._began = time.monotonic()
+        self._process: subprocess.Popen[str] | None = None
+        if command is not None or importlib.util.find_spec("torch") is not None:
+            self._process = subprocess.Popen(
+                command or [sys.executable, "-c", _PROGRAM],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+    def findings(
+        self, needs: Needs, wait: Callable[[str], None], limit_s: float = LIMIT_S
+    ) -> Iterator[Finding]:
+        """Yield what the child found; *wait* is told what is waited for, if anything is."""
+        if self._process is None:
+            meaning = "nothing can be trained here; validate, plan, compile and snapshots work"
+            yield Finding(_TOPIC, "torch", "problem", "not installed", meaning, _INSTALL)
+            return
+        if self._process.poll() is None:
+            wait(f"waiting for torch to be imported, {limit_s:g} s at most")
+        try:
+            out, errors = self._process.communicate(
+                timeout=max(0.1, limit_s - (time.monotonic() - self._began))
+            )
+        except subprocess.TimeoutExpired:
+            self.close()
+            meaning = "its import hangs, and so would every run"
+            fact = f"not imported within {limit_s:g} s"
+            yield Finding(
+                _TOPIC,
+                "torch",
+                "problem",
+                fact,
+                meaning,
+                'see where: python -X faulthandler -c "import torch"',
+            )
+            return
+        if self._process.returncode != 0:
+            last = (errors.strip().splitlines() or [f"exit code {self._process.returncode}"])[-1]
+            yield Finding(
+                _TOPIC,
+                "torch",
+                "problem",
+                last,
+                "torch is installed and cannot be imported",
+                f"install it anew: {_INSTALL}",
+            )
+            return
+        yield from _told(json.loads(out.strip().splitlines()[-1]), needs)
+
+    def close(self) -> None:
+        """End the child, if it still is there."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+
+def _told(facts: dict[str, Any], needs: Needs) -> Iterator[Finding]:
+    build = f"for CUDA {facts['cuda']}" if facts["cuda"] else "for ROCm" if facts["hip"] else "for CPU"
+    fact = f"{facts['version']} {build}, imported in {span(facts['seconds'])}"
+    if facts["version"].startswith(f"{TESTED}."):
+        yield ok(_TOPIC, "torch", fact)
+    else:
+        meaning = f"this version of elasticflow was tried with torch {TESTED} only"
+        yield Finding(_TOPIC, "torch", "warning", fact, meaning, _INSTALL)
+    yield _devices(facts, needs)
+    yield _backend(facts)
+
+
+def _devices(facts: dict[str, Any], needs: Needs) -> Finding:
+    wants_gpu = needs.job is not None and needs.job.nodes.nproc_per_node == "gpu"
+    verdict: Verdict = "problem" if wants_gpu else "warning"
+    if facts["error"] is not None:
+        meaning = "workers on that device would fail in the same way"
+        remedy = "check the driver with nvidia-smi, and that it is new enough for torch's CUDA"
+        return Finding(_TOPIC, "devices", verdict, facts["error"], meaning, remedy)
+    if facts["devices"]:
+        names = sorted({each["name"] for each in facts["devices"]})
+        return ok(_TOPIC, "devices", f"{plural(len(facts['devices']), 'GPU')}: {', '.join(names)}")
+    if wants_gpu:
+        meaning = 'nodes.nproc_per_node = "gpu" starts no worker here'
+        return Finding(_TOPIC, "devices", "problem", "no GPU", meaning, 'use a machine with GPUs, or "auto"')
+    if Path("/proc/driver/nvidia/version").exists():
+        meaning = "there is an NVIDIA driver, and torch sees no device: workers run on the CPU"
+        return Finding(
+            _TOPIC, "devices", "warning", "no GPU", meaning, "install a build of torch for this driver"
+        )
+    return ok(_TOPIC, "devices", "no GPU: workers run on the CPU")
+
+
+def _backend(facts: dict[str, Any]) -> Finding:
+    found = [name for name in ("gloo", "nccl") if facts[name]]
+    needed = {"gloo"} | ({"nccl"} if facts["devices"] else set())
+    if missing := needed - set(found):
+        meaning = "workers cannot exchange gradients"
+        fact = f"{', '.join(sorted(missing))} is missing in this build"
+        return Finding(_TOPIC, "backends", "problem", fact, meaning, "install another build of torch")
+    return ok(_TOPIC, "backends", ", ".join(found))
