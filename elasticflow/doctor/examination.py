@@ -1,4 +1,4 @@
-"""All questions, in the order in which they are shown (floor 4)."""
+"""All questions, in the order in which they are shown (floor 4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was looked at, how it is, what that means and what to do (floor 4)."""
+"""What was looked at, how it is, what that means and what to do (floor 4.5)."""
 
 from __future__ import annotations
 

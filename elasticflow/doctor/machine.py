@@ -1,4 +1,4 @@
-"""Processors, memory, handles, processes and the kernel's services that a run leans on (floor 4)."""
+"""Processors, memory, handles, processes and the kernel's services that a run leans on (floor 4.5)."""
 
 from __future__ import annotations
 

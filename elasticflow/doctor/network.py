@@ -1,4 +1,4 @@
-"""Ports, names and interfaces: how the processes and machines of a run find each other (floor 4)."""
+"""Ports, names and interfaces: how the processes and machines of a run find each other (floor 4.5)."""
 
 from __future__ import annotations
 

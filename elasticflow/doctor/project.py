@@ -1,4 +1,4 @@
-"""Python, packages, checkout and editor files (floor 4)."""
+"""Python, packages, checkout and editor files (floor 4.5)."""
 
 from __future__ import annotations
 

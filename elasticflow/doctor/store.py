@@ -1,4 +1,4 @@
-"""Where snapshots and the run folder go: whether it does what the commit protocol leans on (floor 4)."""
+"""Where snapshots and the run folder go: whether it does what the commit protocol leans on (floor 4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch, imported in a process of its own: one that is broken, or hangs, is a finding and no traceback (floor 4)."""
+"""torch, imported in a process of its own: one that is broken, or hangs, is a finding and no traceback (floor 4.5)."""
 
 from __future__ import annotations
 
