@@ -1,66 +1,117 @@
-"""`elasticflow plan JOB`: what a run would do, without torch and without running anything (floor 5)."""
+"""`elasticflow plan JOB`: what a run would do, without running anything (floor 5)."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from elasticflow.cli.deep_options import DeepRequest, deep_options
 from elasticflow.cli.options import overrides_option
+from elasticflow.errors import ANSWER_IS_NO, FINISHED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.cli.plan_text import Answer, PlanView
     from elasticflow.compiler.drift import Difference
+    from elasticflow.compiler.forecast import Knowledge
+    from elasticflow.launcher.deep import Look
+    from elasticflow.observe.lessons import Lesson
     from elasticflow.run_folder import RunFolder
-    from elasticflow.spec.job import Job
     from elasticflow.spec.load import LoadedJob
+
+_WIDTH = 100  # where there is no terminal
 
 
 @click.command("plan")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
 @overrides_option
+@click.option(
+    "--diff", "run", metavar="RUN", help="Compare with this run, not with the newest; learn from this run."
+)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
-def command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
-    """Show what a run of a job file would do; nothing is written, run or imported.
+@deep_options
+def command(
+    job_file: Path,
+    overrides: tuple[str, ...],
+    run: str | None,
+    form: str,
+    *,
+    deep: bool,
+    deep_step: bool,
+    deep_timeout: int,
+) -> int:
+    """Show what a run of a job file would do; nothing is written or run, nor imported unless with --deep.
+
+    What data, model and speed tell comes from the job's newest run, or from --deep, and says so. RUN is a run folder,
+    a run id, or a job's name.
 
     \b
     elasticflow plan jobs/mnist.toml
     elasticflow plan jobs/mnist.toml --set nodes.max=8
+    elasticflow plan jobs/mnist.toml --deep             imports your code, in a child process
+    elasticflow plan jobs/mnist.toml --diff 20261120-104500-4f2a
     elasticflow plan jobs/mnist.toml --format json
     """
-    from elasticflow.cli.plan_text import PlanView, lines_of
-    from elasticflow.cli.terminal import print_json, show_warnings
-    from elasticflow.compiler.plan import plan_job
-    from elasticflow.compiler.split import num_steps, steps_per_epoch
+    from elasticflow.cli.terminal import show_warnings
+    from elasticflow.observe.runs import find_run
     from elasticflow.spec.load import require_job
 
     loaded = require_job(job_file, overrides)
-    job = loaded.job
-    assert job is not None  # else it would have raised
-    plan = plan_job(job, project_root=loaded.project_root, job_files=loaded.files).public()
     show_warnings(loaded)
-    newest = _newest_run(loaded)
-    samples = job.dataset.samples or (None if newest is None else _samples_of(newest))
-    is_known = samples is not None or job.train.steps is not None
-    steps = num_steps(job, samples or 0) if is_known else None
-    drift = None if newest is None else _drift(newest, job)
-    if form == "text":
-        view = PlanView(plan, job, samples, steps, None if newest is None else newest.run_id, drift)
-        click.echo("\n".join(lines_of(view)))
+    against = newest_run(loaded) if run is None else find_run(loaded.project_root, run)
+    look, is_wrong = None, False
+    if deep or deep_step:
+        look, is_wrong = _look(loaded, overrides, DeepRequest(deep_step, deep_timeout))
+    show(loaded, against, form, look=look)
+    return ANSWER_IS_NO if is_wrong else FINISHED
+
+
+def show(
+    loaded: LoadedJob,
+    against: RunFolder | None,
+    form: str = "text",
+    *,
+    look: Look | None = None,
+    asides: dict[str, str] | None = None,
+) -> None:
+    """Print the plan of a job without errors.
+
+    Args:
+        loaded: The job.
+        against: Compared with this run, if any.
+        form: `text` or `json`.
+        look: What `--deep` told.
+        asides: What else is to be said, by the name of a fact.
+    """
+    from elasticflow.cli.plan_text import PlanView, lines_of
+    from elasticflow.cli.terminal import print_json
+    from elasticflow.compiler.forecast import forecast
+    from elasticflow.compiler.plan import plan_job
+    from elasticflow.observe.lessons import learn
+
+    job = loaded.job
+    assert job is not None
+    plan = plan_job(job, project_root=loaded.project_root, job_files=loaded.files)
+    lesson = None
+    if against is not None and against.launch_numbers():
+        lesson = learn(against, job, plan, loaded.project_root)
+    known = _knowledge(loaded, lesson, look)
+    answer = _answer((lesson and lesson.drift) or ())
+    view = PlanView(plan.public(), job, known, forecast(job, known), lesson, answer, asides or {})
+    if form == "json":
+        print_json(_facts(view))
         return
-    facts: dict[str, Any] = {
-        **plan.model_dump(mode="json"),
-        "samples": samples,
-        "steps": steps,
-        "steps_per_epoch": None if samples is None else steps_per_epoch(job, samples),
-        "drift": None,
-    }
-    if newest is not None and drift is not None:
-        facts["drift"] = {"run_id": newest.run_id, "differences": [vars(each) for each in drift]}
-    print_json(facts)
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
+    click.echo("\n".join(lines_of(view, max(60, width))))
 
 
-def _newest_run(loaded: LoadedJob) -> RunFolder | None:
+def newest_run(loaded: LoadedJob) -> RunFolder | None:
+    """Return the newest run of the job that was launched, or None."""
     from elasticflow.observe.runs import list_runs
 
     assert loaded.job is not None
@@ -68,25 +119,50 @@ def _newest_run(loaded: LoadedJob) -> RunFolder | None:
     return next((run for run in runs if run.launch_numbers()), None)
 
 
-def _samples_of(run: RunFolder) -> int | None:
-    """Return the length of the training data the run opened last, if it got that far."""
-    from elasticflow import events
-    from elasticflow.observe.records import read
+def _look(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) -> tuple[Look, bool]:
+    """Try the job out; findings go to standard error. Return also whether one is an error."""
+    from elasticflow.cli.deep_options import look_at
+    from elasticflow.spec.diagnostics import render
 
-    opened = [
-        r for r in read(run.events) if r.get("event") == events.DATASET_OPENED and r.get("name") == "train"
-    ]
-    samples = opened[-1].get("samples") if opened else None
-    return samples if isinstance(samples, int) else None
+    look, findings = look_at(loaded, overrides, request)
+    if findings:
+        click.echo(render(findings) + "\n", err=True)
+    for note in look.notes:
+        click.echo(f"note: {note}", err=True)
+    return look, any(each.severity == "error" for each in findings)
 
 
-def _drift(run: RunFolder, job: Job) -> list[Difference] | None:
-    """Return what changed since the run's newest launch; None if that cannot be read."""
-    from elasticflow.compiler.drift import compare
-    from elasticflow.compiler.materialize import read_job
-    from elasticflow.errors import LaunchFolderError
+def _knowledge(loaded: LoadedJob, lesson: Lesson | None, look: Look | None) -> Knowledge:
+    """Return what is known: what `--deep` saw now, then what the job file says, then what a run told."""
+    from elasticflow.compiler.forecast import Knowledge, Known
 
-    try:
-        return compare(read_job(run.launch(run.launch_numbers()[-1])), job)
-    except LaunchFolderError:
-        return None
+    assert loaded.job is not None
+    facts = {} if lesson is None else dict(lesson.facts)
+    if loaded.job.dataset.samples is not None:
+        facts["samples"] = Known(loaded.job.dataset.samples, "dataset.samples")
+    seen = {} if look is None else look.facts
+    facts |= {name: Known(value, "--deep") for name, value in seen.items() if name in Knowledge._fields}
+    return Knowledge(**facts)
+
+
+def _answer(drift: Sequence[Difference]) -> Answer:
+    weights = {each.weight for each in drift}
+    return "refuses" if "corrupting" in weights else "asks" if "trajectory" in weights else "goes on"
+
+
+def _facts(view: PlanView) -> dict[str, Any]:
+    lesson, known, ahead = view.lesson, view.known, view.ahead
+    samples = known.samples
+    drift = None
+    if lesson is not None and lesson.drift is not None:
+        differences = [each.to_json() for each in lesson.drift]
+        drift = {"run_id": lesson.run_id, "differences": differences, "going_on": view.answer}
+    return {
+        **view.plan.model_dump(mode="json"),
+        "samples": None if samples is None else int(samples.value),
+        "steps": ahead.steps,
+        "steps_per_epoch": ahead.steps_per_epoch,
+        "known": {name: None if each is None else each._asdict() for name, each in known._asdict().items()},
+        "forecast": ahead._asdict(),
+        "drift": drift,
+    }

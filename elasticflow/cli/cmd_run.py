@@ -68,24 +68,29 @@ def command(
     elasticflow run jobs/mnist.toml --join head:29400   one more node of the run that `head` started
     elasticflow run jobs/mnist.toml --set nodes.max=3 --scale "1@0s 3@20s 2@40s"
     """
-    if dry_run:
-        from elasticflow.cli.cmd_plan import command as plan
-
-        context = click.get_current_context()
-        return int(context.invoke(plan, job_file=job_file, overrides=overrides) or 0)
-    from elasticflow.cli.terminal import show_warnings
     from elasticflow.errors import FINISHED
+
+    _require_usable(simulate_nodes, scale, run_id)
+    if dry_run:
+        from elasticflow.cli.dry_run import show_plan
+
+        show_plan(
+            job_file,
+            overrides,
+            run_id=run_id,
+            simulate_nodes=simulate_nodes,
+            scale=scale,
+            endpoint=endpoint,
+        )
+        return FINISHED
+    from elasticflow.cli.terminal import show_warnings
     from elasticflow.launcher.launch import Request, launch
     from elasticflow.launcher.supervisor.simulate import parse_scale
     from elasticflow.observe.runs import is_finished
-    from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id
+    from elasticflow.run_folder import RunFolder, new_run_id
     from elasticflow.spec import codes
     from elasticflow.spec.load import require_job
 
-    if simulate_nodes is not None and scale is not None:
-        raise click.UsageError("--simulate-nodes and --scale both say how many nodes there are: use one")
-    if run_id is not None and not RUN_ID.fullmatch(run_id):
-        raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
     loaded = require_job(job_file, overrides)
     assert loaded.job is not None
     if endpoint is not None:
@@ -104,6 +109,15 @@ def command(
     )
     with shown(log_format, folder.path) as show:
         return launch(request, show, warn)
+
+
+def _require_usable(simulate_nodes: int | None, scale: str | None, run_id: str | None) -> None:
+    from elasticflow.run_folder import RUN_ID
+
+    if simulate_nodes is not None and scale is not None:
+        raise click.UsageError("--simulate-nodes and --scale both say how many nodes there are: use one")
+    if run_id is not None and not RUN_ID.fullmatch(run_id):
+        raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
 
 
 def _join(

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, NamedTuple
+import textwrap
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from elasticflow.compiler.split import steps_per_epoch
-from elasticflow.observe.formats import plural
+from elasticflow.cli.plan_table import either, notes, table
+from elasticflow.cli.terminal import paint
+from elasticflow.compiler.drift_table import lines_of as drift_lines
+from elasticflow.observe.formats import plural, size, span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from elasticflow.compiler.drift import Difference
+    from elasticflow.compiler.drift import Weight
+    from elasticflow.compiler.forecast import Forecast, Knowledge, Known
     from elasticflow.compiler.plan import LaunchPlan
-    from elasticflow.compiler.split import WorldRow
+    from elasticflow.observe.lessons import Lesson
     from elasticflow.spec.job import Job
 
 _MARGIN = 13
-_HEADER = ("nodes", "workers", "samples each", "forwards each", "samples in one")
-_EXACT_HEADER = ("instead of", "gradient sums", "traffic")
+Answer = Literal["goes on", "asks", "refuses"]
+_ANSWERS: dict[Answer, str] = {
+    "goes on": "it could go on as this job",
+    "asks": "it could go on as this job, with --accept-drift only",
+    "refuses": "it cannot go on as this job",
+}
+_COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
 
 
 class PlanView(NamedTuple):
@@ -27,56 +36,79 @@ class PlanView(NamedTuple):
     Attributes:
         plan: The plan.
         job: The resolved job.
-        samples: Length of the training data, if anything tells.
-        steps: Steps of the whole run, if anything tells.
-        last_run: Id of the job's newest run, if there is one.
-        drift: What changed since; None if there is no run, or its job cannot be read.
+        known: What is known of data, model and machine, and from where.
+        ahead: What follows from that.
+        lesson: What the run that the job is compared with told; None: there is none.
+        answer: Whether that run could go on as this job.
+        asides: What else is to be said, by the name of a fact.
     """
 
     plan: LaunchPlan
     job: Job
-    samples: int | None
-    steps: int | None
-    last_run: str | None
-    drift: list[Difference] | None
+    known: Knowledge
+    ahead: Forecast
+    lesson: Lesson | None
+    answer: Answer
+    asides: Mapping[str, str]
 
 
-def lines_of(view: PlanView) -> Iterator[str]:
-    """Yield the lines of the whole plan."""
-    plan, job = view.plan, view.job
-    yield _fact("job", f"{plan.job_name} ({', '.join(plan.job_files)}; digest {plan.job_digest[:16]})")
-    yield _fact("nodes", _nodes(plan))
-    yield _fact(
-        "batch", f"{plural(job.dataset.global_batch_size, 'sample')} per step, at every number of nodes"
-    )
-    if job.dataset.shards is not None:
-        data = (
-            f"{plural(job.dataset.shards, 'shard')} of unknown lengths; what a worker reads is whole shards"
+def lines_of(view: PlanView, width: int) -> Iterator[str]:
+    """Yield the lines of the whole plan, at most *width* wide where words can be broken."""
+    for name, text in _facts(view):
+        first, *more = textwrap.wrap(text, width - _MARGIN, break_long_words=False, break_on_hyphens=False)
+        yield paint(f"{name:<{_MARGIN}}", bold=True) + first
+        yield from (f"{'':<{_MARGIN}}{line}" for line in more)
+    if view.lesson is not None and view.lesson.drift:
+        yield from drift_lines(
+            view.lesson.drift, lambda text, weight: paint(text, _COLOURS[weight], bold=True)
         )
-        yield _fact("data", data)
-    yield _fact("steps", _steps(view))
-    yield _fact("restarts", _restarts(view))
-    yield _fact("snapshots", _snapshots(view))
-    if job.evaluation is not None:
-        names = ", ".join(["loss", *job.evaluation.metrics])
-        yield _fact("evaluation", f"{_any_of(_listed(job.evaluation.every))} and at the end: {names}")
-    yield from _drift(view)
     yield ""
-    yield from _table(plan.worlds)
-    yield from _notes(view)
+    yield from table(view.plan.worlds)
+    for text in notes(view.job, view.plan):
+        yield ""
+        yield from textwrap.wrap(text, width, break_long_words=False)
     yield ""
     yield "python -m torch.distributed.run \\"
-    *options, entry_point = plan.torchrun_args
+    *options, entry_point = view.plan.torchrun_args
     yield from (f"    {shlex.quote(option)} \\" for option in options)
     yield f"    {entry_point}"
     yield ""
-    width = max(len(name) + len(value) for name, value in plan.environment.items()) + 1
-    for name, value in plan.environment.items():
-        yield f"{f'{name}={value}':<{width}}  # {plan.reasons[name]}"
+    yield from _environment(view.plan, width)
 
 
-def _fact(name: str, text: str) -> str:
-    return f"{name:<{_MARGIN}}{text}"
+def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
+    plan, job = view.plan, view.job
+    yield "job", f"{plan.job_name} ({', '.join(plan.job_files)}; digest {plan.job_digest[:16]})"
+    yield "nodes", _nodes(view)
+    batch = plural(job.dataset.global_batch_size, "sample")
+    yield "batch", f"{batch} per step, at every number of nodes"
+    if view.known.parameters is not None:
+        yield "model", plural(int(view.known.parameters.value), "parameter") + _by(view.known.parameters)
+    if job.dataset.shards is not None:
+        shards = plural(job.dataset.shards, "shard")
+        yield "data", f"{shards} of unknown lengths; what a worker reads is whole shards"
+    yield "steps", _steps(view)
+    yield "duration", _duration(view)
+    if job.evaluation is not None:
+        names = ", ".join(["loss", *job.evaluation.metrics])
+        times = view.ahead.evaluations
+        often = "" if times is None else f"; {times:,} time{'' if times == 1 else 's'}"
+        yield "evaluation", f"{_any_of(_listed(job.evaluation.every))} and at the end: {names}{often}"
+    yield "snapshots", _snapshots(view)
+    yield "", _written(view)
+    yield "", _kept(view)
+    yield "restarts", _restarts(view)
+    yield from view.asides.items()
+    if view.lesson is not None:
+        yield "drift", _drift(view.lesson, view.answer)
+
+
+def _by(*known: Known | None) -> str:
+    """Return ` (run 20261120-104500-4f2a)`: who told; the job file itself goes without saying."""
+    sources = dict.fromkeys(
+        each.source for each in known if each is not None and each.source != "dataset.samples"
+    )
+    return f" ({', '.join(sources)})" if sources else ""
 
 
 def _listed(every: str | list[str]) -> tuple[str, ...]:
@@ -87,7 +119,16 @@ def _any_of(every: Sequence[str]) -> str:
     return "every " + " or ".join(every)
 
 
-def _nodes(plan: LaunchPlan) -> str:
+def _unknown(view: PlanView, fact: str) -> str:
+    """Return when a fact will be known, and why the last run does not tell it."""
+    why = "known after the first run, or with --deep"
+    if view.lesson is not None and fact in view.lesson.outdated:
+        return f"{why} (run {view.lesson.run_id} had another {view.lesson.outdated[fact]})"
+    return why
+
+
+def _nodes(view: PlanView) -> str:
+    plan = view.plan
     low, high = plan.nodes_min, plan.nodes_max
     per_node = {
         "auto": "one worker per GPU, else per core",
@@ -96,110 +137,111 @@ def _nodes(plan: LaunchPlan) -> str:
     }
     each = per_node.get(str(plan.nproc_per_node)) or f"{plural(int(plan.nproc_per_node), 'worker')} each"
     place = "" if plan.endpoint is None else f", meeting at {plan.endpoint}"
-    return f"{low if low == high else f'{low} to {high}'}, {each}{place}"
+    return f"{low if low == high else f'{low:,} to {high:,}'}, {each}{place}"
 
 
 def _steps(view: PlanView) -> str:
-    train, dataset = view.job.train, view.job.dataset
-    unknown = "is known after the first run (or set dataset.samples)"
+    train, dataset, ahead = view.job.train, view.job.dataset, view.ahead
+    unknown = f"{_unknown(view, 'samples')}, or set dataset.samples"
     if dataset.shards is not None:
         unknown = "nobody knows before they are read"
     epochs = plural(train.epochs or 0, "epoch")
-    if view.samples is None:
-        return (
-            f"{epochs}; how many steps {unknown}"
+    if view.known.samples is None or ahead.steps_per_epoch is None:
+        known = (
+            f"{epochs}; how many steps: "
             if train.steps is None
-            else f"{train.steps}; how many an epoch has {unknown}"
+            else f"{train.steps:,}; how many an epoch has: "
         )
-    per_epoch = _or(*steps_per_epoch(view.job, view.samples))
-    of = f"{plural(view.samples, 'sample')} by {dataset.global_batch_size}"
+        return known + unknown
+    per_epoch = either(*ahead.steps_per_epoch)
+    of = f"{plural(int(view.known.samples.value), 'sample')} by {dataset.global_batch_size:,}"
+    by = _by(view.known.samples)
     if train.steps is None:
-        return f"{view.steps}: {epochs} of {of}, {per_epoch} each"
-    return f"{train.steps}; an epoch of {of} has {per_epoch}"
+        return f"{ahead.steps:,}: {epochs} of {of}, {per_epoch} each{by}"
+    return f"{train.steps:,}; an epoch of {of} has {per_epoch}{by}"
+
+
+def _duration(view: PlanView) -> str:
+    known, ahead = view.known, view.ahead
+    if known.step_s is None:
+        return _unknown(view, "step_s").replace(", or with --deep", "")
+    workers = "" if known.workers is None else f" with {plural(int(known.workers.value), 'worker')}"
+    total = "" if ahead.duration_s is None else f"about {span(ahead.duration_s)}, "
+    return f"{total}{span(known.step_s.value)} a step{workers}{_by(known.step_s)}"
+
+
+def _snapshots(view: PlanView) -> str:
+    plan = view.plan.snapshots
+    place = plan.uri or f"runs/{view.plan.job_name}/<run id>"
+    held = f"; held in memory every {plan.memory}" if plan.memory else ""
+    return f"{_any_of(plan.every)}, at the end and when asked to leave; in {place}{held}"
+
+
+def _written(view: PlanView) -> str:
+    ahead, known = view.ahead, view.known.snapshot_bytes
+    parts = [
+        f"how large: {_unknown(view, 'snapshot_bytes')}"
+        if known is None
+        else f"{size(known.value)} each{_by(known)}"
+    ]
+    if ahead.snapshots_per_hour is None:
+        parts.append("how many an hour: known after the first run")
+    else:
+        word = "at least" if ahead.is_least else "about"
+        rate = f"{word} {ahead.snapshots_per_hour:,.0f} an hour"
+        parts.append(
+            rate if ahead.bytes_per_hour is None else f"{rate}, {size(ahead.bytes_per_hour)} an hour"
+        )
+    if ahead.snapshots is not None and not ahead.is_least:
+        total = "" if known is None else f", {size(ahead.snapshots * known.value)}"
+        parts.append(f"{ahead.snapshots:,} in the whole run{total}")
+    return "; ".join(parts)
+
+
+def _kept(view: PlanView) -> str:
+    keep, ahead = view.job.snapshots.keep, view.ahead
+    kept = [f"the last {keep.last}"]
+    kept += [f"the best {keep.best}"] if keep.best is not None else []
+    kept += [f"one every {keep.every}"] if keep.every is not None else []
+    kept += [f"those of the last {keep.within}"] if keep.within is not None else []
+    listed = kept[0] if len(kept) == 1 else f"{', '.join(kept[:-1])} and {kept[-1]}"
+    if ahead.kept is None:
+        return f"{listed} stay; how many that are: known after the first run"
+    held = "" if ahead.kept_bytes is None else f", {size(ahead.kept_bytes)}"
+    return f"{listed} stay: at most {ahead.kept:,}{held}, and one more while it is written"
 
 
 def _restarts(view: PlanView) -> str:
     table = view.job.restarts
     refill = f", full again after {table.refill}" if table.refill else ""
-    return (
-        f"{plural(table.budget, 'failure')}{refill}; no progress for {table.hang_timeout} is one, "
-        "or for less once the run shows what is usual; "
-        "resizes, drains and preemptions are free"
-    )
-
-
-def _snapshots(view: PlanView) -> str:
-    plan, keep = view.plan.snapshots, view.job.snapshots.keep
-    place = plan.uri or f"runs/{view.plan.job_name}/<run id>"
-    kept = [f"the last {keep.last}"]
-    kept += [f"the best {keep.best}"] if keep.best is not None else []
-    kept += [f"one per {keep.every}"] if keep.every is not None else []
-    kept += [f"those of the last {keep.within}"] if keep.within is not None else []
-    held = f"; held in memory every {plan.memory}" if plan.memory else ""
-    return (
-        f"{_any_of(plan.every)}, at the end and when asked to leave; in {place}; {', '.join(kept)} stay{held}"
-    )
-
-
-def _drift(view: PlanView) -> Iterator[str]:
-    if view.last_run is None:
-        return
-    if view.drift is None:
-        yield _fact("drift", f"the job of run {view.last_run} cannot be read")
-    elif not view.drift:
-        yield _fact("drift", f"none since run {view.last_run}")
+    if table.budget == 0:
+        failures = "the first failure ends the run (exit code 3)"
     else:
-        yield _fact("drift", f"since run {view.last_run}:")
-        for each in view.drift:
-            yield _fact("", f"{each.key}: {each.old!r} -> {each.new!r} ({each.weight}: {each.reason})")
-
-
-def _table(worlds: Sequence[WorldRow]) -> Iterator[str]:
-    header = _HEADER if worlds[0].exact is None else _HEADER + _EXACT_HEADER
-    rows = [header, *(_row(world) for world in worlds)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
-
-
-def _row(world: WorldRow) -> tuple[str, ...]:
-    if world.world_size is None or world.samples_per_rank is None or world.micro_batch_size is None:
-        return str(world.nodes), *("as found" for _ in _HEADER[1:])
-    row = (
-        *(str(world.nodes), str(world.world_size), _or(*world.samples_per_rank)),
-        *(str(world.micro_batches), _or(*world.micro_batch_size)),
+        failures = (
+            f"{plural(table.budget, 'failure')}{refill}; the next one ends the run (exit code 3). Workers start again at "
+            "once, later ones after a pause of up to 1 min while no progress is made"
+        )
+    return (
+        f"{failures}. No progress for {table.hang_timeout} is a failure, or for less once the run shows what is usual; "
+        "the same error of the job's own code twice without a step between ends the run. Resizes, drains and preemptions are free"
     )
-    if world.exact is None:
-        return row
-    traffic = "none" if world.exact.traffic is None else f"{world.exact.traffic:g}"
-    return *row, str(world.exact.batch_micro_batches), str(world.exact.gradient_copies), traffic
 
 
-def _or(fewest: int, most: int) -> str:
-    """Return `4`, `4 or 5` or `4 to 6`."""
-    if fewest == most:
-        return str(most)
-    return f"{fewest} or {most}" if most == fewest + 1 else f"{fewest} to {most}"
+def _drift(lesson: Lesson, answer: Answer) -> str:
+    run = f"run {lesson.run_id}{' (finished)' * lesson.is_finished}"
+    if lesson.drift is None:
+        return f"the job of {run} cannot be read"
+    if not lesson.drift:
+        return f"none since {run}"
+    return f"since {run}; {_ANSWERS[answer]}:"
 
 
-def _notes(view: PlanView) -> Iterator[str]:
-    """Yield what stands under the table: the formulas of what it leaves out, and what its columns mean."""
-    job, worlds = view.job, view.plan.worlds
-    batch, micro, shards = (
-        job.dataset.global_batch_size,
-        job.dataset.micro_batch_size,
-        job.train.virtual_shards,
-    )
-    if len(worlds) <= view.plan.nodes_max - view.plan.nodes_min or worlds[0].world_size is None:
-        yield ""
-        if shards is None:
-            size = "" if micro is None else f", in as few even forwards of at most {micro} as that takes"
-            yield f"with W workers: each takes {batch} / W samples, rounded down or up{size}"
-        else:
-            yield f"with W workers: each runs {shards} / W forwards of {plural(batch // shards, 'sample')}, rounded down or up"
-    if shards is not None:
-        yield ""
-        yield f"exact: a batch is {plural(shards, 'virtual shard')} of {plural(batch // shards, 'sample')}, a forward and backward each, instead of the"
-        yield "forwards of batch mode; a worker holds at most so many sums of gradients, where batch mode holds one, and"
-        yield "sends so many times the bytes of a ring all-reduce (at most log2(shards / workers) + 1 sums, and 1 times,"
-        yield "where shards and workers are powers of two)"
+def _environment(plan: LaunchPlan, width: int) -> Iterator[str]:
+    """Yield each variable with why it is set, those with the same reason together."""
+    groups: dict[str, list[str]] = {}
+    for name, value in plan.environment.items():
+        groups.setdefault(plan.reasons[name], []).append(f"{name}={shlex.quote(value)}")
+    for reason, settings in groups.items():
+        for line in textwrap.wrap(reason, width - 2):
+            yield paint(f"# {line}", dim=True)
+        yield from settings

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 _NO_DEVICE = ("No CUDA GPUs", "not compiled with CUDA", "NVIDIA driver", "CUDA driver", "No HIP GPUs")
 _MOST_FRAMES = 4
+_OURS = str(Path(__file__).parents[1])
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 class BrokenError(Exception):
@@ -118,8 +120,8 @@ class Report:
 
     def _is_own(self, file: str) -> bool:
         path = Path(file)  # relative: our train.py, and what Python calls <frozen ...>
-        own = path.is_absolute() and str(path.resolve()).startswith(self._own)
-        return own and not {"site-packages", "dist-packages"} & set(path.parts)
+        is_own = path.is_absolute() and str(path.resolve()).startswith(self._own)
+        return is_own and not file.startswith(_OURS) and not _INSTALLED & set(path.parts)
 
 
 def _frame(file: str, line: int, function: str, code: str) -> str:

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
@@ -14,9 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import StateError
+from elasticflow.run_folder import path_from_root
 from elasticflow.runtime.probe_report import BrokenError
 from elasticflow.runtime.share import nbytes_of
-from elasticflow.runtime.state import State
+from elasticflow.runtime.state import State, check_fit
+from elasticflow.runtime.storable import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,6 +54,10 @@ def build(report: Report, code: ModuleType, job: dict[str, Any]) -> Trained:
     if not any(p.requires_grad for p in model.parameters()):
         what = f"model.entry returned a {type(model).__name__} without parameters to train"
         report.refuse("result", "model.entry", StateError(what))
+    weights = job["model"]["weights"]
+    if weights is not None:
+        place = str(code.ROOT / (path_from_root(weights) or weights))
+        report.call("result", "model.weights", f"reading {weights}", lambda: check_weights(model, place))
     optimizer = report.call(
         "factory", key("optimizer"), "building the optimizer", lambda: code.build_optimizer(model)
     )
@@ -75,6 +82,27 @@ def build(report: Report, code: ModuleType, job: dict[str, Any]) -> Trained:
             "factory", "train.ema", "copying the model", lambda: AveragedModel(model, multi_avg_fn=decay)
         )
     return Trained(model, optimizer, scheduler, average)
+
+
+def check_weights(model: nn.Module, path: str) -> None:
+    """Compare what a safetensors file says of its tensors with the model; no tensor is read.
+
+    Raises:
+        StateError: names, shapes or dtypes differ.
+        OSError: it cannot be read.
+    """
+    with safe_open(path, "pt") as file:
+        heads = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
+        found = {
+            key: torch.empty(head.get_shape(), dtype=BY_NAME[head.get_dtype()], device="meta")
+            for key, head in heads.items()
+        }
+    try:
+        check_fit(model, found, "model")
+    except StateError as error:  # in words of weights, which come from no snapshot
+        what = error.message.partition(": ")[2].replace("in the snapshot", "in the file")
+        remedy = "name weights of this model, or change model.args"
+        raise StateError(f"model.weights does not fit the model: {what}", remedy) from error
 
 
 def step_without_data(report: Report, trained: Trained) -> None:
@@ -115,7 +143,8 @@ def _tensors(trained: Trained) -> Iterable[Tensor]:
         if module is not None:
             yield from module.parameters()
             yield from module.buffers()
-    for state in trained.optimizer.state.values():
+    states: Iterable[dict[Any, Any]] = trained.optimizer.state.values()
+    for state in states:
         yield from (value for value in state.values() if isinstance(value, Tensor))
 
 

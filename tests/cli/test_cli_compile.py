@@ -107,88 +107,6 @@ def test_an_argument_that_is_a_date_is_refused(project: Path, capsys: pytest.Cap
     assert "args.lr" in capsys.readouterr().err
 
 
-def test_plan_in_words(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Plan shows the split of the batch, the policies in words and the torchrun command."""
-    assert call(["plan", "small.toml"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("job          small (small.toml; digest ")
-    assert lines[1:7] == [
-        "nodes        1 to 2, 2 workers each, meeting at head:29400",
-        "batch        8 samples per step, at every number of nodes",
-        "steps        3 epochs; how many steps is known after the first run (or set dataset.samples)",
-        "restarts     3 failures, full again after 1 h; no progress for 10 min is one, or for less once the run shows what is usual; resizes, drains and preemptions are free",
-        "snapshots    every 10 min or 1 epoch, at the end and when asked to leave; in runs/small/<run id>; the last 3 stay",
-        "evaluation   every 1 epoch and at the end: loss, accuracy",
-    ]
-    assert lines[8:11] == [
-        "nodes  workers  samples each  forwards each  samples in one",
-        "    1        2             4              1               4",
-        "    2        4             2              1               2",
-    ]
-    assert "    --nnodes=1:2 \\" in lines
-    assert any(line.startswith("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # ") for line in lines)
-
-
-def test_plan_counts_steps_where_the_samples_are_known(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With dataset.samples, or after a run that opened the data, the number of steps is known."""
-    call(["plan", "small.toml", "--set", "dataset.samples=100"])
-    assert (
-        "steps        38: 3 epochs of 100 samples by 8, 12 or 13 each" in capsys.readouterr().out.splitlines()
-    )
-    _pretend_a_run(project)
-    call(["plan", "small.toml"])
-    assert "steps        19: 3 epochs of 50 samples by 8, 6 or 7 each" in capsys.readouterr().out.splitlines()
-
-
-def test_plan_tells_what_exact_mode_costs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Forwards, sums of gradients and traffic stand beside those of batch mode, and what they mean below."""
-    exact = ["train.consistency=exact", "train.virtual_shards=8", "nodes.max=3", "nodes.nproc_per_node=1"]
-    call(["plan", "small.toml", *(f"--set={each}" for each in exact)])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[8:12] == [
-        "nodes  workers  samples each  forwards each  samples in one  instead of  gradient sums  traffic",
-        "    1        1             8              8               1           1              4     none",
-        "    2        2             4              4               1           1              3        1",
-        "    3        3        2 or 3              3               1           1              3      1.5",
-    ]
-    assert lines[13].startswith("exact: a batch is 8 virtual shards of 1 sample")
-
-
-def test_plan_of_a_wide_range_has_formulas(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where not every number of nodes has a row, the rule stands below."""
-    wide = ["nodes.max=4096", "nodes.nproc_per_node=1", "dataset.global_batch_size=4096"]
-    call(["plan", "small.toml", *(f"--set={each}" for each in wide)])
-    assert (
-        "with W workers: each takes 4096 / W samples, rounded down or up"
-        in capsys.readouterr().out.splitlines()
-    )
-
-
-def test_plan_tells_the_drift_since_the_last_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What changed since the newest run's launch is named with its weight."""
-    _pretend_a_run(project)
-    call(["plan", "small.toml"])
-    assert "drift        none since run 20261120-120000-0000" in capsys.readouterr().out.splitlines()
-    call(["plan", "small.toml", "--set", "job.seed=4"])
-    lines = capsys.readouterr().out.splitlines()
-    assert "drift        since run 20261120-120000-0000:" in lines
-    assert any(line.strip().startswith("job.seed: 0 -> 4 (corrupting: ") for line in lines)
-
-
-def test_plan_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--format json prints the plan's facts, steps and drift."""
-    _pretend_a_run(project)
-    capsys.readouterr()
-    assert call(["plan", "small.toml", "--format", "json", "--set", "train.epochs=4"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert (facts["job_name"], facts["nodes_max"], facts["samples"], facts["steps"]) == ("small", 2, 50, 25)
-    assert (facts["steps_per_epoch"], facts["worlds"][1]["samples_per_rank"]) == ([6, 7], [2, 2])
-    assert facts["drift"]["run_id"] == "20261120-120000-0000"
-    assert [(d["key"], d["weight"]) for d in facts["drift"]["differences"]] == [("train.epochs", "harmless")]
-
-
 @pytest.mark.usefixtures("real_processes")
 def test_plan_and_compile_load_no_torch(project: Path) -> None:
     """Neither command loads torch, nor what only other commands need."""
@@ -210,11 +128,3 @@ def test_plan_and_compile_load_no_torch(project: Path) -> None:
         timeout=60,
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded:")
-
-
-def _pretend_a_run(project: Path) -> None:
-    """Write the folder of a run that opened 50 samples."""
-    run = project / "runs" / "small" / "20261120-120000-0000"
-    assert call(["compile", "small.toml", "-o", str(run / "launches" / "0001")]) == 0
-    opened = {"event": "dataset.opened", "name": "train", "samples": 50, "timestamp": "2026-11-20T12:00:00Z"}
-    (run / "events.jsonl").write_text(json.dumps(opened) + "\n")
