@@ -12,3 +12,16 @@ class Explanation(NamedTuple):
     why: str
     bad: str = ""
     good: str = ""
+
+    def text(self) -> str:
+        """Return reason and examples as plain text."""
+        return "\n\n".join([self.why, *(f"{name}:\n{example}" for name, example in self._examples())])
+
+    def markdown(self) -> str:
+        """Return reason and examples as Markdown."""
+        return "\n\n".join(
+            [self.why, *(f"{name}:\n\n```\n{example}\n```" for name, example in self._examples())]
+        )
+
+    def _examples(self) -> list[tuple[str, str]]:
+        return [(name, example) for name, example in (("Bad", self.bad), ("Good", self.good)) if example]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from elasticflow.spec.diagnostics import Diagnostic, at, in_order, mask_secrets, render
+from elasticflow.spec.diagnostics import FORMATS, Diagnostic, at, in_order, render
+from elasticflow.spec.excerpts import layout, mask_secrets
 from elasticflow.spec.positions import Span
 
 TEXT = '[train]\nepoch = 5  # "a", 100%\n'
@@ -47,42 +46,6 @@ def test_concise_is_one_line_each() -> None:
     assert expected == render([ONE, WARNING], "concise")
 
 
-def test_github_escapes_what_its_commands_would_read() -> None:
-    """Percent signs, newlines, and commas and colons in properties are escaped."""
-    first, second = render([ONE, WARNING], "github").splitlines()
-    assert first == (
-        "::error title=elasticflow (EF101),file=jobs/a%2Cb.toml,line=2,col=1,endLine=2,endColumn=6"
-        '::jobs/a,b.toml:2:1: unknown key "epoch" in [train]%0A  help: did you mean "epochs"?'
-    )
-    assert second == (
-        "::warning title=elasticflow (EF401),file=jobs/b.toml::jobs/b.toml: no endpoint: 100%25%0A  help: one%0Atwo"
-    )
-
-
-def test_json_and_sarif_hold_the_same_facts() -> None:
-    """The formats for machines parse and name code, place and severity."""
-    (first, second) = json.loads(render([ONE, WARNING], "json"))
-    assert tuple(first[key] for key in ("code", "line", "column", "end_line", "end_column")) == (
-        "EF101",
-        2,
-        1,
-        2,
-        6,
-    )
-    assert second["line"] is None
-    sarif = json.loads(render([ONE, WARNING], "sarif"))
-    results = sarif["runs"][0]["results"]
-    assert sarif["version"] == "2.1.0"
-    assert [each["level"] for each in results] == ["error", "warning"]
-    assert results[0]["locations"][0]["physicalLocation"]["region"]["startLine"] == 2
-
-
-def test_nothing_found_is_empty_text_or_an_empty_list() -> None:
-    """A clean file prints nothing in the line formats, and valid JSON in the others."""
-    assert "" == render([]) == render([], "concise") == render([], "github")
-    assert [] == json.loads(render([], "json")) == json.loads(render([], "sarif"))["runs"][0]["results"]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -93,6 +56,11 @@ def test_nothing_found_is_empty_text_or_an_empty_list() -> None:
         ),
         ("snapshots.options.token=abc", "snapshots.options.token=***"),
         ('uri = "sftp://me:pw@host/x"', 'uri = "sftp://*****@host/x"'),
+        ('uri = "https://host/x?sig=abc&part=1"', 'uri = "https://host/x?sig=***&part=1"'),
+        ('password = """hunter2"""', 'password = """*******"""'),
+        ('password = """hunter2', 'password = """*******'),
+        ('"api_key" = "abc"', '"api_key" = "***"'),
+        ("max_tokens = 4096", "max_tokens = 4096"),
         ('tokenizer = "bpe"', 'tokenizer = "bpe"'),
         ('monkey = "x"', 'monkey = "x"'),
     ],
@@ -107,13 +75,61 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal() -> None:
     assert "\x1b" not in render([at("EF101", "x", file="f", text="a = '\x1b[2J'", span=Span(0, 1))])
 
 
+def test_names_that_no_encoding_can_write_are_shown() -> None:
+    """A file name of stray bytes or with a newline is one line of any format, and can be printed."""
+    odd = Diagnostic("EF001", "error", "no such file: a\udcff", "a\udcff\nb", help="c\x1b")
+    for style in FORMATS:
+        text = render([odd], style)  # type: ignore[arg-type]  # one of them
+        assert "\x1b" not in text
+        text.encode("utf-8")
+    assert render([odd], "concise").count("\n") == 0
+
+
+WIDE = [
+    ("\tkey = 1", 2, 5, "    key = 1", "    ^^^"),  # a tab is four blanks
+    ("a\tb = 1", 3, 4, "a    b = 1", "     ^"),
+    ('"日本" = 1', 1, 5, '"日本" = 1', "^^^^^^"),  # two columns each
+    ('"日本" = x', 8, 9, '"日本" = x', "         ^"),
+    ("e\u0301 = x", 6, 7, "e\u0301 = x", "    ^"),  # an accent of its own takes none
+    ("a\u202eb = 1", 4, 5, "a\ufffdb = 1", "   ^"),  # a text direction is shown, not obeyed
+    ("x = 1", 6, 7, "x = 1", "     ^"),  # the end of the line
+    ("x = [", 5, None, "x = [", "    ^"),  # goes on in the next line
+    ("", 1, 1, "", "^"),
+]
+
+
+@pytest.mark.parametrize(("line", "column", "end_column", "shown", "carets"), WIDE)
+def test_carets_stand_where_the_eye_expects_them(
+    line: str, column: int, end_column: int | None, shown: str, carets: str
+) -> None:
+    """Tabs, wide and combining characters are counted in columns of a terminal."""
+    assert layout(line, column, end_column) == (shown, carets)
+
+
+def test_a_span_over_several_lines_is_marked_to_the_end_of_the_first() -> None:
+    """The value of a text in three quotes begins where it begins."""
+    text = 'a = """one\ntwo"""\nb = 1'
+    found = at("EF103", "x", file="f", text=text, span=Span(4, 17))
+    assert (found.line, found.column, found.end_line, found.end_column) == (1, 5, 2, 7)
+    assert render([found]).splitlines()[3:5] == ['1 | a = """one', "  |     ^^^^^^"]
+
+
 def test_a_long_line_is_cut_around_the_caret() -> None:
-    """The excerpt of a line of thousands of characters shows the place that is meant."""
+    """The excerpt of a line of thousands of characters shows the place that is meant, and that it is cut."""
     text = "x" * 5000 + "HERE" + "y" * 5000
     lines = render([at("EF101", "x", file="f", text=text, span=Span(5000, 5004))]).splitlines()
     column = lines[-1].index("^")
     assert lines[3][column : column + 4] == "HERE"
-    assert len(lines[3]) < 200
+    assert lines[-1].count("^") == 4
+    assert lines[3].startswith("1 | ...x")
+    assert lines[3].endswith("y...")
+    assert len(lines[3]) < 125
+
+
+def test_a_line_of_a_million_characters_takes_no_time() -> None:
+    """Masking walks over a line once; a test that never ends would be the failure."""
+    text = "x" * 1_000_000 + " = 1"
+    assert render([at("EF101", "x", file="f", text=text, span=Span(0, 1_000_000))]).count("^") == 110
 
 
 def test_order_is_by_file_and_place_without_repeats() -> None:
