@@ -44,6 +44,10 @@ class JobRefusedError(ElasticflowError):
     """The job file has errors; they have been shown as diagnostics."""
 
 
+class CaseError(ElasticflowError):
+    """A file with [matrix] and no case said, or one it does not have; a case of a file without [matrix]."""
+
+
 class TorchMissingError(ElasticflowError):
     """A command that trains was asked for and torch is not installed, or is of a version never tried."""
 

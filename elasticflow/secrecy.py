@@ -43,7 +43,7 @@ def mask(text: str, url: str, options: Mapping[str, Any]) -> str:
 def without_secrets(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a `snapshots` table as it may be recorded: what is left out comes from the environment."""
     uri = table["uri"]
-    public = None if uri is None else _without(uri)
+    public = None if uri is None else without_password(uri)
     return {**table, "uri": public, "options": _public(table["options"])}
 
 
@@ -53,7 +53,7 @@ def public_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
     for text in overrides:
         key, equals, value = text.partition("=")
         if key.strip() == "snapshots.uri":
-            value = _without(value)
+            value = without_password(value)
         tells = key.strip().startswith(_OPTIONS) and (
             is_secret(key.rpartition(".")[2].strip()) or _holds_secret(value)
         )
@@ -75,7 +75,8 @@ def _public(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _without(url: str) -> str:
+def without_password(url: str) -> str:
+    """Return *url* without the password in it and without signatures in its query."""
     url = _PASSWORD.sub(r"\g<user>@", url)
     return _QUERY.sub(lambda m: f"{m['name']}=" if is_secret(m["name"]) else m[0], url)
 

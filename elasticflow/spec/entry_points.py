@@ -10,13 +10,14 @@ import difflib
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticflow.spec import codes
 from elasticflow.spec.definitions import Definition, NoAttributeError, UnreadableModuleError
 from elasticflow.spec.expectations import show
 from elasticflow.spec.fields import ENTRY
 from elasticflow.spec.included import why_not_stateful
+from elasticflow.spec.known_calls import KnownCalls, content_of
 from elasticflow.spec.lengths import why_not_map_style
 from elasticflow.spec.modules import (
     CannotTellError,
@@ -32,9 +33,13 @@ from elasticflow.spec.uses import Use, inside, uses_in
 from elasticflow.spec.values import not_passable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elasticflow.spec.diagnostics import Diagnostic, Severity
     from elasticflow.spec.positions import KeyPath
     from elasticflow.spec.source import Source
+
+_Result = TypeVar("_Result")
 
 
 def installed_places() -> tuple[Path, ...]:
@@ -45,8 +50,12 @@ def installed_places() -> tuple[Path, ...]:
     )
 
 
-def check_entry_points(source: Source, root: Path) -> list[Diagnostic]:
-    """Return what is wrong with the job's entry points, also in tables that have other problems."""
+def check_entry_points(source: Source, root: Path, known: KnownCalls | None = None) -> list[Diagnostic]:
+    """Return what is wrong with the job's entry points, also in tables that have other problems.
+
+    *known*: what was found out about other jobs of the file; added to.
+    """
+    known = known or KnownCalls()
     parts = inside(source.raw, "job").get("path", ["."])
     parts = [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
     is_there = ["\0" not in part and (root / part).is_dir() for part in parts]
@@ -61,10 +70,15 @@ def check_entry_points(source: Source, root: Path) -> list[Diagnostic]:
         if not is_there[number]
     ]
     own = tuple(root / part for part, good in zip(parts, is_there, strict=True) if good)
-    resolver = Resolver(Finder(own, installed_places()))
+    if own not in known.resolvers:
+        known.resolvers[own] = Resolver(Finder(own, installed_places()))
     for use in uses_in(source.raw):
-        if re.fullmatch(ENTRY, use.text):
-            found += _Check(source, resolver, use).run()
+        check = _Check(source, known.resolvers[own], use, known)
+        call = own, use, content_of(check.named_arguments())
+        if re.fullmatch(ENTRY, use.text) and call not in known.clean:
+            problems = check.run()
+            found += problems
+            known.clean |= set() if problems else {call}
     return found
 
 
@@ -77,8 +91,9 @@ def shown(folder: Path) -> str:
 class _Check:
     """The check of one entry point."""
 
-    def __init__(self, source: Source, resolver: Resolver, use: Use) -> None:
+    def __init__(self, source: Source, resolver: Resolver, use: Use, known: KnownCalls) -> None:
         self.source = source
+        self.known = known
         self.resolver = resolver
         self.use = use
         self.module, _, self.attribute = use.text.partition(":")
@@ -88,7 +103,7 @@ class _Check:
         try:
             if self.use.is_object:
                 return self._object()
-            found = self.resolver.entry(self.module, self.attribute)
+            found = self._once("entry", lambda: self.resolver.entry(self.module, self.attribute))
             if isinstance(found, Definition):
                 if self.use.args is None and isinstance(found.node, ast.ClassDef):
                     return [self._a_class(found)]
@@ -159,13 +174,10 @@ class _Check:
 
     def _arguments(self, found: Definition) -> list[Diagnostic]:
         try:
-            signature = signature_of(found, self.resolver)
+            signature = self._once("signature", lambda: signature_of(found, self.resolver))
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError) as error:
             return [self._note(str(error))]
-        arguments: dict[str, Any] = {}
-        if self.use.args is not None:
-            table, name = self.use.args
-            arguments = inside(inside(self.source.raw, str(table)), str(name))
+        arguments = self.named_arguments()
         twice = [Misfit("twice", name) for name in self.use.named if name in arguments]
         arguments = {**arguments, **dict.fromkeys(self.use.named, 0)}
         return [
@@ -174,6 +186,16 @@ class _Check:
             if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
             if each.kind != "unknown" or each.name.isidentifier()  # else said already
         ]
+
+    def named_arguments(self) -> dict[str, Any]:
+        """Return what is passed by name, as the job file has it."""
+        if self.use.args is None:
+            return {}
+        table, name = self.use.args
+        return inside(inside(self.source.raw, str(table)), str(name))
+
+    def _once(self, what: str, make: Callable[[], _Result]) -> _Result:
+        return self.known.once(make, what, self.resolver.finder.own, self.use.text)
 
     def _misfit(self, misfit: Misfit, found: Definition, arguments: dict[str, Any]) -> Diagnostic:
         here = f"defined at {found.place}"
@@ -210,7 +232,7 @@ class _Check:
         if self.use.path not in {("dataset", "entry"), ("evaluation", "entry")} or self.use.named:
             return []
         try:
-            reason = why_not_map_style(found, self.resolver)
+            reason = self._once("length", lambda: why_not_map_style(found, self.resolver))
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
             return []
         if reason is None:

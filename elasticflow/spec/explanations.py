@@ -8,6 +8,7 @@ from __future__ import annotations
 from elasticflow.spec import codes
 from elasticflow.spec.explanation import Explanation
 from elasticflow.spec.explanations_between import BETWEEN_KEYS
+from elasticflow.spec.explanations_composition import MATRIX, REFERENCES
 from elasticflow.spec.explanations_deep import DEEP
 
 EXPLANATIONS: dict[str, Explanation] = {
@@ -30,16 +31,21 @@ EXPLANATIONS: dict[str, Explanation] = {
     codes.BAD_SET: Explanation(
         "a --set flag cannot be read",
         "A flag names one key with its table, and a value as the file would have it; a bare word is a text. "
-        "Quote the whole for your shell when it holds brackets. An empty value leaves the key out.",
+        "Quote the whole for your shell when it holds brackets. An empty value leaves the key out. "
+        "Flags take effect in their order, over all files and over the case of a matrix.",
         "--set epochs",
         "--set train.epochs=3  --set 'snapshots.every=[\"20 steps\"]'  --set train.epochs=",
     ),
     codes.EXTENDS: Explanation(
         "a file to extend cannot be used",
-        "`extends` names one file or several, relative to the file that says so; they may not extend each other in a circle.",
+        "`extends` names one file or several, relative to the file that says so; they may not extend each other in a circle. "
+        "Tables merge key by key, later files win, anything else is replaced whole. A file that several extend counts once, "
+        "below all of them. To replace a table instead of merging, take it out first: "
+        "--set optimizer.args= --set optimizer.args.lr=0.1",
         'extends = "jobs/base.toml"  # in jobs/mnist.toml',
         'extends = "base.toml"',
     ),
+    **REFERENCES,
     codes.UNKNOWN_KEY: Explanation(
         "unknown key or table",
         "A key that nobody reads is most often a typing mistake, and would silently change nothing: it is refused. "
@@ -152,5 +158,6 @@ EXPLANATIONS: dict[str, Explanation] = {
         '[snapshots]\ninclude = { curriculum = "my.module:curriculum" }',
     ),
     **BETWEEN_KEYS,
+    **MATRIX,
     **DEEP,
 }  # fmt: skip

@@ -67,7 +67,7 @@ def _size(text: str) -> str:
 
 
 def _endpoint(text: str) -> str:
-    if not re.fullmatch(_PORT, text.rpartition(":")[2]):
+    if "${" not in text and not re.fullmatch(_PORT, text.rpartition(":")[2]):
         raise ValueError("must have a port from 1 to 65535")
     return text
 
@@ -75,6 +75,11 @@ def _endpoint(text: str) -> str:
 def _shown(pattern: str, *examples: str) -> Any:
     """Return what an editor is told of a text whose own check says more than that it does not match."""
     return Field(examples=list(examples), json_schema_extra={"pattern": pattern})
+
+
+def or_reference(pattern: str) -> str:
+    """Return the pattern of a text that may also hold references (`spec/references.py`), not yet looked up."""
+    return rf"^({pattern}|.*\$\{{.*)$"
 
 
 Entry = Annotated[
@@ -114,9 +119,9 @@ StepsText = Annotated[
 ]
 Endpoint = Annotated[
     str,
-    Field(pattern=r"^[A-Za-z0-9._-]+:[0-9]{1,5}$"),
+    Field(pattern=or_reference("[A-Za-z0-9._-]+:[0-9]{1,5}")),
     AfterValidator(_endpoint),
-    _shown(rf"^[A-Za-z0-9._-]+:{_PORT}$", "head:29400"),
+    _shown(or_reference(f"[A-Za-z0-9._-]+:{_PORT}"), "head:29400"),
     Kind('"host:port", like "head:29400"'),
 ]
 Name = Annotated[

@@ -13,6 +13,7 @@ from elasticflow.spec.launch_tables import (
     SnapshotsTable,
     TorchrunTable,
 )
+from elasticflow.spec.matrix_table import MatrixTable
 from elasticflow.spec.training_tables import (
     DatasetTable,
     DdpTable,
@@ -37,6 +38,7 @@ __all__ = [
     "KeepTable",
     "LoggingTable",
     "LrSchedulerTable",
+    "MatrixTable",
     "ModelTable",
     "NodesTable",
     "OptimizerTable",
@@ -49,7 +51,7 @@ __all__ = [
 
 
 class Job(Table, defer_build=True):
-    """A whole job file, resolved: `extends` merged, `--set` applied, defaults filled in.
+    """A whole job file, resolved: `extends` merged, a case chosen, `--set` applied, defaults filled in.
 
     Built on first use: `validate` goes table by table and never needs the whole.
     """
@@ -67,7 +69,8 @@ class Job(Table, defer_build=True):
     snapshots: SnapshotsTable = Field(default_factory=SnapshotsTable)
     logging: LoggingTable = Field(default_factory=LoggingTable)
     torchrun: TorchrunTable = Field(default_factory=TorchrunTable)
+    matrix: MatrixTable | None = Field(default=None, exclude=True)  # of the file: a resolved job is one case
 
 
-RESERVED_TABLES = ("slurm", "kubernetes", "notify", "matrix")
+RESERVED_TABLES = ("slurm", "kubernetes", "notify")
 """Tables of the design that this version does not read; named in the error instead of "unknown"."""

@@ -20,10 +20,14 @@ from elasticflow.spec.fields import (
     StepsText,
     Table,
     bad_key,
+    or_reference,
 )
+from elasticflow.spec.marks import MayRefer
 
 Interface = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9._-]{1,15}$", examples=["eth0"]), Kind('a network interface, like "eth0"')
+    str,
+    Field(pattern=or_reference("[A-Za-z0-9._-]{1,15}"), examples=["eth0"]),
+    Kind('a network interface, like "eth0"'),
 ]
 Streams = Annotated[
     str,
@@ -43,11 +47,14 @@ class NodesTable(Table):
     nproc_per_node: Literal["auto", "gpu", "cpu"] | Annotated[int, Field(ge=1, le=1024)] = Field(
         default="auto", description="Workers per node; auto: one per GPU, else one per core."
     )
-    endpoint: Endpoint | None = Field(
+    endpoint: Annotated[Endpoint | None, MayRefer()] = Field(
         default=None,
-        description="host:port of the rendezvous, for several machines.",
+        description="host:port of the rendezvous, for several machines; may hold ${env:NAME}.",
     )
-    interface: Interface | None = Field(default=None, description="Network interface the workers talk over.")
+    interface: Annotated[Interface | None, MayRefer()] = Field(
+        default=None,
+        description="Network interface the workers talk over; may hold ${env:NAME}.",
+    )
 
     @model_validator(mode="after")
     def _min_is_at_most_max(self) -> NodesTable:
@@ -93,8 +100,10 @@ class KeepTable(Table):
 class SnapshotsTable(Table):
     """When snapshots are taken, where they go, which stay."""
 
-    uri: str | None = Field(
-        default=None, min_length=1, description="Any fsspec URL or path; default: the run folder."
+    uri: Annotated[str | None, MayRefer("s3://bucket/name")] = Field(
+        default=None,
+        min_length=1,
+        description="Any fsspec URL or path; default: the run folder. May hold ${env:NAME} and ${job.name}.",
     )
     every: IntervalText | list[IntervalText] = Field(
         default=["10 min", "1 epoch"], description="Any of these; always at the end and on drain."
@@ -115,7 +124,10 @@ class SnapshotsTable(Table):
         default="crc32", description="Digest of every file, taken while it is written and checked on load."
     )
     grace: DurationText = Field(default="30 s", description="Time a preempted worker has.")
-    options: Args = Field(default={}, description="For the file system; secrets come from the environment.")
+    options: Annotated[Args, MayRefer()] = Field(
+        default={},
+        description='For the file system; secrets come from the environment: secret = "${env:NAME}".',
+    )
 
 
 class LoggingTable(Table):
@@ -153,7 +165,9 @@ class TorchrunTable(Table):
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = Field(
         default=None, description="torchrun --numa-binding."
     )
-    log_dir: str | None = Field(default=None, description="torchrun --log-dir.")
+    log_dir: Annotated[str | None, MayRefer()] = Field(
+        default=None, description="torchrun --log-dir; may hold ${env:NAME} and ${job.name}."
+    )
 
     @property
     def is_store_outside(self) -> bool:

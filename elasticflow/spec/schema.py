@@ -37,7 +37,7 @@ BEYOND = (
 def job_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) that accepts what the models accept, except for what is `BEYOND` it.
 
-    A file that extends others may leave out what they give: nothing is required once `extends` is there.
+    A file may leave out what the files it extends give, or its cases: with either nothing is required.
     """
     from elasticflow.spec.job import Job
 
@@ -58,7 +58,8 @@ def job_schema() -> dict[str, Any]:
         "type": "object",
         "properties": {"extends": _EXTENDS, **tables},
         "additionalProperties": False,
-        "if": {"required": ["extends"], **_OPEN},
+        # What other files or the cases of a matrix give may be left out.
+        "if": {"anyOf": [{"required": [each], **_OPEN} for each in ("extends", "matrix")], **_OPEN},
         "else": {
             "required": schema["required"],
             "properties": {name: wanted for name, ref in tables.items() if (wanted := needed[_name_of(ref)])},

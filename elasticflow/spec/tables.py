@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from elasticflow.spec import codes
 from elasticflow.spec.expectations import dotted
 from elasticflow.spec.job import RESERVED_TABLES, Job
+from elasticflow.spec.known_calls import content_of
 
 if TYPE_CHECKING:
     from elasticflow.spec.diagnostics import Diagnostic
@@ -33,27 +34,56 @@ def model_of(name: str) -> type[BaseModel]:
     return next(each for each in members if isinstance(each, type) and issubclass(each, BaseModel))
 
 
-def read_tables(source: Source) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """Return the tables that are right by name, defaults for those left out, and what is wrong with the others."""
+class KnownTables(dict[tuple[str, object], Any]):
+    """Tables that were right, by name and content: the cases of a matrix share most of theirs."""
+
+    def default(self, name: str) -> BaseModel:
+        """Return a table that was left out."""
+        content = name, ""
+        if content not in self:
+            self[content] = model_of(name).model_construct()
+        table: BaseModel = self[content]
+        return table
+
+
+def read_tables(source: Source, known: KnownTables) -> tuple[dict[str, Any], list[Diagnostic]]:
+    """Return the tables that are right by name, defaults for those left out, and what is wrong with the others.
+
+    Args:
+        source: The job.
+        known: Tables that need not be validated again; those that are right are added.
+    """
     tables: dict[str, Any] = {}
     found = [_foreign(source, name) for name in source.raw if name not in Job.model_fields]
     for name, field in Job.model_fields.items():
         if name not in source.raw:
             if not field.is_required():
-                tables[name] = None if field.default is None else model_of(name).model_construct()
+                tables[name] = None if field.default is None else known.default(name)
             elif not any(f'did you mean "{name}"' in (each.help or "") for each in found):
                 found.append(_missing_table(source, name))
             continue
-        findings = _one_of(name, source.raw[name])
-        try:
-            tables[name] = model_of(name).model_validate(source.raw[name])
-        except ValidationError as error:
-            from elasticflow.spec.wording import find  # most files have nothing to say
-
-            details = error.errors(include_url=False, include_input=False)
-            findings += _sifted([find(each, name, source.raw) for each in details])
-        found += [_placed(source, each) for each in _without_echoes(findings)]
+        content = name, content_of(source.raw[name])
+        if content not in known:
+            table, problems = read_table(source, name)
+            found += problems
+            if problems:
+                continue
+            known[content] = table
+        tables[name] = known[content]
     return tables, found
+
+
+def read_table(source: Source, name: str) -> tuple[Any, list[Diagnostic]]:
+    """Return a table that is there, and what is wrong with it; one that is wrong is None."""
+    findings, table = _one_of(name, source.raw[name]), None
+    try:
+        table = model_of(name).model_validate(source.raw[name])
+    except ValidationError as error:
+        from elasticflow.spec.wording import find  # most files have nothing to say
+
+        details = error.errors(include_url=False, include_input=False)
+        findings += _sifted([find(each, name, source.raw) for each in details])
+    return table, [_placed(source, each) for each in _without_echoes(findings)]
 
 
 def _placed(source: Source, finding: Finding) -> Diagnostic:

@@ -24,6 +24,7 @@ from elasticflow.spec.fields import (
     bad_key,
     one_of,
 )
+from elasticflow.spec.marks import MayRefer
 
 MetricName = Annotated[
     str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Kind("a name of letters, digits and _")
@@ -59,7 +60,9 @@ class ModelTable(Table):
         default=None,
         description="Called as step(model, batch); returns a loss, (loss_sum, count) or a dict with `loss`.",
     )
-    weights: str | None = Field(default=None, description="A safetensors file to start from.")
+    weights: Annotated[str | None, MayRefer()] = Field(
+        default=None, description="A safetensors file to start from; may hold ${env:NAME}."
+    )
 
     @model_validator(mode="after")
     def _one_of_loss_and_step(self) -> ModelTable:
@@ -94,7 +97,9 @@ class DatasetTable(Table):
     entry: Entry = Field(
         description="Any callable that returns a map-style dataset; with `shards`, the samples of one shard in order."
     )
-    args: Args = Field(default={}, description="Keyword arguments of the callable.")
+    args: Annotated[Args, MayRefer()] = Field(
+        default={}, description="Keyword arguments of the callable; texts may hold ${env:NAME}."
+    )
     shards: int | None = Field(
         default=None,
         ge=1,
@@ -129,7 +134,9 @@ class EvaluationTable(Table):
     """Metrics over a second dataset, every sample once."""
 
     entry: Entry = Field(description="Any callable that returns a map-style dataset.")
-    args: Args = Field(default={}, description="Keyword arguments of the callable.")
+    args: Annotated[Args, MayRefer()] = Field(
+        default={}, description="Keyword arguments of the callable; texts may hold ${env:NAME}."
+    )
     every: IntervalText | list[IntervalText] = Field(
         default="1 epoch", description="When to evaluate; always at the end."
     )

@@ -50,17 +50,26 @@ def not_passable(value: object) -> tuple[str, str] | None:
 
 def secrets(source: Source) -> Iterator[Diagnostic]:
     """Yield a warning for each secret in the file, which is checked in and copied into every run folder."""
-    remedy = "take it out; credentials come from the environment or from the machine's role"
-    for path, value in _leaves(_inside(source.raw, ("snapshots", "options")), ("snapshots", "options")):
-        if isinstance(value, str) and any(secrecy.is_secret(str(part)) for part in path[2:]):
+    written = source.written or source.raw  # what was looked up is not in the file
+    remedy = "take it out: credentials come from the machine's role or from the environment"
+    for path, value in _leaves(_inside(written, ("snapshots", "options")), ("snapshots", "options")):
+        is_told = any(secrecy.is_secret(str(part)) for part in path[2:])
+        if isinstance(value, str) and is_told and _own_part(value):
             message = f"{dotted(path)} looks like a secret, and a job file is checked in"
-            yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=remedy)
-    uri = _inside(source.raw, ("snapshots",)).get("uri")
-    if isinstance(uri, str) and re.search(r"://[^/@]*:[^/@]*@", uri):
+            here = f'{remedy}, such as {path[-1]} = "${{env:NAME}}"'
+            yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=here)
+    uri = _inside(written, ("snapshots",)).get("uri")
+    if isinstance(uri, str) and re.search(r"://[^/@]*:[^/@]+@", _own_part(uri)):
         message = "snapshots.uri holds a password, and a job file is checked in"
+        here = f'{remedy}, such as "://me:${{env:NAME}}@"'
         yield source.problem(
-            codes.SECRET_IN_FILE, message, ("snapshots", "uri"), severity="warning", remedy=remedy
+            codes.SECRET_IN_FILE, message, ("snapshots", "uri"), severity="warning", remedy=here
         )
+
+
+def _own_part(text: str) -> str:
+    """Return a text without its references."""
+    return re.sub(r"\$\{[^{}]*\}", "", text)
 
 
 def _inside(raw: object, names: tuple[str, ...]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ KEYS = {
     "snapshots": "uri every memory staging_limit keep include integrity grace options",
     "logging": "level every sinks",
     "torchrun": "rdzv_backend rdzv_conf start_method monitor_interval tee redirects local_ranks_filter numa_binding log_dir",
+    "matrix": "axes exclude cases",
 }
 
 

@@ -1,0 +1,70 @@
+"""A merged source -> its tables and everything that is wrong with it; what cases share is judged once (floor 1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.spec import codes
+from elasticflow.spec.checks import check
+from elasticflow.spec.diagnostics import in_order
+from elasticflow.spec.entry_points import check_entry_points
+from elasticflow.spec.job import Job
+from elasticflow.spec.known_calls import KnownCalls
+from elasticflow.spec.references import References
+from elasticflow.spec.tables import KnownTables, read_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from elasticflow.spec.diagnostics import Diagnostic
+    from elasticflow.spec.source import Source
+
+
+class Judged(NamedTuple):
+    """What became of a source: the job, None when a diagnostic is an error, and the diagnostics in order."""
+
+    job: Job | None
+    diagnostics: list[Diagnostic]
+
+
+class Judge:
+    """Judges sources of one project.
+
+    Args:
+        root: The project's root.
+        environment: Variables that references name; None: they are not looked up.
+    """
+
+    def __init__(self, root: Path, environment: Mapping[str, str] | None) -> None:
+        self._root = root
+        self._environment = environment
+        self._tables = KnownTables()
+        self._calls = KnownCalls()
+
+    def judge(self, source: Source, case: str | None = None, *, is_part: bool = False) -> Judged:
+        """Return the job of *source*, which has no [matrix], or what is wrong with it.
+
+        Args:
+            source: The merged keys.
+            case: The case they are, if they are one of a matrix.
+            is_part: Something that might have given keys could not be read: none must be called missing.
+        """
+        references = References(source, case, self._environment)
+        source = references.resolved()
+        tables, found = read_tables(source, self._tables)
+        if is_part:
+            found = [each for each in found if each.code not in {codes.MISSING, codes.EXCLUSIVE}]
+        found += [*check(source, tables), *check_entry_points(source, self._root, self._calls)]
+        found = [references.mask(each) for each in _without_echoes(found, references.problems)]
+        found += references.problems
+        if any(each.severity == "error" for each in found):
+            return Judged(None, in_order(found))
+        # Every table has been validated: built from them, the job's own schema (15 ms) is not needed.
+        return Judged(Job.model_construct(_fields_set=set(source.raw), **tables), in_order(found))
+
+
+def _without_echoes(found: list[Diagnostic], references: list[Diagnostic]) -> list[Diagnostic]:
+    """Return the findings but those about a text whose reference is wrong already."""
+    told = {(each.file, each.line, each.column) for each in references if each.severity == "error"}
+    return [each for each in found if (each.file, each.line, each.column) not in told]
