@@ -39,7 +39,7 @@ COMMANDS: dict[str, str] = {
     "schema": "Print the JSON Schema of the job file, for editors.",
     "explain": "Explain a code such as EF101, with a bad and a good example.",
     "doctor": "Check this machine, or all that a job needs of it.",
-    "completion": "Print the completion script of a shell.",
+    "completion": "Have a shell complete commands, files, runs and keys.",
 }
 
 # Commands that only read and print, and are too short-lived for the collector to pay.
@@ -87,6 +87,12 @@ def call(arguments: Sequence[str] | None = None) -> int:
 
 def run() -> NoReturn:
     """Run the command line and leave the process with its exit code."""
+    if shell := os.environ.get("_ELASTICFLOW_COMPLETE"):
+        from elasticflow.cli.completing import answer
+
+        sys.stdout.write(answer(shell, sys.argv[1:], group))
+        sys.stdout.flush()
+        os._exit(FINISHED)
     if sys.argv[1:2] and sys.argv[1] in TRAINING:
         # Until the supervisor stands nothing has begun: the same command starts again.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

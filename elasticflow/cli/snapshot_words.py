@@ -11,13 +11,11 @@ import click
 from elasticflow.cli.terminal import here
 from elasticflow.errors import SnapshotError, SnapshotNotFoundError, StorageError
 from elasticflow.observe.snapshot_place import find_place
-from elasticflow.observe.snapshot_rows import BEST, LATEST, is_selector, pick, rows_of
+from elasticflow.observe.snapshot_rows import LATEST, is_selector, pick, rows_of
 from elasticflow.snapshots.manifest import DamagedSnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from click.shell_completion import CompletionItem
 
     from elasticflow.observe.snapshot_place import Place
     from elasticflow.observe.snapshot_rows import Row
@@ -27,7 +25,7 @@ _ASSIGNMENT = re.compile(r"(?P<keys>[\w.-]+)\s*=(?P<value>.*)", re.DOTALL)
 
 def words_argument(metavar: str) -> Callable[[Any], Any]:
     """Return the argument that takes a run and names of snapshots in any order; *metavar* shows what is allowed."""
-    return click.argument("words", metavar=metavar, nargs=-1, shell_complete=_complete)
+    return click.argument("words", metavar=metavar, nargs=-1)
 
 
 option_option = click.option(
@@ -150,25 +148,3 @@ def _assignments(texts: Sequence[str]) -> dict[str, Any]:
         except tomli.TOMLDecodeError:
             inner[key] = match["value"].strip()
     return found
-
-
-def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return runs, job names and the names of a run's snapshots; never asks a store on the network."""
-    from click.shell_completion import CompletionItem
-
-    from elasticflow.observe.runs import list_runs
-
-    given = [word for word in ctx.params.get("words") or () if not is_selector(word)]
-    items: list[CompletionItem] = []
-    with contextlib.suppress(Exception):  # a completion that fails says nothing
-        place = find_place(here(), given[0] if given else None)
-        if place.catalog.storage.is_local:
-            rows = rows_of(place)
-            items += [CompletionItem(r.name, help=", ".join((r.state, *r.kept))) for r in rows]
-            items += [CompletionItem(f"step:{r.step}") for r in rows if r.state == "committed"]
-    items += [CompletionItem(LATEST, help="the newest"), CompletionItem(BEST, help="by evaluation.best")]
-    if not given:
-        runs = list_runs(here())
-        items += [CompletionItem(job, help="its newest run") for job in sorted({run.job for run in runs})]
-        items += [CompletionItem(run.run_id, help=run.job) for run in runs]
-    return [item for item in items if item.value.startswith(incomplete)]

@@ -57,7 +57,7 @@ PROMISED = {
     "doctor": {"[JOB]", "--set", "--format"},
     "schema": {"--output"},
     "explain": {"[CODE]"},
-    "completion": {"{bash|zsh|fish}"},
+    "completion": {"{bash|zsh|fish}", "--install"},
 }
 
 _PRINTS = {"--option", "--format", "--json"}

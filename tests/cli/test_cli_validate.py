@@ -146,33 +146,11 @@ def test_schema_is_printed_or_written(ran: Callable[..., Ran], tmp_path: Path) -
     assert ran("schema", "-o", str(tmp_path / "no" / "schema.json"))[0] == 2
 
 
-@pytest.mark.usefixtures("real_processes")  # click asks bash for its version
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_a_script(ran: Callable[..., Ran], shell: str) -> None:
-    """Each shell gets its script."""
-    code, out, _ = ran("completion", shell)
-    assert code == 0
-    assert "_ELASTICFLOW_COMPLETE" in out
-
-
 def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a Python process in the repository."""
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
     )  # fmt: skip
-
-
-@pytest.mark.usefixtures("real_processes")
-def test_completion_of_a_prefix_lists_commands() -> None:
-    """A shell that asks gets names from the table."""
-    done = process(
-        "-m",
-        "elasticflow",
-        _ELASTICFLOW_COMPLETE="bash_complete",
-        COMP_WORDS="elasticflow va",
-        COMP_CWORD="1",
-    )
-    assert done.stdout == "plain,validate\n"
 
 
 @pytest.mark.usefixtures("real_processes")
