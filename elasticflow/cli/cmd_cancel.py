@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.terminal import here
 from elasticflow.errors import NotRunningError
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import is_locked, read_status
+from elasticflow.spec.project import here
 
 if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,9 +33,10 @@ def command(run: str, other: str, overrides: tuple[str, ...], form: str, *, sour
     elasticflow diff s3://bucket/mnist/nightly jobs/mnist.toml --format json
     """
     from elasticflow.cli.diff_text import lines_of
-    from elasticflow.cli.terminal import here, print_json
+    from elasticflow.cli.terminal import print_json
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
     from elasticflow.observe import sides
+    from elasticflow.spec.project import here
 
     old, new = _sides(here(), run, other, overrides)
     differences = sides.differences_of(old, new)
@@ -61,10 +63,12 @@ def _sides(root: Path, run: str, other: str, overrides: tuple[str, ...]) -> tupl
     if overrides and not (is_job(run) or is_job(other)):
         raise click.UsageError("--set changes a job file, and two runs were given")
     if is_job(run):
-        new = side_of_job(Path(other), (), None) if is_job(other) else side_of_run(root, other)
-        return side_of_job(Path(run), overrides, new), new
+        new = side_of_job(Path(other), (), None, os.environ) if is_job(other) else side_of_run(root, other)
+        return side_of_job(Path(run), overrides, new, os.environ), new
     old = side_of_run(root, run)
-    return old, side_of_job(Path(other), overrides, old) if is_job(other) else side_of_run(root, other)
+    return old, side_of_job(Path(other), overrides, old, os.environ) if is_job(other) else side_of_run(
+        root, other
+    )
 
 
 def _facts(side: Side) -> dict[str, object]:

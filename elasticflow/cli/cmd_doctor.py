@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.options import overrides_option
+from elasticflow.cli.options import job_of, overrides_option
 
 if TYPE_CHECKING:
     from elasticflow.doctor.findings import Finding, Needs
@@ -49,15 +49,14 @@ def command(job_file: Path | None, overrides: tuple[str, ...], form: str) -> int
 
 
 def _needs(job_file: Path | None, overrides: tuple[str, ...]) -> Needs:
-    from elasticflow.cli.terminal import here
     from elasticflow.doctor.examination import needs_of
-    from elasticflow.spec.load import require_job
+    from elasticflow.spec.project import here
 
     if job_file is None:
         if overrides:
             raise click.UsageError("--set changes a job file, and none was given")
         return needs_of(here())
-    loaded = require_job(job_file, overrides)
+    loaded = job_of(job_file, overrides)
     return needs_of(loaded.project_root, loaded.job, job_file)
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.terminal import here, paint
+from elasticflow.cli.terminal import paint
 from elasticflow.observe.formats import local_time, moment
 from elasticflow.observe.log_lines import LEVELS, LogLine, follow, read_logs
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
+from elasticflow.spec.project import here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

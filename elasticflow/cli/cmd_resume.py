@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.options import job_of
 from elasticflow.cli.view import log_format_option, shown, warn
 
 if TYPE_CHECKING:
@@ -40,13 +40,18 @@ def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log
 
 
 def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool) -> Request:
-    from elasticflow.compiler.materialize import read_job, recorded_files, recorded_overrides
+    from elasticflow.compiler.materialize import (
+        read_job,
+        recorded_case,
+        recorded_files,
+        recorded_overrides,
+    )
     from elasticflow.errors import NothingToResumeError
     from elasticflow.launcher.launch import Request
     from elasticflow.observe.runs import find_run, is_finished, newest_resumable
-    from elasticflow.spec.load import project_root_of, require_job
+    from elasticflow.spec.project import here
 
-    root = project_root_of(Path.cwd() / "job.toml")
+    root = here()
     folder = newest_resumable(root) if run is None else find_run(root, run)
     if folder is None:
         raise NothingToResumeError(
@@ -61,13 +66,14 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
     root = folder.path.parents[2]
     files = tuple(root / name for name in recorded_files(before))
     overrides = (*recorded_overrides(before), *overrides)
+    case = recorded_case(before)
     if not files[0].exists():
         if overrides != recorded_overrides(before):
             raise NothingToResumeError(
                 f"--set needs the job file, and {files[0]} is gone", "put it back, or leave out --set"
             )
         warn(f"{files[0]} is gone; going on with the job as recorded in {before}")
-        return Request(read_job(before), files, overrides, root, folder, accept_drift)
-    loaded = require_job(files[0], overrides)
+        return Request(read_job(before), files, overrides, root, folder, accept_drift, case=case)
+    loaded = job_of(files[0], overrides, case)
     assert loaded.job is not None
-    return Request(loaded.job, loaded.files, overrides, root, folder, accept_drift)
+    return Request(loaded.job, loaded.files, overrides, root, folder, accept_drift, case=case)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from elasticflow.cli.facts import COLOURS, evaluation_of, facts_of
-from elasticflow.cli.terminal import here, paint, print_json
+from elasticflow.cli.terminal import paint, print_json
 from elasticflow.observe.formats import local_time, number
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.status import RunStatus, read_status
+from elasticflow.spec.project import here
 
 _HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED")
 

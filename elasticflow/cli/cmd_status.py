@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.facts import COLOURS, facts_of, progress_of
-from elasticflow.cli.terminal import here, paint, print_json, short
+from elasticflow.cli.terminal import paint, print_json, short
 from elasticflow.observe.formats import elapsed, local_time, number, plural
 from elasticflow.observe.lines import user_frames, values
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.run_folder import SNAPSHOT_NAME
+from elasticflow.spec.project import here
 
 if TYPE_CHECKING:
     from elasticflow.observe.status import RunStatus

@@ -46,6 +46,7 @@ def command(
     """Check job files: keys, types, the whole node range, and entry points by reading their source.
 
     Nothing is run or imported, neither your code nor torch, unless with --deep. Exit code 0 without errors, 1 with.
+    What files called base.toml, *.base.toml or _*.toml leave out is not asked for: other files extend them.
 
     \b
     elasticflow validate jobs/*.toml
@@ -53,9 +54,11 @@ def command(
     elasticflow validate jobs/mnist.toml --set nodes.max=8
     elasticflow validate --output-format github jobs/*.toml
     """
+    from elasticflow.spec.bases import as_base, is_base
     from elasticflow.spec.load import load_job
 
-    jobs = [load_job(file, overrides) for file in dict.fromkeys(files)]
+    loaded = [load_job(file, overrides) for file in dict.fromkeys(files)]
+    jobs = [as_base(each) if is_base(each.path) else each for each in loaded]
     found, learnt = [each for job in jobs for each in job.diagnostics], ""
     if deep or deep_step:
         deeper, learnt = look_at_all(jobs, overrides, DeepRequest(deep_step, deep_timeout))

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.facts import COLOURS
-from elasticflow.cli.terminal import here, paint, print_json, short
+from elasticflow.cli.terminal import paint, print_json, short
 from elasticflow.observe.formats import local_time, plural, rfc3339, span
 from elasticflow.observe.lines import user_frames
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.observe.why import incidents
+from elasticflow.spec.project import here
 
 if TYPE_CHECKING:
     from elasticflow.observe.why import Incident

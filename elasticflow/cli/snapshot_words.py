@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.terminal import here
 from elasticflow.errors import SnapshotError, SnapshotNotFoundError, StorageError
 from elasticflow.observe.snapshot_place import find_place
 from elasticflow.observe.snapshot_rows import LATEST, is_selector, pick, rows_of
 from elasticflow.snapshots.manifest import DamagedSnapshotError
+from elasticflow.spec.project import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from elasticflow.spec.load import LoadedJob
 
 
-def here() -> Path:
-    """Return the project root above the working folder."""
-    from elasticflow.spec.load import project_root_of
-
-    return project_root_of(Path.cwd() / "job.toml")
-
-
 def short(path: Path) -> str:
     """Return *path* as short as it can be typed here."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from elasticflow.errors import CaseError, JobRefusedError
 from elasticflow.spec.case_file import CaseFile
 from elasticflow.spec.diagnostics import in_order, render
+from elasticflow.spec.project import project_root_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,18 +50,6 @@ class LoadedJob:
     def has_errors(self) -> bool:
         """Whether a diagnostic is an error."""
         return any(each.severity == "error" for each in self.diagnostics)
-
-
-def project_root_of(path: Path) -> Path:
-    """Return the nearest folder at or above the job file's that holds pyproject.toml or .git.
-
-    Without one it is the job file's folder, or the folder above when that is called `jobs`.
-    """
-    folder = path.absolute().parent
-    for candidate in (folder, *folder.parents):
-        if (candidate / "pyproject.toml").is_file() or (candidate / ".git").exists():
-            return candidate
-    return folder.parent if folder.name == "jobs" else folder
 
 
 def load_job(

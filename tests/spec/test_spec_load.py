@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from elasticflow.errors import JobRefusedError
 from elasticflow.spec.diagnostics import FORMATS, render
 from elasticflow.spec.job import Job
-from elasticflow.spec.load import load_job, project_root_of, require_job
+from elasticflow.spec.load import load_job, require_job
+from elasticflow.spec.project import project_root_of
 
 GALLERY = Path(__file__).parent / "gallery"
 GOOD = (GALLERY / "jobs" / "good_base.toml").read_text("utf-8")
