@@ -6,6 +6,7 @@ and reports how the generation ended. Whether to restart is never its round_.
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
@@ -227,7 +228,10 @@ def build_agent(
 ) -> Agent:
     """Return the agent, configured by parsing the very argv that was written into the launch folder."""
     argv = (Path(config.launch_folder) / "torchrun.args").read_text(encoding="utf-8").splitlines()
-    launch, _, _ = config_from_args(get_args_parser().parse_args(argv))
+    arguments = get_args_parser().parse_args(argv)
+    # Logs go to the run folder; told of no folder, torch makes one beside it for each agent and leaves it there (2.13).
+    arguments.log_dir = os.devnull
+    launch, _, _ = config_from_args(arguments)
     place = RendezvousPlace.parse(config.rendezvous)
     store = join_store(place)
     folder = RunFolder(Path(config.run_folder))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -77,7 +78,16 @@ class Node:
 
 
 @pytest.fixture
-def node(warm: Warm, tmp_path: Path) -> Iterator[Node]:
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder for temporary files."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
     """Yield an announced agent; afterwards it has left and its thread is gone."""
     launch = tmp_path / "launch"
     launch.mkdir()
@@ -138,11 +148,12 @@ def test_failure_ends_the_group_at_once(node: Node) -> None:
     assert time.monotonic() - began < 2
 
 
-def test_group_that_leaves_by_itself_has_not_failed(node: Node) -> None:
-    """All workers left with code 0: nobody was ended by the agent."""
+def test_group_that_leaves_by_itself_has_not_failed(node: Node, temporary: Path) -> None:
+    """All workers left with code 0: nobody was ended by the agent, and no temporary file is left."""
     node.form(1, "os._exit(0)")
 
     assert (False, [(0, False), (0, False)]) == node.ended(1)
+    assert [] == list(temporary.iterdir())
 
 
 def test_root_cause_is_waited_for_a_moment(node: Node) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.launcher.agent.test_agent import node  # noqa: F401  # a fixture
+from tests.launcher.agent.test_agent import node, temporary  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
     from tests.launcher.agent.test_agent import Node
