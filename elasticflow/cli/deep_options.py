@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -51,11 +52,20 @@ def look_at(
     """Return what trying out a job without errors tells, and its findings at their places."""
     from elasticflow.launcher.deep import look
     from elasticflow.launcher.deep_findings import diagnostics_of
+    from elasticflow.spec import known_facts
     from elasticflow.spec.source import load
 
     assert loaded.job is not None
     found = look(loaded.job, loaded.project_root, limit_s=request.limit_s, takes_step=request.takes_step)
-    return found, diagnostics_of(found, load(loaded.path, overrides))
+    source, facts = load(loaded.path, overrides), found.facts
+    known = known_facts.check(
+        source,
+        loaded.job,
+        samples=facts.get("samples"),
+        snapshot_bytes=facts.get("snapshot_bytes"),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+    return found, [*diagnostics_of(found, source), *known]
 
 
 def look_at_all(

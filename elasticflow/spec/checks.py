@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes, data_shards, exact, schedules, setbacks, unreachable
 from elasticflow.spec.expectations import dotted, show
+from elasticflow.spec.uses import inside
 from elasticflow.spec.values import secrets, values
 from elasticflow.spec.worlds import largest_world_size
 
@@ -35,8 +36,7 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *data_shards.check(source, tables),
         *_not_built(source, tables),
         *_schedule(source, tables),
-        *schedules.check(source, tables),
-        *unreachable.check(source, tables),
+        *check_lengths(source, tables),
         *setbacks.check(source, tables),
         *_optimizer(source, tables),
         *_rendezvous(source, tables),
@@ -46,6 +46,14 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *values(source),
         *secrets(source),
     ]
+
+
+def check_lengths(source: Source, tables: Tables) -> list[Diagnostic]:
+    """Return what does not fit the length of training; of a trial, cut short by a flag, only what fails or is a flag's."""
+    found = [*schedules.check(source, tables), *unreachable.check(source, tables)]
+    key = "steps" if "steps" in inside(source.raw, "train") else "epochs"
+    is_trial = not found or source.problem("", "", ("train", key)).is_flag
+    return [each for each in found if each.severity == "error" or each.is_flag or not is_trial]
 
 
 def _batch(source: Source, tables: Tables) -> Iterator[Diagnostic]:

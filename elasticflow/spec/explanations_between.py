@@ -145,4 +145,11 @@ BETWEEN_KEYS: dict[str, Explanation] = {
         '[restarts]\nrefill = "5 min"\n\n[snapshots]\nevery = "1 h"',
         '[restarts]\nrefill = "1 h"\n\n[snapshots]\nevery = "10 min"',
     ),
+    codes.STAGING_MEMORY: Explanation(
+        "snapshots take more memory than there is (warning)",
+        "Each node stages its part of a snapshot in memory, and snapshots.memory holds three copies more. How large a snapshot is, "
+        "`elasticflow validate --deep` finds out; it compares with snapshots.staging_limit and with this machine's memory.",
+        '[snapshots]\nstaging_limit = "10 MB"  # and a snapshot has 2 GiB',
+        '[snapshots]\nstaging_limit = "4 GiB"',
+    ),
 }  # fmt: skip

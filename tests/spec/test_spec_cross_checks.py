@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticflow.spec import known_facts
 from elasticflow.spec.horizon import horizon_of, steps_per_epoch
 from elasticflow.spec.load import load_job
+from elasticflow.spec.source import load
 from elasticflow.spec.training_tables import DatasetTable, TrainTable
 from elasticflow.spec.units import parse_interval
 
@@ -170,3 +172,59 @@ def test_defaults_never_come_too_late(told: Callable[..., Told]) -> None:
     """Only what the files say is judged: a short run with every default has nothing to warn of."""
     assert told(train="steps = 1") == []
     assert told(train="steps = 1", dataset="samples = 1000", rest="[snapshots]\n[logging]\n[restarts]") == []
+
+
+def test_a_trial_that_a_flag_cuts_short_is_not_warned_of(tmp_path: Path) -> None:
+    """`--set train.steps=5` is no mistake in the file; what the flags themselves say is judged."""
+    file = tmp_path / "job.toml"
+    rest = '[logging]\nevery = "50 steps"\n' + SCHEDULE.format(
+        "OneCycleLR", "{ max_lr = 1.0, total_steps = 100 }", "step"
+    )
+    file.write_text(JOB.format(train="steps = 100", dataset="", batch=64, rest=rest))
+
+    def codes_of(*flags: str) -> list[str]:
+        return [each.code for each in load_job(file, flags).diagnostics if each.code != "EF209"]
+
+    assert codes_of("train.steps=5") == []
+    assert codes_of("train.steps=500") == ["EF320"]
+    assert codes_of("train.steps=5", "logging.every=10 steps") == ["EF407"]
+
+
+LEARNT = [
+    ("", 2 << 30, 16 << 30, None),
+    ("", 32 << 30, 16 << 30, "staging a snapshot takes 32.0 GiB on each node, and this machine has 16.0 GiB"),
+    ('[nodes]\nmin = 4\nmax = 4\nendpoint = "h:1"\n[snapshots]\nuri = "s3://b"', 32 << 30, 16 << 30, None),
+    ('[snapshots]\nstaging_limit = "100 MB"', 200 << 20, None, "snapshots.staging_limit is too small: each node takes 200 MiB for snapshots"),
+    ('[snapshots]\nstaging_limit = "1 GiB"', 200 << 20, None, None),
+    ('[snapshots]\nstaging_limit = "1 GiB"\nmemory = "1 step"', 512 << 20, None, "snapshots.staging_limit is too small: each node takes 1.5 GiB for snapshots"),
+    ('[snapshots]\nmemory = "1 step"', 5 << 30, 16 << 30, "staging a snapshot and holding it in memory takes 20.0 GiB on each node, and this machine has 16.0 GiB"),
+    ('[snapshots]\nmemory = "1 step"', None, 1, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rest", "snapshot_bytes", "memory_bytes", "expected"), LEARNT)
+def test_memory_for_snapshots_is_compared_once_their_size_is_known(
+    tmp_path: Path, rest: str, snapshot_bytes: int | None, memory_bytes: int | None, expected: str | None
+) -> None:
+    """The need is most at the fewest nodes; the tier in memory holds three copies more."""
+    file = tmp_path / "job.toml"
+    file.write_text(JOB.format(train="steps = 100", dataset="", batch=64, rest=rest))
+    job = load_job(file).job
+    assert job is not None
+    found = known_facts.check(
+        load(file), job, samples=None, snapshot_bytes=snapshot_bytes, memory_bytes=memory_bytes
+    )
+    assert [each.message for each in found] == ([] if expected is None else [expected])
+
+
+def test_a_length_that_was_found_out_is_used_for_all_checks_of_length(tmp_path: Path) -> None:
+    """Epochs become steps: the schedule and the intervals are judged after all."""
+    file = tmp_path / "job.toml"
+    rest = '[logging]\nevery = "50 steps"\n' + SCHEDULE.format(
+        "OneCycleLR", "{ max_lr = 1.0, total_steps = 9 }", "step"
+    )
+    file.write_text(JOB.format(train="epochs = 2", dataset="", batch=64, rest=rest))
+    job = load_job(file).job
+    assert job is not None
+    found = known_facts.check(load(file), job, samples=640, snapshot_bytes=None, memory_bytes=None)
+    assert [each.code for each in found] == ["EF320", "EF407"]
