@@ -86,7 +86,7 @@ def arguments(job: Job) -> tuple[str, ...]:
         "--rdzv-endpoint": nodes.endpoint or "localhost:0",
         "--rdzv-conf": _rdzv_conf(job) or None,
         "--max-restarts": job.restarts.budget,
-        "--monitor-interval": f"{table.monitor_interval:g}",
+        "--monitor-interval": repr(table.monitor_interval).removesuffix(".0"),
         "--shutdown-timeout": math.ceil(parse_duration(job.snapshots.grace)),
         "--redirects": table.redirects,
         "--tee": table.tee,

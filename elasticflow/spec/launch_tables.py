@@ -34,6 +34,19 @@ Streams = Annotated[
     Field(pattern=r"^([0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*)$", examples=["3", "0:3,1:2"]),
     Kind('0 to 3 for all workers, or per local rank like "0:3,1:2"'),
 ]
+LocalRanks = Annotated[
+    str,
+    Field(pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$", examples=["0", "0,1"]),
+    Kind('local ranks, like "0,1"'),
+]
+# torchrun takes them as one text, KEY=VALUE,KEY=VALUE, and its arguments are kept in a file, one per line.
+ConfKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$"), Kind("a name of letters, digits, _ . -")]
+ConfText = Annotated[
+    str,
+    Field(pattern=r"^[^,\x00-\x20\x7f]([^,\x00-\x1f\x7f]*[^,\x00-\x20\x7f])?$"),
+    Kind("a text without commas"),
+]
+OneLine = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$"), Kind("a text of one line")]
 IncludedName = Annotated[
     str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Kind("a name of letters, digits and _")
 ]
@@ -149,7 +162,7 @@ class TorchrunTable(Table):
         default="c10d",
         description="How nodes find each other; static: a fixed set of nodes, each told its rank.",
     )
-    rdzv_conf: dict[str, str | int | float | bool] = Field(
+    rdzv_conf: dict[ConfKey, ConfText | int | float | bool] = Field(
         default={},
         description="Extra rendezvous configuration; is_host = false: `elasticflow rendezvous serve` serves the endpoint.",
     )
@@ -161,11 +174,13 @@ class TorchrunTable(Table):
     )
     tee: Streams | None = Field(default=None, description="torchrun --tee.")
     redirects: Streams | None = Field(default=None, description="torchrun --redirects.")
-    local_ranks_filter: str | None = Field(default=None, description="torchrun --local-ranks-filter.")
+    local_ranks_filter: LocalRanks | None = Field(
+        default=None, description="torchrun --local-ranks-filter: local ranks whose lines are shown."
+    )
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = Field(
         default=None, description="torchrun --numa-binding."
     )
-    log_dir: Annotated[str | None, MayRefer()] = Field(
+    log_dir: Annotated[OneLine | None, MayRefer()] = Field(
         default=None, description="torchrun --log-dir; may hold ${env:NAME} and ${job.name}."
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow.spec import codes
 from elasticflow.spec.expectations import annotation_at, choices, describe, dotted, keys_at, kind_of_key, show
 from elasticflow.spec.job import Job
+from elasticflow.spec.torchrun_options import DECIDED_ELSEWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,7 +118,9 @@ def unknown_key(path: KeyPath, value: object) -> Finding:
         )
     near = difflib.get_close_matches(name, known, 1)
     homes = [table for table in Job.model_fields if name in keys_at((table,))]
-    if near:
+    if tuple(around) == ("torchrun",) and name.replace("-", "_") in DECIDED_ELSEWHERE:
+        remedy = DECIDED_ELSEWHERE[name.replace("-", "_")]
+    elif near:
         remedy = f'did you mean "{near[0]}"?'
     elif name in _ELSEWHERE:
         remedy = f"this is {_ELSEWHERE[name]} here"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -8,14 +9,30 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.distributed.elastic.multiprocessing import Std
 
 from elasticflow.compiler.materialize import materialize
 from elasticflow.compiler.plan import plan_job
-from elasticflow.compiler.torchrun import arguments, script, store_options, variables
+from elasticflow.compiler.torchrun import C10D_CONF, arguments, script, store_options, variables
+from elasticflow.spec import codes
+from elasticflow.spec.launch_tables import TorchrunTable
+from elasticflow.spec.load import load_job
+from elasticflow.spec.torchrun_options import DECIDED_ELSEWHERE
+from elasticflow.spec.units import parse_duration
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elasticflow.spec.job import Job
+
+# Fields of torch's LaunchConfig that no key of a job reaches.
+UNTOUCHED = (
+    *("run_id", "role", "event_log_handler", "signals_to_handle", "virtual_local_rank", "local_addr"),
+    *("duplicate_stdout_filters", "duplicate_stderr_filters", "start_method"),
+)
 
 
 def parsed(args: tuple[str, ...]) -> tuple[Any, str]:
@@ -26,40 +43,148 @@ def parsed(args: tuple[str, ...]) -> tuple[Any, str]:
     return config, command[-1]
 
 
-def test_torch_reads_back_what_the_job_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The parser of torch makes of the argv the configuration that the job asks for."""
+NAMES = st.text("abcXYZ019_ .-'\"$;&#\u00e9", min_size=1, max_size=12).filter(
+    lambda name: name.strip(". ") != ""
+)
+STREAMS = st.one_of(
+    st.integers(0, 3).map(str),
+    st.dictionaries(st.integers(0, 9), st.integers(0, 3), min_size=1, max_size=3).map(
+        lambda streams: ",".join(f"{rank}:{which}" for rank, which in streams.items())
+    ),
+)
+CONF = st.dictionaries(
+    st.from_regex(r"[a-z_]{1,9}", fullmatch=True).filter(lambda key: key not in {"timeout", "rank"}),
+    st.one_of(
+        st.integers(-9, 10**9),
+        st.floats(0, 1e6, allow_nan=False),
+        st.booleans(),
+        st.text("abc019_./:= -", min_size=1, max_size=9).filter(lambda text: text == text.strip()),
+    ),
+    max_size=3,
+)
+ENDPOINTS = st.builds(
+    "{}:{}".format, st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True), st.integers(1, 65_535)
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """Return valid jobs that differ in every key which reaches torchrun."""
+    backend = draw(st.sampled_from(["c10d", "etcd-v2", "static"]))
+    least = draw(st.integers(1, 65_536))
+    conf = draw(CONF)
+    values: dict[str, Any] = {
+        "nodes__min": least,
+        "nodes__max": least if backend == "static" else draw(st.integers(least, 65_536)),
+        "nodes__nproc_per_node": draw(st.one_of(st.integers(1, 1024), st.sampled_from(["auto", "cpu"]))),
+        "nodes__endpoint": draw(st.none() | ENDPOINTS) if backend == "c10d" else draw(ENDPOINTS),
+        "restarts__budget": draw(st.integers(0, 10**6)),
+        "snapshots__grace": draw(st.sampled_from(["1 s", "0.3 s", "1.5 min", "2 h", "90 s"])),
+        "torchrun__rdzv_backend": backend,
+        "torchrun__rdzv_conf": conf,
+        "torchrun__start_method": draw(st.sampled_from(["fork", "spawn"])),
+        "torchrun__monitor_interval": draw(st.floats(1e-6, 60)),
+        "torchrun__tee": draw(st.none() | STREAMS),
+        "torchrun__redirects": draw(st.none() | STREAMS),
+        "torchrun__local_ranks_filter": draw(
+            st.none()
+            | st.lists(st.integers(0, 99), min_size=1, max_size=4).map(lambda r: ",".join(map(str, r)))
+        ),
+        "torchrun__numa_binding": draw(
+            st.sampled_from([None, "node", "socket", "exclusive", "core-complex"])
+        ),
+        "torchrun__log_dir": draw(st.none() | NAMES),
+    }
+    return make_job(**{key: value for key, value in values.items() if value is not None})
+
+
+def _streams(text: str | None) -> Any:
+    if text is None:
+        return Std.NONE
+    if ":" not in text:
+        return Std(int(text))
+    return {int(rank): Std(int(which)) for rank, which in (each.split(":") for each in text.split(","))}
+
+
+@given(jobs())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_torch_reads_back_what_any_job_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Job
+) -> None:
+    """The parser of torch makes of the argv, as of the file it is kept in, the configuration that the job asks for."""
     monkeypatch.chdir(tmp_path)  # torch makes the log folder while it parses
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    job = make_job(
-        nodes__min=2,
-        nodes__max=5,
-        nodes__nproc_per_node=3,
-        nodes__endpoint="head:29400",
-        restarts__budget=7,
-        snapshots__grace="1.5 min",
-        torchrun__monitor_interval=0.25,
-        torchrun__rdzv_conf={"join_timeout": 900, "use_libuv": True},
-        torchrun__tee="3",
-        torchrun__redirects="0:1,1:2",
-        torchrun__local_ranks_filter="0,1",
-        torchrun__numa_binding="node",
-        torchrun__log_dir="torchrun logs",
+    argv = arguments(job)
+    assert list(argv) == "".join(f"{each}\n" for each in argv).split("\n")[:-1]  # torchrun.args
+    config, entry_point = parsed(argv)
+    nodes, table = job.nodes, job.torchrun
+    assert (nodes.min, nodes.max) == (config.min_nodes, config.max_nodes)
+    assert nodes.nproc_per_node in {config.nproc_per_node, "auto", "cpu"}
+    assert (table.rdzv_backend, nodes.endpoint or "localhost:0") == (
+        config.rdzv_backend,
+        config.rdzv_endpoint,
     )
-    config, entry_point = parsed(arguments(job))
-    assert entry_point == "train.py"
-    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 5, 3)
-    assert (config.rdzv_backend, config.rdzv_endpoint, config.run_id) == ("c10d", "head:29400", "none")
-    assert config.rdzv_configs == {
-        "last_call_timeout": "1",
-        "keep_alive_interval": "1",
-        "keep_alive_max_attempt": "3",
-        "join_timeout": "900",
-        "use_libuv": "true",
-        "timeout": 900,
+    ours = dict(C10D_CONF) if table.rdzv_backend == "c10d" else {}
+    said = {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in {**ours, **table.rdzv_conf}.items()
     }
-    assert (config.max_restarts, config.shutdown_timeout, config.monitor_interval) == (7, 90, 0.25)
-    assert config.numa_options.affinity_mode.value == "node"
-    assert config.logs_specs._root_log_dir is None or "torchrun logs" in config.logs_specs._root_log_dir
+    added = {"timeout": 900, **({"rank": 0} if table.rdzv_backend == "static" else {})}
+    assert {**said, **added} == config.rdzv_configs
+    grace_s = math.ceil(parse_duration(job.snapshots.grace))
+    assert (job.restarts.budget, table.monitor_interval, grace_s) == (
+        config.max_restarts,
+        config.monitor_interval,
+        config.shutdown_timeout,
+    )
+    numa = config.numa_options and config.numa_options.affinity_mode.value
+    assert table.numa_binding == numa
+    logs = config.logs_specs
+    assert (_streams(table.redirects), _streams(table.tee)) == (logs._redirects, logs._tee)
+    ranks = table.local_ranks_filter and {int(rank) for rank in table.local_ranks_filter.split(",")}
+    assert ranks == logs._local_ranks_filter
+    assert table.log_dir is None or (tmp_path / table.log_dir).is_dir()
+    assert entry_point == "train.py"
+    untouched, _ = parsed(("train.py",))
+    assert [getattr(untouched, name) for name in UNTOUCHED] == [getattr(config, name) for name in UNTOUCHED]
+
+
+def test_every_option_of_torchrun_is_taken_or_refused_by_name() -> None:
+    """A new torch's option is noticed here: each is a key of [torchrun], or somebody else decides it."""
+    from torch.distributed.run import get_args_parser
+
+    options = {action.dest for action in get_args_parser()._actions} - {"help"}
+    taken = set(TorchrunTable.model_fields)
+    assert taken & DECIDED_ELSEWHERE.keys() == set()
+    assert options == taken | DECIDED_ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("option", [*DECIDED_ELSEWHERE, "max-restarts"])
+def test_who_decides_an_option_is_told(tmp_path: Path, option: str) -> None:
+    """An option under [torchrun] that is no key of it: the help says what to write instead, or why nothing."""
+    (tmp_path / "job.toml").write_text(f"[torchrun]\n{option} = 1\n")
+    found = [each for each in load_job(tmp_path / "job.toml").diagnostics if each.line == 2]
+    assert [(codes.UNKNOWN_KEY, DECIDED_ELSEWHERE[option.replace("-", "_")])] == [
+        (each.code, each.help) for each in found
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'local_ranks_filter = "all"',
+        'log_dir = ""',
+        'log_dir = "a\\nb"',
+        'rdzv_conf = { a = "b,c" }',
+        'rdzv_conf = { "a=b" = 1 }',
+        'rdzv_conf = { a = "" }',
+        'tee = "4"',
+    ],
+)
+def test_what_torchrun_could_not_read_is_refused(tmp_path: Path, line: str) -> None:
+    """A value that torchrun would stumble over, or take for another, is an error of the job file."""
+    (tmp_path / "job.toml").write_text(f"[torchrun]\n{line}\n")
+    assert [each for each in load_job(tmp_path / "job.toml").diagnostics if each.line == 2]
 
 
 def test_one_machine_needs_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
