@@ -93,7 +93,7 @@ class Worker:
         self.witness: Witness | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level)
-        self.log = logs.get_logger("elasticflow")  # bound to the log opened before
+        self.log = logs.get_logger(logs.OURS)  # bound to the log opened before
 
     @property
     def should_leave(self) -> bool:

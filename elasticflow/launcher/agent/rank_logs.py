@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, Std
 
-from elasticflow import events
+from elasticflow import events, logs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,8 @@ def _followed(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except ValueError:  # not ours: user code may write anything into its own log
         return None
-    return record if isinstance(record, dict) and record.get("event") in FOLLOWED else None
+    is_ours = isinstance(record, dict) and record.get("origin") == logs.OURS
+    return record if is_ours and record.get("event") in FOLLOWED else None
 
 
 def tail(path: Path, size: int = 8192) -> str:

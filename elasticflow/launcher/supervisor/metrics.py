@@ -6,7 +6,7 @@ import json
 import mmap
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events
+from elasticflow import events, logs
 from elasticflow.launcher.supervisor.journal import AppendedLines
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from elasticflow.run_folder import RunFolder
 
-_LEFT_OUT = frozenset({"timestamp", "level", "event", "job", "run_id", "node", "rank"})
+_LEFT_OUT = frozenset({"timestamp", "level", "event", "job", "run_id", "node", "rank", "origin"})
 
 
 class Metrics:
@@ -74,7 +74,7 @@ def _metrics_in(log: Path) -> list[dict[str, Any]]:
         for line in file:
             if line.endswith(b"\n") and (b'"step"' in line or b'"evaluation"' in line):
                 record = json.loads(line)
-                if record.get("event") in (events.STEP, events.EVALUATION):
+                if record.get("origin") == logs.OURS and record["event"] in (events.STEP, events.EVALUATION):
                     records.append(_metrics_of(record))
     return records
 

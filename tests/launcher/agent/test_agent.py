@@ -248,7 +248,7 @@ def test_lines_of_the_rank_logs_come_before_the_end(node: Node) -> None:
         1,
         """
         folder = pathlib.Path(os.environ["ELASTICFLOW_RUN_FOLDER"]) / "logs" / "g0001"
-        line = '{"event": "training.finished", "rank": ' + os.environ["RANK"] + '}\\n'
+        line = '{"event": "training.finished", "origin": "elasticflow", "rank": ' + os.environ["RANK"] + '}\\n'
         (folder / ("rank" + os.environ["RANK"] + ".jsonl")).write_text(line)
         os._exit(0)
         """,

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.api import Std
 from torch.distributed.run import config_from_args, get_args_parser
 
-from elasticflow import events
+from elasticflow import events, logs
 from elasticflow.launcher.agent.rank_logs import FOLLOWED, GenerationLogs, RankLog, tail
 from elasticflow.run_folder import RunFolder
 
@@ -40,7 +40,7 @@ def _append(folder: RunFolder, data: str | bytes) -> None:
 
 
 def _line(event: str, **fields: Any) -> str:
-    return json.dumps({"event": event, **fields}) + "\n"
+    return json.dumps({"event": event, "origin": logs.OURS, **fields}) + "\n"
 
 
 def test_each_line_comes_once_when_it_is_complete(folder: RunFolder, log: RankLog) -> None:
@@ -58,7 +58,10 @@ def test_each_line_comes_once_when_it_is_complete(folder: RunFolder, log: RankLo
 def test_half_a_character_waits_for_its_other_half(folder: RunFolder, log: RankLog) -> None:
     """Lines are cut as bytes: a write that ends inside a character loses nothing."""
     data = (
-        json.dumps({"event": events.WORKER_RAISED, "error": "größer"}, ensure_ascii=False) + "\n"
+        json.dumps(
+            {"event": events.WORKER_RAISED, "origin": logs.OURS, "error": "größer"}, ensure_ascii=False
+        )
+        + "\n"
     ).encode()
     cut = data.index("ß".encode()) + 1
     _append(folder, data[:cut])
@@ -69,7 +72,12 @@ def test_half_a_character_waits_for_its_other_half(folder: RunFolder, log: RankL
 
 
 def test_only_what_the_supervisor_needs_is_followed(folder: RunFolder, log: RankLog) -> None:
-    """Users' own lines, lines that are no JSON and lines that only mention an event stay in the file."""
+    """Users' own lines, lines that are no JSON and lines that only mention an event stay in the file.
+
+    So do those of users that are called as ours are: they lack what ours hold.
+    """
+    _append(folder, "".join(_line(name, origin="user") for name in sorted(FOLLOWED)))
+    _append(folder, "".join(json.dumps({"event": name, "logger": "root"}) + "\n" for name in FOLLOWED))
     _append(folder, _line("my.own", text=f"after {events.STEP}"))
     _append(folder, f'not JSON but "{events.STEP}"\n')
     _append(folder, f'["{events.STEP}"]\n')

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticflow import logs
 from elasticflow.launcher.supervisor.journal import AppendedLines
 from elasticflow.launcher.supervisor.metrics import Metrics
 from elasticflow.run_folder import RunFolder
@@ -59,11 +60,16 @@ def test_evaluation_of_the_snapshot_step_stays(folder: RunFolder) -> None:
 
 
 def test_lines_the_supervisor_did_not_live_to_write_come_from_the_rank_logs(folder: RunFolder) -> None:
-    """A supervisor killed between a step and its line leaves no gap: the newest generation's line is taken."""
+    """A supervisor killed between a step and its line leaves no gap: the newest generation's line is taken.
+
+    What the job's own code logged under the same name is no line of ours.
+    """
     for generation, steps in ((1, range(1, 6)), (2, range(3, 8))):
         log = folder.rank_log(generation, 0)
         log.parent.mkdir(parents=True)
-        log.write_text("".join(json.dumps(_line(step, generation)) + "\n" for step in steps))
+        own = [{**_line(step, generation), "origin": logs.OURS} for step in steps]
+        theirs = {"event": "evaluation", "step": 4, "rank": 0, "origin": "user", "loss": 1.0}
+        log.write_text("".join(json.dumps(line) + "\n" for line in [*own, theirs]))
     metrics = Metrics(folder)
     metrics.add([_line(1), _line(2)])
     metrics.settle(6)
