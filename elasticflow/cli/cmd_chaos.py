@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.options import overrides_option
+from elasticflow.cli.options import case_option, job_of, overrides_option
 from elasticflow.cli.terminal import interrupted_by_signals, print_json, show_warnings
 from elasticflow.cli.trial_options import tolerance_option
 from elasticflow.cli.view import warn
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--workers", type=click.IntRange(1, 1024), default=2, show_default=True, help="Workers of each node."
 )
+@case_option
 @overrides_option
 @tolerance_option
 @click.option(
@@ -44,6 +45,7 @@ def command(
     seed: int,
     steps: int,
     workers: int,
+    case: str | None,
     overrides: tuple[str, ...],
     tolerance: float,
     keep: Path | None,
@@ -69,11 +71,10 @@ def command(
     from elasticflow.launcher.trials.chaos import unleash
     from elasticflow.launcher.trials.trial_process import Subject
     from elasticflow.launcher.trials.verification import count_gpus, scratch_folder
-    from elasticflow.spec.load import require_job
 
     if plan_file is not None and faults is not None:
         raise click.UsageError("--plan and --faults exclude each other")
-    loaded = require_job(job_file, overrides)
+    loaded = job_of(job_file, overrides, case)
     job = loaded.job
     assert job is not None  # else it would have raised
     show_warnings(loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elasticflow.cli.deep_options import DeepRequest, deep_options
-from elasticflow.cli.options import overrides_option
+from elasticflow.cli.options import case_option, job_of, overrides_option
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _WIDTH = 100  # where there is no terminal
 
 @click.command("plan")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@case_option
 @overrides_option
 @click.option(
     "--diff", "run", metavar="RUN", help="Compare with this run, not with the newest; learn from this run."
@@ -37,6 +39,7 @@ _WIDTH = 100  # where there is no terminal
 @deep_options
 def command(
     job_file: Path,
+    case: str | None,
     overrides: tuple[str, ...],
     run: str | None,
     form: str,
@@ -56,12 +59,17 @@ def command(
     elasticflow plan jobs/mnist.toml --deep             imports your code, in a child process
     elasticflow plan jobs/mnist.toml --diff 20261120-104500-4f2a
     elasticflow plan jobs/mnist.toml --format json
+    elasticflow plan jobs/sweep.toml                   the cases of a file with [matrix]
+    elasticflow plan jobs/sweep.toml --case lr0.001-seed1
     """
     from elasticflow.cli.terminal import show_warnings
     from elasticflow.observe.runs import find_run
-    from elasticflow.spec.load import require_job
+    from elasticflow.spec.load import is_several
 
-    loaded = require_job(job_file, overrides)
+    if case is None and is_several(job_file, overrides):
+        show_cases(job_file, overrides, form)
+        return FINISHED
+    loaded = job_of(job_file, overrides, case)
     show_warnings(loaded)
     against = newest_run(loaded) if run is None else find_run(loaded.project_root, run)
     look, is_wrong = None, False
@@ -108,6 +116,34 @@ def show(
         return
     width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
     click.echo("\n".join(lines_of(view, max(60, width))))
+
+
+def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> None:
+    """Print which cases a file has.
+
+    Raises:
+        JobRefusedError: some of them have errors.
+        CaseError: the file has no [matrix].
+    """
+    from elasticflow.cli.case_table import cases_text
+    from elasticflow.cli.terminal import print_json
+    from elasticflow.spec.expectations import dotted
+    from elasticflow.spec.load import require_cases
+
+    jobs = require_cases(job_file, overrides, environment=os.environ)
+    if form == "text":
+        click.echo("\n".join(cases_text(job_file, jobs)))
+        return
+    print_json(
+        [
+            {
+                "case": each.case,
+                "job": each.job and each.job.job.name,
+                "changes": {dotted(key): value for key, value in each.changes.items()},
+            }
+            for each in jobs
+        ]
+    )
 
 
 def newest_run(loaded: LoadedJob) -> RunFolder | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.options import overrides_option
+from elasticflow.cli.options import case_option, job_of, overrides_option
 from elasticflow.cli.view import log_format_option, shown, warn
 
 if TYPE_CHECKING:
+    from elasticflow.launcher.launch import Request
+    from elasticflow.run_folder import RunFolder
     from elasticflow.spec.load import LoadedJob
 
 
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     envvar="NODE_RANK",
     help='This machine\'s place among the nodes, from 0, with rdzv_backend = "static"; default: $NODE_RANK.',
 )
+@case_option
+@click.option("--all", "is_all", is_flag=True, help="Every case of the file's [matrix], one after the other.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @log_format_option
 def command(
@@ -56,10 +61,16 @@ def command(
     scale: str | None,
     endpoint: str | None,
     node_rank: int | None,
+    case: str | None,
+    is_all: bool,
     dry_run: bool,
     log_format: str,
 ) -> int:
     """Train a job. Ctrl-C or SIGTERM: snapshot, leave, exit 75; a second one: leave at once, exit 130.
+
+    With --all, a case that fails does not stop the others, and the exit code is 1 in the end; a signal stops all. With
+    the same --run-id the same command goes on: cases that are finished are not trained again. The run of a case is
+    called after the run id and the case.
 
     \b
     elasticflow run jobs/mnist.toml
@@ -67,48 +78,59 @@ def command(
     elasticflow run jobs/mnist.toml --run-id nightly   makes it, or goes on with it
     elasticflow run jobs/mnist.toml --join head:29400   one more node of the run that `head` started
     elasticflow run jobs/mnist.toml --set nodes.max=3 --scale "1@0s 3@20s 2@40s"
+    elasticflow run jobs/sweep.toml --case lr0.001-seed1   one case of a file with [matrix]
+    elasticflow run jobs/sweep.toml --all --run-id tuning
     """
     from elasticflow.errors import FINISHED
 
     _require_usable(simulate_nodes, scale, run_id)
+    if is_all and (case is not None or endpoint is not None):
+        raise click.UsageError(
+            "--all is every case, on machines that this one leads: give it without --case and --join"
+        )
     if dry_run:
         from elasticflow.cli.dry_run import show_plan
 
         show_plan(
             job_file,
             overrides,
+            case=case,
             run_id=run_id,
             simulate_nodes=simulate_nodes,
             scale=scale,
             endpoint=endpoint,
+            is_all=is_all,
         )
         return FINISHED
+    from elasticflow.cli.sweep import run_all, run_id_of
     from elasticflow.cli.terminal import show_warnings
-    from elasticflow.launcher.launch import Request, launch
     from elasticflow.launcher.supervisor.simulate import parse_scale
     from elasticflow.observe.runs import is_finished
-    from elasticflow.run_folder import RunFolder, new_run_id
+    from elasticflow.run_folder import RunFolder
     from elasticflow.spec import codes
-    from elasticflow.spec.load import require_job
 
-    loaded = require_job(job_file, overrides)
+    is_simulated = simulate_nodes is not None or scale is not None
+    but = {codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS} if is_simulated else set()
+    changes = parse_scale(scale or f"{simulate_nodes or 1}@0s")
+
+    def train(loaded: LoadedJob, folder: RunFolder) -> int:
+        request = _request(loaded, overrides, folder, node_rank)
+        return _launch(replace(request, accept_drift=accept_drift, scale=changes), log_format)
+
+    if is_all:
+        return run_all(job_file, overrides, run_id, but, train, is_quiet=log_format == "json")
+    loaded = job_of(job_file, overrides, case)
     assert loaded.job is not None
     if endpoint is not None:
         if run_id or simulate_nodes or scale or accept_drift:
             raise click.UsageError("--join takes part in a run as its head started it: give it alone")
         return _join(loaded, overrides, endpoint, node_rank, log_format)
-    folder = RunFolder.of(loaded.project_root, loaded.job.job.name, run_id or new_run_id())
+    folder = RunFolder.of(loaded.project_root, loaded.job.job.name, run_id_of(run_id, case))
     if is_finished(folder):
         click.echo(f"run {folder.run_id} is finished")
         return FINISHED
-    is_simulated = simulate_nodes is not None or scale is not None
-    show_warnings(loaded, but={codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS} if is_simulated else ())
-    changes = parse_scale(scale or f"{simulate_nodes or 1}@0s")
-    request = Request(
-        loaded.job, loaded.files, overrides, loaded.project_root, folder, accept_drift, changes, node_rank
-    )
-    with shown(log_format, folder.path) as show:
-        return launch(request, show, warn)
+    show_warnings(loaded, but=but)
+    return train(loaded, folder)
 
 
 def _require_usable(simulate_nodes: int | None, scale: str | None, run_id: str | None) -> None:
@@ -120,11 +142,27 @@ def _require_usable(simulate_nodes: int | None, scale: str | None, run_id: str |
         raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
 
 
+def _request(
+    loaded: LoadedJob, overrides: tuple[str, ...], folder: RunFolder, node_rank: int | None
+) -> Request:
+    from elasticflow.launcher.launch import Request
+
+    assert loaded.job is not None
+    root = loaded.project_root
+    return Request(loaded.job, loaded.files, overrides, root, folder, node_rank=node_rank, case=loaded.case)
+
+
+def _launch(request: Request, log_format: str) -> int:
+    from elasticflow.launcher.launch import launch
+
+    with shown(log_format, request.folder.path) as show:
+        return launch(request, show, warn)
+
+
 def _join(
     loaded: LoadedJob, overrides: tuple[str, ...], endpoint: str, node_rank: int | None, log_format: str
 ) -> int:
     from elasticflow.launcher.join import Address, join
-    from elasticflow.launcher.launch import Request, launch
     from elasticflow.run_folder import RunFolder
 
     host, _, port = endpoint.rpartition(":")
@@ -132,10 +170,11 @@ def _join(
         raise click.BadParameter("write it like head:29400", param_hint="--join")
     assert loaded.job is not None
     folder = RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
-    request = Request(loaded.job, loaded.files, overrides, loaded.project_root, folder, node_rank=node_rank)
-
-    def lead(request: Request) -> int:
-        with shown(log_format, request.folder.path) as show:
-            return launch(request, show, warn)
-
-    return join(request, Address(host, int(port)), lambda text: click.echo(text, err=True), warn, lead)
+    request = _request(loaded, overrides, folder, node_rank)
+    return join(
+        request,
+        Address(host, int(port)),
+        lambda text: click.echo(text, err=True),
+        warn,
+        lambda leading: _launch(leading, log_format),
+    )

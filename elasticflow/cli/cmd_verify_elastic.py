@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.options import overrides_option
+from elasticflow.cli.options import case_option, job_of, overrides_option
 from elasticflow.cli.terminal import interrupted_by_signals, print_json, show_warnings
 from elasticflow.cli.trial_options import tolerance_option
 from elasticflow.cli.view import warn
@@ -40,6 +40,7 @@ def _world_sizes(context: click.Context, parameter: click.Parameter, value: str)
 @click.option(
     "--steps", type=click.IntRange(1, 10**6), default=50, show_default=True, help="Steps of each trial."
 )
+@case_option
 @overrides_option
 @tolerance_option
 @click.option(
@@ -53,6 +54,7 @@ def command(
     job_file: Path,
     worlds: tuple[int, ...],
     steps: int,
+    case: str | None,
     overrides: tuple[str, ...],
     tolerance: float,
     keep: Path | None,
@@ -84,9 +86,8 @@ def command(
     from elasticflow.launcher.trials import trials
     from elasticflow.launcher.trials.trial_process import Subject
     from elasticflow.launcher.trials.verification import count_gpus, scratch_folder, verify
-    from elasticflow.spec.load import require_job
 
-    loaded = require_job(job_file, overrides)
+    loaded = job_of(job_file, overrides, case)
     job = loaded.job
     assert job is not None  # else it would have raised
     show_warnings(loaded)

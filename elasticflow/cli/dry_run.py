@@ -17,10 +17,12 @@ def show_plan(
     job_file: Path,
     overrides: Sequence[str],
     *,
+    case: str | None,
     run_id: str | None,
     simulate_nodes: int | None,
     scale: str | None,
     endpoint: str | None,
+    is_all: bool,
 ) -> None:
     """Print what `run` would do; the options were checked.
 
@@ -28,19 +30,23 @@ def show_plan(
         JobRefusedError: the job has errors.
         ScaleError: it may not have as many nodes as are to be played.
     """
-    from elasticflow.cli.cmd_plan import newest_run, show
+    from elasticflow.cli.cmd_plan import newest_run, show, show_cases
+    from elasticflow.cli.options import job_of
+    from elasticflow.cli.sweep import run_id_of
     from elasticflow.cli.terminal import show_warnings
     from elasticflow.launcher.supervisor.simulate import check_scale, parse_scale
     from elasticflow.run_folder import RunFolder
     from elasticflow.spec import codes
-    from elasticflow.spec.load import require_job
 
     if endpoint is not None:
         raise click.UsageError(
             "--join takes part in a run as its head started it: there is nothing to plan here; "
             "`elasticflow plan` shows what the head would do"
         )
-    loaded = require_job(job_file, overrides)
+    if is_all:
+        show_cases(job_file, overrides)
+        return
+    loaded = job_of(job_file, overrides, case)
     assert loaded.job is not None
     asides: dict[str, str] = {}
     is_simulated = simulate_nodes is not None or scale is not None
@@ -55,7 +61,7 @@ def show_plan(
         asides["played"] = f"nodes on this machine: {simulate_nodes if scale is None else told}"
     against = newest_run(loaded)
     if run_id is not None:
-        run = RunFolder.of(loaded.project_root, loaded.job.job.name, run_id)
+        run = RunFolder.of(loaded.project_root, loaded.job.job.name, run_id_of(run_id, case))
         asides["run"] = _what_becomes_of(run)
         against = run if run.launch_numbers() else against
     show(loaded, against, asides=asides)

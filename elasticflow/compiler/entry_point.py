@@ -34,6 +34,7 @@ def render(
     job_file: str,
     root: str,
     overrides: Sequence[str] = (),
+    case: str | None = None,
     optimizer_takes_model: bool = False,
 ) -> str:
     """Return the text of train.py: the same job gives the same text.
@@ -44,12 +45,14 @@ def render(
         job_file: Where it was declared, relative to the project root.
         root: The project root as seen from the launch folder, like `../..`.
         overrides: The `--set` values it was resolved with.
+        case: The case of the job file's [matrix] that it is.
         optimizer_takes_model: The optimizer's factory wants the model instead of its parameters.
 
     Raises:
         JobRefusedError: an argument that has no Python literal.
     """
-    again = shlex.join(["elasticflow", "compile", job_file, *(f"--set={text}" for text in overrides)])
+    options = [*([] if case is None else [f"--case={case}"]), *(f"--set={text}" for text in overrides)]
+    again = shlex.join(["elasticflow", "compile", job_file, *options])
     values = values_of(job, root=root, optimizer_takes_model=optimizer_takes_model)
     values.code |= {
         "header": _in_docstring(f"Made by elasticflow from {job_file} (job digest {digest[:16]})."),

@@ -103,6 +103,7 @@ def launch_files(
         job_file=plan.job_files[0],
         root=root,
         overrides=overrides,
+        case=plan.case,
         optimizer_takes_model=first_parameter(job.optimizer.entry, project_root, job.job.path) == "model",
     )
     record = {
@@ -111,6 +112,7 @@ def launch_files(
         "job": job_to_json(job),
         "files": list(plan.job_files),
         "overrides": list(overrides),
+        "case": plan.case,
         "root": root,
         **(origins or Origins(own_sources(job, project_root, plan.job_files))).to_json(),
     }
@@ -168,6 +170,12 @@ def recorded_files(folder: Path) -> tuple[str, ...]:
 def recorded_overrides(folder: Path) -> tuple[str, ...]:
     """Return the `--set` values that *folder* was made with."""
     return tuple(_read_json(folder / JOB_JSON)["overrides"])
+
+
+def recorded_case(folder: Path) -> str | None:
+    """Return the case of the job file's [matrix] that *folder* was made for, if it is one."""
+    case: str | None = _read_json(folder / JOB_JSON).get("case")
+    return case
 
 
 def entry_point_is_edited(folder: Path) -> bool:

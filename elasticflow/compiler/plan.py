@@ -61,6 +61,7 @@ class LaunchPlan(Fact):
         job_name: The job's name.
         job_digest: SHA-256 over the resolved job's canonical JSON.
         job_files: The job file and what it extends, relative to the project root.
+        case: Which case of the job file's [matrix]; None: it has none.
         module_path: Folders of the job's own code, relative to the project root.
         modules: Modules of the job's factories: what the fork server imports once.
         rdzv_backend: Of the store that nodes meet in; static: node ranks are given, not found.
@@ -95,6 +96,7 @@ class LaunchPlan(Fact):
     snapshots: SnapshotPlan
     log_level: str
     worlds: tuple[WorldRow, ...]
+    case: str | None = None
 
     def public(self) -> LaunchPlan:
         """Return the plan as it may be shown and recorded: without secrets."""
@@ -102,13 +104,16 @@ class LaunchPlan(Fact):
         return self.model_copy(update={"snapshots": snapshots})
 
 
-def plan_job(job: Job, *, project_root: Path, job_files: Sequence[Path]) -> LaunchPlan:
+def plan_job(
+    job: Job, *, project_root: Path, job_files: Sequence[Path], case: str | None = None
+) -> LaunchPlan:
     """Return everything a launch of *job* needs; reads nothing but its arguments.
 
     Args:
         job: The resolved job.
         project_root: Folder that the paths of the plan are relative to.
         job_files: The job file first, then what it extends.
+        case: Which case of the job file's [matrix] the job is.
 
     Raises:
         JobRefusedError: torchrun could not do what the job asks, or an argument cannot be written down.
@@ -148,6 +153,7 @@ def plan_job(job: Job, *, project_root: Path, job_files: Sequence[Path]) -> Laun
         ),
         log_level=job.logging.level,
         worlds=tuple(split.worlds(job)),
+        case=case,
     )
 
 

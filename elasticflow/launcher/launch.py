@@ -47,6 +47,7 @@ class Request:
         accept_drift: Differences that change the trajectory are wanted.
         scale: How many nodes this machine plays from when on.
         node_rank: This machine's place among the nodes, where the rendezvous is static.
+        case: The case of the job file's [matrix] that the job is.
     """
 
     job: Job
@@ -57,6 +58,7 @@ class Request:
     accept_drift: bool = False
     scale: tuple[Change, ...] = ALONE
     node_rank: int | None = None
+    case: str | None = None
 
 
 def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Callable[[str], None]) -> int:
@@ -80,7 +82,9 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
     check_torch(warn)
     check_scale(request.scale, request.job.nodes)
     folder = request.folder
-    plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
+    plan = plan_job(
+        request.job, project_root=request.project_root, job_files=request.files, case=request.case
+    )
     uri, prefix = snapshot_place(plan.snapshots.uri, folder, request.project_root)
     storage = Storage(uri, plan.snapshots.options)
     storage.check_writable()

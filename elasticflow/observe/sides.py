@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.drift import Difference
-from elasticflow.compiler.materialize import source_copy
+from elasticflow.compiler.materialize import recorded_case, source_copy
 from elasticflow.compiler.origin_drift import compare_made
 from elasticflow.compiler.origins import Made, environment_of, made_from, made_in, origins_now
 from elasticflow.errors import RunNotFoundError
@@ -82,8 +82,12 @@ def side_of_run(project_root: Path, text: str) -> Side:
     )
 
 
-def side_of_job(path: Path, overrides: Sequence[str], other: Side | None) -> Side:
+def side_of_job(
+    path: Path, overrides: Sequence[str], other: Side | None, environment: Mapping[str, str]
+) -> Side:
     """Return a job file as a launch of it now would be; what *other* found while it ran is looked at too.
+
+    Of a file with [matrix] it is the case that *other* is a run of.
 
     Raises:
         JobRefusedError: the job has errors.
@@ -91,7 +95,8 @@ def side_of_job(path: Path, overrides: Sequence[str], other: Side | None) -> Sid
     from elasticflow.compiler.plan import plan_job
     from elasticflow.spec.load import require_job
 
-    loaded = require_job(path, overrides)
+    case = None if other is None or other.copies is None else recorded_case(other.copies)
+    loaded = require_job(path, overrides, case=case, environment=environment)
     assert loaded.job is not None  # else it would have raised
     root = loaded.project_root
     files = plan_job(loaded.job, project_root=root, job_files=loaded.files).job_files

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import CaseError, JobRefusedError
+from elasticflow.spec.axes import leaves
 from elasticflow.spec.case_file import CaseFile
 from elasticflow.spec.diagnostics import in_order, render
 from elasticflow.spec.project import project_root_of
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from elasticflow.spec.diagnostics import Diagnostic
     from elasticflow.spec.job import Job
     from elasticflow.spec.judge import Judged
+    from elasticflow.spec.positions import KeyPath
 
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 _MOST_LISTED = 12
@@ -36,6 +38,7 @@ class LoadedJob:
         diagnostics: Errors, warnings and notes in order of their place.
         case: The case this is, of a file with [matrix].
         cases: Names of all cases, where the file with [matrix] as a whole is meant.
+        changes: The keys that the case changes, and their values.
     """
 
     path: Path
@@ -45,6 +48,7 @@ class LoadedJob:
     diagnostics: list[Diagnostic]
     case: str | None = None
     cases: tuple[str, ...] = ()
+    changes: Mapping[KeyPath, Any] = field(default_factory=dict)
 
     @property
     def has_errors(self) -> bool:
@@ -122,10 +126,16 @@ def require_cases(
     return [_loaded(file, each, name) for name, each in zip(file.cases, judged, strict=True)]
 
 
+def is_several(path: Path, overrides: Sequence[str] = ()) -> bool:
+    """Return whether a file has a [matrix]: it is several jobs."""
+    return CaseFile(path, overrides, project_root_of(path), None).has_matrix
+
+
 def _loaded(file: CaseFile, judged: Judged, case: str | None = None) -> LoadedJob:
     found = in_order([*file.problems, *judged.diagnostics])
     job = None if file.problems else judged.job
-    return LoadedJob(file.path, file.root, file.files, job, found, case)
+    changes = {} if case is None else dict(leaves(file.cases[case].raw))
+    return LoadedJob(file.path, file.root, file.files, job, found, case, changes=changes)
 
 
 def _as_a_whole(file: CaseFile, judged: list[Judged]) -> LoadedJob:
