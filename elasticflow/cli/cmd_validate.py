@@ -11,7 +11,7 @@ import click
 
 from elasticflow.cli.deep_options import DeepRequest, deep_options, look_at_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
-from elasticflow.spec.diagnostics import FORMATS, Diagnostic, Format, render
+from elasticflow.spec.diagnostics import FORMATS, Diagnostic, Format, in_order, render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,19 +57,24 @@ def command(
     from elasticflow.spec.bases import as_base, is_base
     from elasticflow.spec.load import load_job
 
-    loaded = [load_job(file, overrides) for file in dict.fromkeys(files)]
+    once = {os.path.realpath(file): file for file in reversed(files)}
+    loaded = [load_job(file, overrides) for file in reversed(once.values())]
     jobs = [as_base(each) if is_base(each.path) else each for each in loaded]
     found, learnt = [each for job in jobs for each in job.diagnostics], ""
     if deep or deep_step:
         deeper, learnt = look_at_all(jobs, overrides, DeepRequest(deep_step, deep_timeout))
         found += deeper
-    found = list(dict.fromkeys(found))  # two jobs may share a base
-    shown = [each for each in found if each.severity != "note"]
+    found = in_order(found)  # two jobs may share a base
     style = cast("Format", output_format)
-    if text := render(shown if style in {"full", "concise"} else found, style, colour=wants_colour()):
+    shown = [each for each in found if each.severity != "note" or style in {"json", "sarif"}]
+    if text := render(shown, style, colour=wants_colour()):
         click.echo(text, color=True)
     if style in {"full", "concise"}:
-        click.echo(("\n" if shown and style == "full" else "") + learnt + _summary(found, len(set(files))))
+        click.echo(
+            ("\n" if shown and style == "full" else "") + learnt + _summary(found, len(jobs), strict=strict)
+        )
+    if style == "full" and shown:
+        click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
     severities = {each.severity for each in found}
     return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
 
@@ -78,13 +83,17 @@ def wants_colour() -> bool:
     """Return whether standard output is a terminal that wants colours."""
     if os.environ.get("NO_COLOR"):
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
+    return os.environ.get("FORCE_COLOR", "0") not in {"", "0"} or (
+        sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    )
 
 
-def _summary(found: Sequence[Diagnostic], num_files: int) -> str:
+def _summary(found: Sequence[Diagnostic], num_files: int, *, strict: bool) -> str:
     numbers = {each: sum(d.severity == each for d in found) for each in ("error", "warning")}
     counts = [f"{number} {each}{'s' if number > 1 else ''}" for each, number in numbers.items() if number]
     text = f"{num_files} file{'s' if num_files > 1 else ''} checked: {', '.join(counts) or 'no problems'}"
+    if strict and numbers["warning"]:
+        text += " (with --strict, warnings are errors)"
     absent = sorted(
         {_reason(each) for each in found if each.severity == "note" and "not installed" in each.message}
     )

@@ -21,6 +21,8 @@ EXPLANATIONS: dict[str, Explanation] = {
     codes.NOT_UTF8: Explanation(
         "the file is not UTF-8",
         "TOML files are UTF-8. Some editors save Latin-1 or UTF-16; save the file again as UTF-8.",
+        'name = "caf\\xe9"  # one byte, in Latin-1',
+        'name = "caf\\xc3\\xa9"  # two bytes, in UTF-8',
     ),
     codes.NOT_TOML: Explanation(
         "the file is not valid TOML",
@@ -56,8 +58,8 @@ EXPLANATIONS: dict[str, Explanation] = {
     codes.MISSING: Explanation(
         "a key or table is missing",
         "It has no default. [job], [model], [optimizer], [dataset] and [train] are needed in every job.",
-        '[dataset]\nentry = "examples.mnist:digits"',
-        '[dataset]\nentry = "examples.mnist:digits"\nglobal_batch_size = 64',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nglobal_batch_size = 64',
     ),
     codes.WRONG_TYPE: Explanation(
         "a value of the wrong type",
@@ -94,20 +96,20 @@ EXPLANATIONS: dict[str, Explanation] = {
         "the module does not exist",
         "Modules are looked for on the job's path (job.path, relative to the project's root: the nearest folder with "
         "pyproject.toml or .git), then among installed packages. A package that is not installed here cannot be judged.",
-        '[dataset]\nentry = "examples.mnits:digits"\nglobal_batch_size = 64',
-        '[dataset]\nentry = "examples.mnist:digits"\nglobal_batch_size = 64',
+        '[dataset]\nentry = "examples.mnits:digits"\nargs = { split = "train" }\nglobal_batch_size = 64',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nglobal_batch_size = 64',
     ),
     codes.NO_ATTRIBUTE: Explanation(
         "the module has no such name",
         "The module's source binds no such name, also not by imports.",
-        '[dataset]\nentry = "examples.mnist:digit"\nglobal_batch_size = 64',
-        '[dataset]\nentry = "examples.mnist:digits"\nglobal_batch_size = 64',
+        '[dataset]\nentry = "examples.mnist:digit"\nargs = { split = "train" }\nglobal_batch_size = 64',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nglobal_batch_size = 64',
     ),
     codes.NOT_CALLABLE: Explanation(
         "the entry point cannot be called",
         "It is a constant or a module; name a class or a function.",
         '[dataset]\nentry = "examples:mnist"\nglobal_batch_size = 64',
-        '[dataset]\nentry = "examples.mnist:digits"\nglobal_batch_size = 64',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nglobal_batch_size = 64',
     ),
     codes.BAD_ARGUMENT: Explanation(
         "the arguments do not fit",
@@ -137,11 +139,15 @@ EXPLANATIONS: dict[str, Explanation] = {
     codes.UNREADABLE_MODULE: Explanation(
         "a module is not valid Python here",
         "Importing it will fail, unless training uses a newer Python than this command does.",
+        "def digits(split)\n    return Samples(split)",
+        "def digits(split):\n    return Samples(split)",
     ),
     codes.CANNOT_TELL: Explanation(
         "an entry point is not checked (note)",
         "Reading source does not show what it takes: the package is not installed here, is compiled, or a decorator hides "
-        "the arguments. Shown in JSON, GitHub and SARIF output only; the run itself will find out.",
+        "the arguments. Shown in JSON and SARIF output only; `validate --deep` and the run itself will find out.",
+        "@registered\ndef digits(split): ...",
+        "def digits(split): ...",
     ),
     codes.NOT_A_FUNCTION: Explanation(
         "a class where a function is called",

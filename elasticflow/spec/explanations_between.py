@@ -22,7 +22,7 @@ BETWEEN_KEYS: dict[str, Explanation] = {
         "nothing says what is best",
         'Which snapshots are the best is told by evaluation.best, such as "max accuracy", with a metric of that name or "loss".',
         "[snapshots]\nkeep = { best = 1 }",
-        '[evaluation]\nentry = "examples.mnist:digits"\nbest = "min loss"\n\n[snapshots]\nkeep = { best = 1 }',
+        '[evaluation]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nbest = "min loss"\n\n[snapshots]\nkeep = { best = 1 }',
     ),
     codes.NOT_BUILT: Explanation(
         "not supported by this version",
@@ -39,8 +39,8 @@ BETWEEN_KEYS: dict[str, Explanation] = {
     codes.NO_STEP: Explanation(
         "no step is ever made",
         "With the tail dropped, an epoch shorter than the batch has no full batch.",
-        '[dataset]\nentry = "examples.mnist:digits"\nsamples = 50\nglobal_batch_size = 64\ntail = "drop"',
-        '[dataset]\nentry = "examples.mnist:digits"\nsamples = 50\nglobal_batch_size = 64\ntail = "spill"',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nsamples = 50\nglobal_batch_size = 64\ntail = "drop"',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nsamples = 50\nglobal_batch_size = 64\ntail = "spill"',
     ),
     codes.NEEDS_CLOSURE: Explanation(
         "the optimizer computes its own gradients",
@@ -52,8 +52,8 @@ BETWEEN_KEYS: dict[str, Explanation] = {
         "the virtual shards do not fit the job",
         "With exact consistency a batch is cut into a fixed number of equal shards, which the workers share out: "
         "at least as many as there may ever be workers, and the batch a multiple of them.",
-        '[dataset]\nentry = "examples.mnist:digits"\nglobal_batch_size = 100\n\n[train]\nepochs = 5\nconsistency = "exact"\nvirtual_shards = 8',
-        '[dataset]\nentry = "examples.mnist:digits"\nglobal_batch_size = 96\n\n[train]\nepochs = 5\nconsistency = "exact"\nvirtual_shards = 8',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nglobal_batch_size = 100\n\n[train]\nepochs = 5\nconsistency = "exact"\nvirtual_shards = 8',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nglobal_batch_size = 96\n\n[train]\nepochs = 5\nconsistency = "exact"\nvirtual_shards = 8',
     ),
     codes.DATA_SHARDS: Explanation(
         "the data shards do not fit the job",

@@ -18,6 +18,7 @@ _EMPTY = {"builtins.object", "abc.ABC"} | {
 }  # fmt: skip
 _NAMED_TUPLES = {"typing.NamedTuple", "typing_extensions.NamedTuple"}
 _MOST_LEVELS = 20
+_CIRCLE = "classes inherit in a circle"
 
 
 def is_named_tuple(definition: Definition) -> bool:
@@ -56,8 +57,11 @@ def lineage(definition: Definition, resolver: Resolver, level: int = 0) -> list[
         CannotTellError: a base cannot be read, or there is no such order.
     """
     if level > _MOST_LEVELS:
-        raise CannotTellError("classes inherit in a circle")
-    above = bases(definition, resolver)
+        raise CannotTellError(_CIRCLE)
+    try:
+        above = bases(definition, resolver)
+    except RecursionError as error:  # class Net(Net.Inner)
+        raise CannotTellError(_CIRCLE) from error
     rows = [*(lineage(each, resolver, level + 1) for each in above), above]
     order = [definition]
     while rows := [row for row in rows if row]:

@@ -65,7 +65,8 @@ def read_text(path: Path, shown: str) -> str:
 def _missing(path: Path, shown: str) -> Diagnostic:
     shown = _printable(shown)
     if path.is_dir():
-        return Diagnostic(codes.NO_FILE, "error", f"{shown} is a folder, not a job file", shown)
+        inside = f"name the job files in it: {shown.rstrip('/')}/*.toml"
+        return Diagnostic(codes.NO_FILE, "error", f"{shown} is a folder, not a job file", shown, help=inside)
     if path.exists():
         return Diagnostic(codes.NO_FILE, "error", f"{shown} is not a regular file", shown)
     folder = path.parent
@@ -73,7 +74,9 @@ def _missing(path: Path, shown: str) -> Diagnostic:
     names = [each.name for each in files if each.suffix == ".toml" and each.name != "pyproject.toml"]
     near = difflib.get_close_matches(path.name, names, 1)
     remedy = f'did you mean "{folder / near[0]}"?' if near else None
-    if not folder.is_dir():
+    if set(shown) & set("*?["):
+        remedy = "no file matches the pattern, so the shell passed it on as it stands"
+    elif not folder.is_dir():
         remedy = f"the folder {_printable(str(folder))} does not exist either"
     return Diagnostic(codes.NO_FILE, "error", f"no such file: {shown}", shown, help=remedy)
 

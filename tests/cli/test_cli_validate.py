@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import COMMANDS, call
+from elasticflow.spec.diagnostics import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +65,7 @@ def test_a_missing_file_is_a_finding(ran: Callable[..., Ran]) -> None:
         ' = help: did you mean "jobs/good_base.toml"?\n'
         "\n"
         "1 file checked: 1 error\n"
+        "`elasticflow explain EF001` says more, with an example\n"
     )
 
 
@@ -71,6 +73,44 @@ def test_warnings_fail_only_when_asked(ran: Callable[..., Ran]) -> None:
     """`--strict` makes a warning count."""
     assert ran("validate", "jobs/warn_no_endpoint.toml")[0] == 0
     assert ran("validate", "--strict", "jobs/warn_no_endpoint.toml")[0] == 1
+
+
+def test_folders_and_patterns_are_told_what_to_do(ran: Callable[..., Ran]) -> None:
+    """A folder is not searched, and a pattern that matched nothing is no file name."""
+    code, out, _ = ran("validate", "--output-format", "concise", "jobs", "jobs/z*.toml")
+    assert code == 1
+    assert out.splitlines() == [
+        "jobs: error[EF001] jobs is a folder, not a job file (name the job files in it: jobs/*.toml)",
+        "jobs/z*.toml: error[EF001] no such file: jobs/z*.toml (no file matches the pattern, so the shell passed it on as it stands)",
+        "2 files checked: 2 errors",
+    ]
+
+
+def test_a_file_named_twice_is_checked_once(ran: Callable[..., Ran]) -> None:
+    """However it is spelled; findings of all files are sorted."""
+    again = str(GALLERY / "jobs" / "value_zero.toml")
+    _, out, _ = ran(
+        "validate", "jobs/value_zero.toml", "./jobs/value_zero.toml", again, "jobs/argument_type.toml"
+    )
+    assert "2 files checked: 2 errors" in out
+    assert out.index("argument_type") < out.index("value_zero")
+
+
+def test_names_that_are_no_text_can_be_printed(ran: Callable[..., Ran]) -> None:
+    """A file name of stray bytes is a finding in every format."""
+    for style in FORMATS:
+        code, out, _ = ran("validate", "--output-format", style, "jobs/\udcff.toml")
+        assert (code, "EF001" in out) == (1, True)
+
+
+def test_notes_are_for_machines_that_collect_them(ran: Callable[..., Ran], tmp_path: Path) -> None:
+    """What cannot be told is in JSON and SARIF; people and pull requests are spared."""
+    job = tmp_path / "job.toml"
+    text = (GALLERY / "jobs" / "good_base.toml").read_text().replace("shop:Net", "no_such_package:Net")
+    job.write_text(text)
+    assert "EF209" in ran("validate", "--output-format", "json", str(job))[1]
+    assert ran("validate", "--output-format", "github", str(job))[1] == ""
+    assert "not looked at" in ran("validate", str(job))[1]
 
 
 def test_flags_change_keys_of_every_file(ran: Callable[..., Ran]) -> None:
@@ -105,6 +145,9 @@ def test_colours_are_for_those_who_ask(ran: Callable[..., Ran], monkeypatch: pyt
     assert "\x1b[" not in ran("validate", "jobs/value_zero.toml")[1]
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[1;31merror" in ran("validate", "jobs/value_zero.toml")[1]
+    monkeypatch.setenv("FORCE_COLOR", "0")
+    assert "\x1b[" not in ran("validate", "jobs/value_zero.toml")[1]
+    monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[" not in ran("validate", "jobs/value_zero.toml")[1]
 

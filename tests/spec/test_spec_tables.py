@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import tomli
 
-from elasticflow.spec import codes
 from elasticflow.spec.expectations import keys_at
-from elasticflow.spec.explanations import EXPLANATIONS
 from elasticflow.spec.job import Job
-from elasticflow.spec.load import load_job
 from elasticflow.spec.units import parse_duration, parse_interval, parse_size
 
 KEYS = {
@@ -36,12 +30,6 @@ def test_keys_of_the_job_file_are_frozen() -> None:
     """A key that is added or renamed changes this test and the changelog."""
     assert {name: " ".join(keys_at((name,))) for name in Job.model_fields} == KEYS
     assert keys_at(("snapshots", "keep")) == ["last", "best", "every", "within"]
-
-
-def test_every_code_is_explained() -> None:
-    """`elasticflow explain` knows each code there is."""
-    known = {value for name, value in vars(codes).items() if name.isupper() and isinstance(value, str)}
-    assert known == set(EXPLANATIONS)
 
 
 @pytest.mark.parametrize(
@@ -79,29 +67,3 @@ def test_sizes_that_are_none(text: str) -> None:
     """Anything else is refused in words that say what is meant."""
     with pytest.raises(ValueError, match="must"):
         parse_size(text)
-
-
-def test_explained_examples_are_what_they_say(tmp_path: Path) -> None:
-    """Each bad example that is a job file's lines shows its own code, each good one does not."""
-    (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "examples").symlink_to(Path(__file__).resolve().parents[2] / "examples")
-    for code, each in EXPLANATIONS.items():
-        if each.bad.startswith("["):
-            assert code in codes_of(tmp_path, each.bad), code
-            assert code not in codes_of(tmp_path, each.good), code
-
-
-TABLES = {
-    "job": '[job]\nname = "x"\n',
-    "model": '[model]\nentry = "examples.mnist:Net"\nloss = "torch.nn.functional:cross_entropy"\n',
-    "optimizer": '[optimizer]\nentry = "torch.optim:AdamW"\n',
-    "dataset": '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nglobal_batch_size = 64\n',
-    "train": "[train]\nepochs = 5\n",
-}
-
-
-def codes_of(folder: Path, lines: str) -> set[str]:
-    """Return the codes found in a good job of which some tables are replaced by *lines*."""
-    others = [text for name, text in TABLES.items() if name not in tomli.loads(lines)]
-    (folder / "job.toml").write_text("\n".join([lines, *others]), "utf-8")
-    return {each.code for each in load_job(folder / "job.toml").diagnostics}
