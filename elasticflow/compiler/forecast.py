@@ -167,14 +167,17 @@ def _evaluations(job: Job, samples: int | None, steps: int | None, duration_s: f
     """Return how many there are: one at each multiple of each interval, and one at the end."""
     if job.evaluation is None or steps is None:
         return None
-    lengths = {
+    batch, epochs = job.dataset.global_batch_size, job.train.epochs
+    lengths: dict[str, float | None] = {
         "step": steps,
-        "sample": steps * job.dataset.global_batch_size,
-        "epoch": None if samples is None else steps / _epoch_steps(job, samples) if samples else None,
+        "sample": steps * batch,
+        "epoch": epochs,
         "s": duration_s,
     }
-    if job.train.epochs is not None:
-        lengths["epoch"] = job.train.epochs
+    if samples is not None and epochs is not None:
+        lengths["sample"] = epochs * samples
+    elif samples is not None and (of_epoch := _epoch_steps(job, samples)):
+        lengths["epoch"] = steps / of_epoch
     return _due(intervals(job.evaluation.every), lengths)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,50 @@ def test_an_argument_that_is_a_date_is_refused(project: Path, capsys: pytest.Cap
     (project / "small.toml").write_text(JOB.replace("lr = 0.1", "lr = 2026-11-20"))
     assert call(["plan", "small.toml"]) == 2
     assert "args.lr" in capsys.readouterr().err
+
+
+@pytest.mark.integration
+def test_the_same_job_compiles_to_the_same_bytes(tmp_path: Path) -> None:
+    """Whatever the folder one stands in, hash seed, locale, umask, time zone, earlier files, and the checkout's state."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pieces.py").write_text(PIECES)
+    (project / "pyproject.toml").touch()
+    job = JOB.replace("{ lr = 0.1 }", '{ lr = 0.1, h\u00f6he = "\u00e9", a = 1, b = { c = inf } }').replace(
+        "inf", "1e30"
+    )
+    (project / "jobs").mkdir()
+    (project / "jobs" / "base.toml").write_text(job.replace("h\u00f6he", "name"), encoding="utf-8")
+    (project / "jobs" / "small.toml").write_text('extends = "base.toml"\n', encoding="utf-8")
+    (project / "pieces.py").write_text(PIECES.replace("(params, lr)", "(params, lr, name, a, b)"))
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.example", "-C", str(project)]
+    ways: list[tuple[list[str], Path, dict[str, str]]] = [
+        ([], project, {"PYTHONHASHSEED": "1", "LC_ALL": "C.UTF-8", "TZ": "UTC"}),
+        ([], tmp_path, {"PYTHONHASHSEED": "2", "LC_ALL": "C", "PYTHONUTF8": "0", "TZ": "Asia/Tokyo"}),
+        (["init", "-q"], project / "jobs", {"PYTHONHASHSEED": "3", "HOME": "/nowhere"}),
+        (["add", "-A"], Path("/"), {}),
+        (["commit", "-q", "-m", "all"], project, {}),
+    ]
+    found = []
+    for number, (arguments, folder, variables) in enumerate(ways):
+        if arguments:
+            subprocess.run([*git, *arguments], check=True, timeout=20)
+        out = project / "build"
+        if number % 2 == 0:  # else over what is there
+            shutil.rmtree(out, ignore_errors=True)
+        job_file, place = (os.path.relpath(path, folder) for path in (project / "jobs" / "small.toml", out))
+        subprocess.run(
+            [sys.executable, "-m", "elasticflow", "compile", job_file, "-o", place],
+            cwd=folder,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables},
+            umask=(0o022, 0o077)[number % 2],
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+        found.append({path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()})
+    assert 7 <= len(found[0])
+    assert [found[0]] * len(ways) == found
 
 
 @pytest.mark.usefixtures("real_processes")
