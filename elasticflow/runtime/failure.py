@@ -17,6 +17,9 @@ _GLOO = ("gloo/transport", "Connection closed by peer", "Connection reset by pee
 # What torch raises for tensors in main memory: a RuntimeError, told by its allocator's name.
 _NO_MEMORY = "DefaultCPUAllocator: "
 
+# Characters. An exception may show all the data it met; torch's store takes 8 MiB in one piece and drops who sends more (2.13).
+_LONGEST = 20_000
+
 # torch names its own constructor's arguments where the user has keys of a job file.
 _IN_OUR_WORDS = {
     "Expected to have finished reduction in the prior iteration": (
@@ -42,7 +45,7 @@ def classify(error: BaseException) -> str:
         return "storage"
     if isinstance(error, dist.DistError):
         return "peer"
-    if isinstance(error, RuntimeError) and any(mark in str(error) for mark in _GLOO):
+    if isinstance(error, RuntimeError) and any(mark in _own_words(error) for mark in _GLOO):
         return "peer"
     return "user_error"
 
@@ -50,7 +53,7 @@ def classify(error: BaseException) -> str:
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    is_of_torch = type(error) is RuntimeError and _NO_MEMORY in str(error)
+    is_of_torch = type(error) is RuntimeError and _NO_MEMORY in _own_words(error)
     return is_of_torch or isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
 
 
@@ -70,11 +73,27 @@ def describe(error: BaseException) -> str:
             "  help: raise it from the training step, the dataset, the evaluation, a metric or the schedule"
         )
     for mark, (meaning, remedy) in _IN_OUR_WORDS.items():
-        if mark in str(error):
+        if mark in _own_words(error):
             return f"{type(error).__name__}: {meaning}\n  help: {remedy}"
-    return "".join(traceback.format_exception_only(error)).strip()
+    return shortened("".join(traceback.format_exception_only(error)).strip())
 
 
 def text(error: BaseException) -> str:
     """Return the traceback, the innermost frame last."""
     return "".join(traceback.format_exception(error))
+
+
+def shortened(text: str) -> str:
+    """Return *text* without its middle if it is long beyond reading."""
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
+
+
+def _own_words(error: BaseException) -> str:
+    """Return what *error* says; nothing if its own `__str__` fails, which must not hide that it was raised."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  whatever the job's own code raises
+        return ""

@@ -182,8 +182,10 @@ def _report(error: BaseException) -> None:
         log = _current.log if _current is not None else _log_before_join()
         if log is not None:
             kind, message = failure.classify(error), failure.describe(error)
-            log.error(events.WORKER_RAISED, **{"class": kind, "error": message, "traceback": text})
-    sys.stderr.write(text)
+            told = {"class": kind, "error": message, "traceback": failure.shortened(text)}
+            log.error(events.WORKER_RAISED, **told)
+    with suppress(OSError, ValueError):  # the job's own code may have closed it
+        sys.stderr.write(text)
 
 
 def _log_before_join() -> Any:

@@ -88,3 +88,27 @@ def test_stop_where_ranks_cannot_agree_is_told_with_where_they_can() -> None:
 def test_other_errors_are_told_as_they_are() -> None:
     """Type and message, no traceback."""
     assert "KeyError: 'weights'" == failure.describe(KeyError("weights"))
+
+
+def test_exception_that_cannot_speak_is_told_all_the_same() -> None:
+    """What its `__str__` raises does not take its place."""
+
+    class SpeechlessError(RuntimeError):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    error = SpeechlessError()
+    assert "user_error" == failure.classify(error)
+    assert "SpeechlessError" in failure.describe(error)
+    assert "no words" not in failure.describe(error)
+    assert "SpeechlessError" in failure.text(error)
+
+
+def test_exception_that_shows_all_its_data_is_shortened() -> None:
+    """Its beginning and its end are kept: the agent could not send the whole."""
+    error = ValueError(f"first {'x' * 20_000_000} last")
+    for told in (failure.describe(error), failure.shortened(failure.text(error))):
+        assert 21_000 > len(told)
+        assert "ValueError: first x" in told
+        assert "characters left out" in told
+        assert told.rstrip().endswith("x last")

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.staging import WriterProcess
 
+# Of one message: torch's store takes 8 MiB in one piece, and drops who sends more (2.13).
+_MOST_LINES = 20
+
 
 class Reports:
     """Posts to *feed* on behalf of *node*."""
@@ -39,8 +42,9 @@ class Reports:
     def forward(self) -> None:
         """Pass on new lines of the rank logs and the writer's reports."""
         lines = [line for log in self._logs for line in log.lines()]
-        if lines:
-            self._feed.post({"type": "lines", "lines": lines, "held": self._heartbeats.held()})
+        for first in range(0, len(lines), _MOST_LINES):
+            piece = lines[first : first + _MOST_LINES]
+            self._feed.post({"type": "lines", "lines": piece, "held": self._heartbeats.held()})
         reports = self._writer.reports()
         if reports:
             self._feed.post({"type": "writer", "reports": reports})

@@ -243,13 +243,14 @@ def test_stop_of_a_generation_kills_its_workers(node: Node) -> None:
 
 
 def test_lines_of_the_rank_logs_come_before_the_end(node: Node) -> None:
-    """What a worker logged right before it left is told before its end is."""
+    """What a worker logged right before it left is told before its end is, more than the store takes in one piece too."""
     node.form(
         1,
         """
         folder = pathlib.Path(os.environ["ELASTICFLOW_RUN_FOLDER"]) / "logs" / "g0001"
         line = '{"event": "training.finished", "origin": "elasticflow", "rank": ' + os.environ["RANK"] + '}\\n'
-        (folder / ("rank" + os.environ["RANK"] + ".jsonl")).write_text(line)
+        long = '{"event": "worker.raised", "origin": "elasticflow", "rank": 2, "error": "' + "x" * 300_000 + '"}\\n'
+        (folder / ("rank" + os.environ["RANK"] + ".jsonl")).write_text(40 * long + line)
         os._exit(0)
         """,
     )
@@ -258,7 +259,7 @@ def test_lines_of_the_rank_logs_come_before_the_end(node: Node) -> None:
     kinds = [m["type"] for m in node.told]
     assert "ended" == kinds[-1]
     ranks = sorted(line["rank"] for m in node.told if m["type"] == "lines" for line in m["lines"])
-    assert [0, 1] == ranks
+    assert [0, 1, *(80 * [2])] == ranks
 
 
 @pytest.mark.e2e
