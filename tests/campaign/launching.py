@@ -101,12 +101,9 @@ class Course:
 
         return int(self.series.wait("workers", started))
 
-    def settle(self) -> None:
-        """Return once the newest generation has been the newest for a while and has finished a step."""
-        newest = 0
-        while newest != (newest := self.series.named(events.GENERATION_STARTED)[-1]["generation"]):
-            time.sleep(1.0)
-        self.generation = self.series.trains(newest - 1)
+    def settle(self, after: int) -> None:
+        """Return once a generation after the one that was struck last has finished a step."""
+        self.generation = self.series.trains(after)
 
     def blow(self, what: str, strike: Callable[[], object], expected: Expected) -> Try:
         """Strike, wait until training goes on, and look whether it went on as it must."""
@@ -299,14 +296,14 @@ def strike_in_storm(project: Project, number: int, tries: int, expected: dict[st
             count < tries // 2 and draw.random() < 0.06
         )  # not later: its leaks are looked for at the end
         if count == tries // 2:
-            course.settle()
+            course.settle(newest)
             of_agent = holdings(*agents_of(course.series.running).values())
         name = "agent" if is_agent else f"worker {draw.randrange(2)}"
         newest = course.await_workers(newest)
         time.sleep(draw.uniform(0, STORM_S))
         course.series.kill(name)
         killed[name.partition(" ")[0]] += 1
-    course.settle()
+    course.settle(newest)
     done.seconds = time.monotonic() - began
     leaks = {
         "supervisor": (at_first, holdings(supervisor)),
