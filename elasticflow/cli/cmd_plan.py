@@ -127,8 +127,8 @@ def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> 
     """
     from elasticflow.cli.case_table import cases_text
     from elasticflow.cli.terminal import print_json
-    from elasticflow.spec.expectations import dotted
     from elasticflow.spec.load import require_cases
+    from elasticflow.spec.showing import dotted
 
     jobs = require_cases(job_file, overrides, environment=os.environ)
     if form == "text":

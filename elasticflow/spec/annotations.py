@@ -6,8 +6,8 @@ import ast
 import difflib
 from typing import TYPE_CHECKING
 
-from elasticflow.spec.expectations import show
 from elasticflow.spec.origins import origin
+from elasticflow.spec.showing import show
 
 if TYPE_CHECKING:
     from elasticflow.spec.modules import Module

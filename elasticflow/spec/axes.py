@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.spec import codes
-from elasticflow.spec.expectations import dotted, show
+from elasticflow.spec.showing import dotted, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

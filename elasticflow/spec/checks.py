@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes, data_shards, exact, schedules, setbacks, unreachable
-from elasticflow.spec.expectations import dotted, show
+from elasticflow.spec.showing import dotted, show
 from elasticflow.spec.uses import inside
 from elasticflow.spec.values import secrets, values
 from elasticflow.spec.worlds import largest_world_size

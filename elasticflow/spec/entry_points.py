@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticflow.spec import codes
 from elasticflow.spec.definitions import Definition, NoAttributeError, UnreadableModuleError
-from elasticflow.spec.expectations import show
 from elasticflow.spec.fields import ENTRY
 from elasticflow.spec.included import why_not_stateful
 from elasticflow.spec.known_calls import KnownCalls, content_of
@@ -28,6 +27,7 @@ from elasticflow.spec.modules import (
 )
 from elasticflow.spec.parameters import Misfit, misfits
 from elasticflow.spec.resolve import Resolver
+from elasticflow.spec.showing import show
 from elasticflow.spec.signatures import signature_of
 from elasticflow.spec.uses import Use, inside, uses_in
 from elasticflow.spec.values import not_passable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.spec import codes
 from elasticflow.spec.axes import Axis, leaves, mark_of
-from elasticflow.spec.expectations import dotted, show
+from elasticflow.spec.showing import dotted, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

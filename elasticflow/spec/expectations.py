@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import types
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -43,39 +42,6 @@ def describe(annotation: Any) -> str:
         return "a table"
     plain = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
     return plain.get(annotation, "something else")
-
-
-def show(value: object) -> str:
-    """Return a value as the job file would write it, shortened."""
-    if isinstance(value, str):
-        text = "".join(
-            c if c.isprintable() else "\N{REPLACEMENT CHARACTER}"
-            for c in json.dumps(value, ensure_ascii=False)
-        )
-        return text if len(text) <= 60 else f'{text[:56]}..."'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int) and value.bit_length() > 64:
-        return "a number beyond 64 bits"
-    if isinstance(value, dict | list):
-        empty = "" if value else "n empty"
-        return f"a{empty} {'table' if isinstance(value, dict) else 'list'}"
-    if isinstance(value, dt.date | dt.time):
-        return f"the date or time {value}"
-    return str(value)
-
-
-def dotted(path: KeyPath) -> str:
-    """Return a key as people write it: `snapshots.keep.last`, `job.path[1]`."""
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            bare = part.replace("_", "a").replace("-", "a")
-            name = part if bare.isascii() and bare.isalnum() else show(part)
-            text += f".{name}" if text else name
-    return text
 
 
 def annotation_at(path: KeyPath) -> Any:

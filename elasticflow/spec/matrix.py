@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.spec import codes
 from elasticflow.spec.axes import Axis, read_axes
 from elasticflow.spec.exclusions import read_exclusions
-from elasticflow.spec.expectations import dotted, show
+from elasticflow.spec.showing import dotted, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

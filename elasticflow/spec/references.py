@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.secrecy import is_secret, without_password
 from elasticflow.spec import codes
-from elasticflow.spec.expectations import dotted, show
 from elasticflow.spec.job import Job
 from elasticflow.spec.known_calls import content_of
 from elasticflow.spec.marks import MayRefer
+from elasticflow.spec.showing import dotted, show
 from elasticflow.spec.tables import model_of
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from elasticflow.spec import codes
-from elasticflow.spec.expectations import dotted
 from elasticflow.spec.job import RESERVED_TABLES, Job
 from elasticflow.spec.known_calls import content_of
+from elasticflow.spec.showing import dotted
 
 if TYPE_CHECKING:
     from elasticflow.spec.diagnostics import Diagnostic

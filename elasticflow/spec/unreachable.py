@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
-from elasticflow.spec.expectations import dotted
 from elasticflow.spec.horizon import horizon_of
+from elasticflow.spec.showing import dotted
 from elasticflow.spec.units import parse_interval
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import secrecy
 from elasticflow.spec import codes
-from elasticflow.spec.expectations import dotted, show
+from elasticflow.spec.showing import dotted, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,9 @@ import difflib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.spec import codes
-from elasticflow.spec.expectations import annotation_at, choices, describe, dotted, keys_at, kind_of_key, show
+from elasticflow.spec.expectations import annotation_at, choices, describe, keys_at, kind_of_key
 from elasticflow.spec.job import Job
+from elasticflow.spec.showing import dotted, show
 from elasticflow.spec.torchrun_options import DECIDED_ELSEWHERE
 
 if TYPE_CHECKING:

@@ -1,0 +1,43 @@
+"""Keys and values as the job file would write them (floor 1, pure)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from elasticflow.spec.positions import KeyPath
+
+
+def show(value: object) -> str:
+    """Return a value as the job file would write it, shortened."""
+    if isinstance(value, str):
+        text = "".join(
+            c if c.isprintable() else "\N{REPLACEMENT CHARACTER}"
+            for c in json.dumps(value, ensure_ascii=False)
+        )
+        return text if len(text) <= 60 else f'{text[:56]}..."'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a number beyond 64 bits"
+    if isinstance(value, dict | list):
+        empty = "" if value else "n empty"
+        return f"a{empty} {'table' if isinstance(value, dict) else 'list'}"
+    if isinstance(value, dt.date | dt.time):
+        return f"the date or time {value}"
+    return str(value)
+
+
+def dotted(path: KeyPath) -> str:
+    """Return a key as people write it: `snapshots.keep.last`, `job.path[1]`."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            bare = part.replace("_", "a").replace("-", "a")
+            name = part if bare.isascii() and bare.isalnum() else show(part)
+            text += f".{name}" if text else name
+    return text
