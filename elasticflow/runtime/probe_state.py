@@ -143,9 +143,8 @@ def _tensors(trained: Trained) -> Iterable[Tensor]:
         if module is not None:
             yield from module.parameters()
             yield from module.buffers()
-    states: Iterable[dict[Any, Any]] = trained.optimizer.state.values()
-    for state in states:
-        yield from (value for value in state.values() if isinstance(value, Tensor))
+    things: list[Any] = [thing for state in trained.optimizer.state.values() for thing in state.values()]
+    yield from (thing for thing in things if isinstance(thing, Tensor))
 
 
 def count(report: Report, job: dict[str, Any], trained: Trained) -> None:

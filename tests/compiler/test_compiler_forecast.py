@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.compiler.forecast import Forecast, Known, Knowledge, forecast
+from elasticflow.compiler.forecast import Forecast, Knowledge, Known, forecast
 from elasticflow.runtime.order import Schedule
 from elasticflow.snapshots.policy import Due
 from tests.compiler.jobs import make_job
@@ -43,7 +44,7 @@ def test_evaluations_are_as_many_as_a_run_has(every: str, samples: int, epochs: 
     schedule = Schedule(samples, 10, epochs=epochs, tail=tail, seed=0)
     places = _places(schedule)
     due = Due((every,))
-    pairs = zip(places, places[1:], strict=False)
+    pairs = itertools.pairwise(places)
     number = sum(due.is_due(before, now) or schedule.is_end(now) for before, now in pairs)
 
     ahead = _ahead(None, samples, train__epochs=epochs, dataset__tail=tail, evaluation__every=every)
@@ -115,7 +116,7 @@ def test_bytes_follow_from_the_rate_and_from_what_stays() -> None:
 )
 def test_what_stays_is_counted(keep: dict[str, Any], kept: int) -> None:
     """Milestones over the whole run, those of the last hour, and never more than there are."""
-    changes = {"train__epochs": None, "train__steps": 14_400, "snapshots__every": "720 steps"}
+    changes: dict[str, Any] = {"train__epochs": None, "train__steps": 14_400, "snapshots__every": "720 steps"}
     assert kept == _ahead(0.5, 100, **changes, snapshots__keep=keep).kept
 
 
