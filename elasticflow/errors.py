@@ -138,6 +138,10 @@ class LaunchFolderError(ElasticflowError):
     """The launch folder cannot be written: exists with other content, or is edited by hand."""
 
 
+class ScaffoldError(ElasticflowError):
+    """`init` cannot write a job: files exist, or the model's file tells too little."""
+
+
 class WorkerError(ElasticflowError):
     """Raised inside a worker, with the failure class the budget counts it under."""
 

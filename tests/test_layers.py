@@ -34,6 +34,7 @@ FLOORS = {
     "spec": 1,
     "snapshots": 1,
     "compiler": 2,
+    "scaffold": 2,
     "launcher": 3,
     "runtime": 3,
     "observe": 4,

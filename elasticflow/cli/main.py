@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Name to the line shown in --help: known without importing the command's module.
 COMMANDS: dict[str, str] = {
+    "init": "Write a job file that runs at once, from a model file or from nothing.",
     "validate": "Check job files; nothing is run and torch is not needed.",
     "plan": "Show what a run of a job file would do.",
     "compile": "Write a job's launch folder: train.py, torchrun.sh, plan.",

@@ -87,7 +87,7 @@ def _asked(root: Path, *words: str) -> int:
 
 
 def _schema(job_file: Path) -> Iterator[Finding]:
-    from elasticflow.spec.schema import job_schema
+    from elasticflow.spec.schema import SCHEMA_FILE
 
     found = _SCHEMA_LINE.search(job_file.read_text(encoding="utf-8-sig"))
     if found is None:
@@ -103,7 +103,7 @@ def _schema(job_file: Path) -> Iterator[Finding]:
         yield ok("project", "schema", found[1])
         return
     try:
-        same = json.loads(path.read_text(encoding="utf-8")) == job_schema()
+        same = json.loads(path.read_text("utf-8")) == json.loads(SCHEMA_FILE.read_text("utf-8"))
     except (OSError, ValueError) as error:
         meaning = "editors do not check the job file"
         yield Finding("project", "schema", "warning", f"{path}: {error}", meaning, remedy)

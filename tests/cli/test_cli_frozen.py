@@ -9,6 +9,10 @@ from elasticflow.cli.cmd_snapshots import COMMANDS as OF_SNAPSHOTS
 from elasticflow.cli.main import COMMANDS, group
 
 PROMISED = {
+    "init": {
+        *("[MODEL_FILE]", "--output", "--name", "--model", "--dataset", "--loss", "--epochs", "--batch-size"),
+        *("--workers", "--set", "--print", "--gitignore", "--pre-commit", "--yes"),
+    },
     "validate": {
         "FILE...",
         "--set",

@@ -1,0 +1,1 @@
+"""Job files and example code for a beginning (floor 2)."""

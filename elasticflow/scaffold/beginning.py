@@ -1,0 +1,209 @@
+"""From a model file, or from nothing, to the files of a job that runs (floor 2)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticflow import durable
+from elasticflow.errors import ScaffoldError
+from elasticflow.run_folder import RUNS
+from elasticflow.scaffold.candidates import Candidate, candidates
+from elasticflow.scaffold.example import EXAMPLE
+from elasticflow.scaffold.job_text import SCHEMA_NAME, Draft
+from elasticflow.spec.schema import SCHEMA_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_MOST_NEIGHBOURS = 100
+_RUNS_IGNORED = re.compile(rf"^/?{RUNS}/?\s*$", re.MULTILINE)
+PRE_COMMIT = ".pre-commit-config.yaml"
+_HOOK = """\
+repos:
+  - repo: local
+    hooks:
+      - id: elasticflow-validate
+        name: elasticflow validate
+        entry: elasticflow validate
+        language: system
+        types: [toml]
+        files: (^|/)jobs/[^/]+\\.toml$|\\.job\\.toml$
+"""
+
+
+class Place(NamedTuple):
+    """A module by the name a job file gives it.
+
+    Attributes:
+        module: Dotted.
+        path: The folder of `job.path` that it is found from, relative to the project's root.
+    """
+
+    module: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """A candidate and where it stands.
+
+    Attributes:
+        place: Its module.
+        candidate: What was found there.
+    """
+
+    place: Place
+    candidate: Candidate
+
+    @property
+    def entry(self) -> str:
+        """How a job file names it."""
+        return f"{self.place.module}:{self.candidate.name}"
+
+
+def options_in(model_file: Path, root: Path) -> list[Option]:
+    """Return what the model's file, then its neighbours, offer; a neighbour's models and losses are its own business.
+
+    Raises:
+        ScaffoldError: the file cannot be read, is no Python, or lies outside of the project.
+    """
+    found = [Option(place_of(model_file, root), each) for each in _read(model_file)]
+    for path in sorted(model_file.parent.glob("*.py"))[:_MOST_NEIGHBOURS]:
+        if path.resolve() == model_file.resolve() or path.name.startswith(("test_", "conftest")):
+            continue
+        try:
+            inside = _read(path)
+            found += [Option(place_of(path, root), each) for each in inside if each.kind == "dataset"]
+        except ScaffoldError:
+            continue  # not asked for
+    return found
+
+
+def place_of(file: Path, root: Path) -> Place:
+    """Return how a job under *root* names the module in *file*.
+
+    Raises:
+        ScaffoldError: it lies elsewhere, or its name is no module's.
+    """
+    try:
+        parts = file.resolve().relative_to(root.resolve()).with_suffix("").parts
+    except ValueError:
+        raise ScaffoldError(
+            f"{file} lies outside of the project {root}",
+            "write the job file beside it: -o FOLDER/jobs/NAME.toml",
+        ) from None
+    if parts[-1] == "__init__":
+        parts = parts[:-1]
+    # Folders whose names are no identifiers are not packages: the path begins below the last of them.
+    begin = max((number + 1 for number, part in enumerate(parts) if not part.isidentifier()), default=0)
+    if begin >= len(parts):
+        raise ScaffoldError(f"{file} cannot be imported: {file.stem!r} is no module's name", "rename it")
+    return Place(".".join(parts[begin:]), "/".join(parts[:begin]) or ".")
+
+
+def _read(path: Path) -> list[Candidate]:
+    try:
+        return candidates(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ScaffoldError(f"cannot read {path}: {error.strerror}") from error
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise ScaffoldError(f"{path}{line} is not Python of this version: {error}") from error
+
+
+def example(name: str, workers: int | str) -> tuple[Draft, dict[str, str]]:
+    """Return the job of the example package *name*, and its files by their path from the project's root."""
+    evaluation = (
+        "[evaluation]",
+        f'entry = "{name}:spirals"',
+        'args = { split = "test", samples = 600 }',
+        'every = "1 epoch" | or "100 steps"',
+        f'metrics = {{ accuracy = "{name}:accuracy" }} | called with outputs and targets',
+        'best = "max accuracy" | what keep.best means',
+        "",
+    )
+    draft = Draft(
+        name,
+        f"{name}:Net",
+        f"{name}:spirals",
+        arguments={"model": {"width": 64}, "optimizer": {"lr": 1e-2}},
+        evaluation=evaluation,
+        epochs=10,
+        global_batch_size=64,
+        workers=workers,
+    )
+    return draft, {f"{name}/__init__.py": EXAMPLE}
+
+
+def missing_arguments(option: Option, given: Mapping[str, Any]) -> list[str]:
+    """Return the arguments that have neither a default nor a value."""
+    return [name for name in option.candidate.required if name not in given]
+
+
+def forward_takes(option: Option) -> int:
+    """Return how many inputs the model's `forward` needs; 1 where that is not shown."""
+    for each in ast.walk(option.candidate.node):
+        if isinstance(each, ast.FunctionDef) and each.name == "forward":
+            return max(1, len(each.args.args) - 1 - len(each.args.defaults))
+    return 1
+
+
+def write(files: Mapping[Path, str]) -> None:
+    """Write new files, all or, if one is there already, none.
+
+    Raises:
+        ScaffoldError: one exists, or cannot be written.
+    """
+    there = next((path for path in files if path.exists()), None)
+    if there is not None:
+        raise ScaffoldError(
+            f"{there} exists already", "nothing was written; choose another name: --name or -o"
+        )
+    for path, text in files.items():
+        try:
+            durable.write(path, [text.encode()])
+        except OSError as error:
+            raise ScaffoldError(f"cannot write {path}: {error.strerror}") from error
+
+
+def schema_file(job_file: Path) -> dict[Path, str]:
+    """Return the schema that editors look for beside *job_file*; nothing if there is one."""
+    path = job_file.parent / SCHEMA_NAME
+    return {} if path.exists() else {path: SCHEMA_FILE.read_text("utf-8")}
+
+
+def ignores_runs(root: Path) -> bool | None:
+    """Return whether git leaves the run folders alone; None outside of git."""
+    if not any((folder / ".git").exists() for folder in (root, *root.parents)):
+        return None
+    try:
+        return _RUNS_IGNORED.search((root / ".gitignore").read_text("utf-8")) is not None
+    except OSError:
+        return False
+
+
+def ignore_runs(root: Path) -> None:
+    """Add the run folders to .gitignore; what stands there stays."""
+    path = root / ".gitignore"
+    before = path.read_text("utf-8") if path.exists() else ""
+    gap = "" if not before or before.endswith("\n") else "\n"
+    durable.write(path, [f"{before}{gap}/{RUNS}/\n".encode()])
+
+
+def hook(root: Path) -> tuple[dict[Path, str], str]:
+    """Return the pre-commit configuration to write, or what to add to the one that is there by hand."""
+    path = root / PRE_COMMIT
+    if not path.exists():
+        return {path: _HOOK}, ""
+    if "elasticflow-validate" in path.read_text("utf-8"):
+        return {}, ""
+    return {}, "\n".join(_HOOK.splitlines()[1:])
+
+
+def first(options: Sequence[Option], kind: str) -> Option | None:
+    """Return the most likely candidate of a kind."""
+    return next((each for each in options if each.candidate.kind == kind), None)

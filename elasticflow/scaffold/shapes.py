@@ -1,0 +1,132 @@
+"""What a model takes and gives, as far as its layers' literal sizes tell (floor 2, pure)."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.spec.origins import dotted_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from elasticflow.scaffold.candidates import Candidate
+
+_SIZES = (28, 32, 64, 96, 128, 224, 8, 16)
+_LENGTH = 32
+_POOLS = {"MaxPool2d", "AvgPool2d"}
+
+
+class Shapes(NamedTuple):
+    """One sample and one output.
+
+    Attributes:
+        sample: Shape of an input.
+        outputs: Numbers that come out for each; None: not known.
+        tokens: Inputs are whole numbers below this; None: they are real.
+    """
+
+    sample: tuple[int, ...]
+    outputs: int | None
+    tokens: int | None = None
+
+
+class _Layer(NamedTuple):
+    name: str
+    numbers: tuple[int | None, ...]
+    named: Mapping[str, int | None]
+
+    def number(self, place: int, name: str) -> int | None:
+        return self.numbers[place] if place < len(self.numbers) else self.named.get(name)
+
+
+def shapes_of(model: Candidate, given: Mapping[str, object]) -> Shapes | None:
+    """Return what the layers tell, in the order in which the source makes them; None where they do not.
+
+    Args:
+        model: A class.
+        given: Values of its arguments, over their defaults.
+    """
+    numbers = {name: value for name, value in given.items() if isinstance(value, int | float)}
+    layers = list(_layers(model.node, {**model.defaults, **numbers}))
+    linear = [layer for layer in layers if layer.name == "Linear"]
+    outputs = linear[-1].number(1, "out_features") if linear else None
+    for place, layer in enumerate(layers):
+        first = layer.number(
+            0, {"Linear": "in_features", "Embedding": "num_embeddings"}.get(layer.name, "in_channels")
+        )
+        if first is None or layer.name not in {"Linear", "Embedding", "Conv1d", "Conv2d"}:
+            continue
+        match layer.name:
+            case "Linear" if any("Pool" in before.name for before in layers[:place]):
+                return None  # convolutions made elsewhere come first
+            case "Linear":
+                return Shapes((first,), outputs)
+            case "Embedding":
+                return Shapes((_LENGTH,), outputs, tokens=first)
+            case "Conv1d":
+                return Shapes((first, _LENGTH), outputs)
+            case _:
+                return Shapes((first, *[_image_size(layers)] * 2), outputs)
+    return None
+
+
+def _layers(node: ast.AST, env: Mapping[str, int | float]) -> Iterator[_Layer]:
+    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+    for call in sorted(calls, key=lambda each: (each.func.end_lineno or 0, each.func.end_col_offset or 0)):
+        if names := dotted_names(call.func):
+            named = {each.arg: _value(each.value, env) for each in call.keywords if each.arg is not None}
+            yield _Layer(names[-1], tuple(_value(each, env) for each in call.args), named)
+
+
+def _image_size(layers: list[_Layer]) -> int:
+    """Return the side of square images that fits the first linear layer after the convolutions."""
+    flat = next((layer.number(0, "in_features") for layer in layers if layer.name == "Linear"), None)
+    if any(layer.name.startswith("Adaptive") for layer in layers) or flat is None:
+        return _SIZES[0]
+    return next((side for side in _SIZES if _flattened(layers, side) == flat), _SIZES[0])
+
+
+def _flattened(layers: list[_Layer], side: int) -> int | None:
+    channels = 0
+    for layer in layers:
+        if layer.name == "Conv2d":
+            kernel, stride = layer.number(2, "kernel_size"), layer.number(3, "stride") or 1
+            padding = layer.number(4, "padding") or 0
+            channels = layer.number(1, "out_channels") or 0
+        elif layer.name in _POOLS:
+            kernel, padding = layer.number(0, "kernel_size"), 0
+            stride = layer.number(1, "stride") or kernel or 1
+        else:
+            continue
+        if kernel is None:
+            return None
+        side = (side + 2 * padding - kernel) // stride + 1
+    return channels * side * side
+
+
+def _value(node: ast.expr, env: Mapping[str, int | float]) -> int | None:
+    """Return the whole number that an expression of numbers and arguments is."""
+    match node:
+        case ast.Constant(value=int() as value):
+            return int(value)
+        case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name):
+            found = env.get(name)
+            return found if isinstance(found, int) else None
+        case ast.BinOp(left=left, op=op, right=right):
+            one, two = _value(left, env), _value(right, env)
+            if one is None or two is None or abs(one) > 1 << 20 or abs(two) > 1 << 20:
+                return None
+            match op:
+                case ast.Add():
+                    return one + two
+                case ast.Sub():
+                    return one - two
+                case ast.Mult():
+                    return one * two
+                case ast.FloorDiv() if two:
+                    return one // two
+                case _:
+                    return None
+        case _:
+            return None

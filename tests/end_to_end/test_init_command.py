@@ -1,0 +1,105 @@
+"""`elasticflow init` on a terminal, and the jobs it writes: they train at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pexpect
+import pytest
+
+import elasticflow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(elasticflow.__file__).parents[1]
+MODEL = """\
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.inner(x).relu()
+
+
+class Other(nn.Module):
+    pass
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3, stride=2)
+        self.block = Block(4 * 13 * 13)
+        self.last = nn.Linear(4 * 13 * 13, width)
+
+    def forward(self, images):
+        return self.last(self.block(self.first(images).flatten(1)))
+"""
+
+
+def _train(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticflow", "run", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stdout + done.stderr
+    return done.stdout
+
+
+def _talk(folder: Path, words: Sequence[str], answers: Sequence[tuple[str, str]]) -> str:
+    """Answer the questions of `init` on a terminal and return all that stood there."""
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "elasticflow", "init", *words],
+        cwd=str(folder),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
+        encoding="utf-8",
+        timeout=30,
+    )
+    told = ""
+    for question, answer in answers:
+        child.expect(question)
+        told += child.before + child.after
+        child.sendline(answer)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert 0 == child.exitstatus, told + child.before
+    return str(told + child.before)
+
+
+def test_example_trains(tmp_path: Path) -> None:
+    """From an empty folder to a trained network in two commands, without a question that has no default."""
+    (tmp_path / ".git").mkdir()
+    told = _talk(tmp_path, [], [(r"to \.gitignore\?", "")])
+    assert "added /runs/ to .gitignore" in told
+    out = _train(tmp_path, "jobs/spirals.toml")
+    accuracy = re.search(r"finished +accuracy ([0-9.]+)", out)
+    assert accuracy is not None, out
+    assert float(accuracy[1]) > 0.9
+
+
+def test_bare_model_trains(tmp_path: Path) -> None:
+    """A file with three modules: the whole one is chosen, its argument asked for, data of its shape made up."""
+    (tmp_path / "nets.py").write_text(MODEL)
+    told = _talk(tmp_path, ["nets.py"], [("which model.*:", "2"), ("nets:Net: width: ", "7")])
+    assert "1  nets:Other" in told
+    assert "SAMPLE = (1, 28, 28)" in (tmp_path / "nets_data.py").read_text()
+    assert "args = { width = 7 }" in (tmp_path / "jobs" / "net.toml").read_text()
+    assert "finished" in _train(tmp_path, "jobs/net.toml", "--set", "train.epochs=1")
