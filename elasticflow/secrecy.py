@@ -17,6 +17,7 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _OPTIONS = "snapshots.options"
+_REFERENCES = re.compile(r"\s*[\"']?(?:\$\{env:[^{}]*\})+[\"']?\s*")  # looked up where the job runs
 _LEAST = 4  # shorter values stand in too many words
 
 
@@ -52,12 +53,12 @@ def public_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
     kept = []
     for text in overrides:
         key, equals, value = text.partition("=")
-        if key.strip() == "snapshots.uri":
+        if key.strip() == "snapshots.uri" and not _REFERENCES.fullmatch("".join(_in_url(value)) or "-"):
             value = without_password(value)
         tells = key.strip().startswith(_OPTIONS) and (
             is_secret(key.rpartition(".")[2].strip()) or _holds_secret(value)
         )
-        if not tells:
+        if not tells or _REFERENCES.fullmatch(value):
             kept.append(f"{key}{equals}{value}")
     return tuple(kept)
 

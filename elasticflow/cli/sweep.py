@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from dataclasses import replace
@@ -23,6 +24,7 @@ from elasticflow.errors import (
     ElasticflowError,
 )
 from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id
+from elasticflow.secrecy import public_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -91,7 +93,10 @@ def run_all(
     interrupted_by_signals()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, job in enumerate(jobs):
-        say(f"case {number + 1} of {len(jobs)}: {job.case}, run {runs[number].run_id}", quiet=is_quiet)
+        say(
+            f"{'' if number == 0 else chr(10)}case {number + 1} of {len(jobs)}: {job.case}, run {runs[number].run_id}",
+            quiet=is_quiet,
+        )
         _warn_once(job, told, but)
         began = time.monotonic()
         try:
@@ -106,8 +111,10 @@ def run_all(
             break
     say("\n" + "\n".join(results_text(results)), quiet=is_quiet)
     if code != FINISHED:
-        again = "go on with" if code in {INTERRUPTED, KILLED_BY_USER} else "try those that failed again with"
-        say(f"\n{again}: elasticflow run {job_file} --all --run-id {whole}", quiet=is_quiet)
+        what = "go on with" if code in {INTERRUPTED, KILLED_BY_USER} else "try those that failed again with"
+        flags = [f"--set={text}" for text in public_overrides(overrides)]
+        again = shlex.join(["elasticflow", "run", str(job_file), "--all", "--run-id", whole, *flags])
+        say(f"\n{what}: {again}", quiet=is_quiet)
     return code
 
 

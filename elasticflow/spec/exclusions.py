@@ -61,7 +61,9 @@ def _problems(
     for path, value in given.items():
         if path not in numbers:
             message = f"{dotted(path)} is no axis, so this leaves nothing out"
+            meant = [dotted(axis) for axis in numbers if axis[-len(path) :] == path]
             remedy = f"axes of this matrix: {', '.join(map(dotted, numbers)) or 'none'}"
+            remedy = f'did you mean "{meant[0]}"?' if meant else remedy
             yield source.problem(codes.EXCLUSION, message, (*place, *path), at_key=True, remedy=remedy)
         elif mark_of(value) not in numbers[path]:
             message = f"the axis {dotted(path)} has no {show(value)}, so this leaves nothing out"

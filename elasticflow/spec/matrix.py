@@ -56,7 +56,9 @@ def expand(source: Source) -> tuple[list[Case], list[Diagnostic]]:
     # Before anything is expanded: a few axes of many values are more than any machine holds.
     count = math.prod(len(axis.values) for axis in axes) * bool(axes) + len(given)
     if count > MOST_CASES:
-        message = f"the matrix makes {count:,} cases, and at most {MOST_CASES:,} are allowed"
+        sizes = " x ".join(str(len(axis.values)) for axis in axes)
+        made = f" ({sizes} by its axes)" if len(axes) > 1 else ""
+        message = f"the matrix makes {count:,} cases{made}, and at most {MOST_CASES:,} are allowed"
         remedy = "fewer values, or several files"
         problems.append(
             source.problem(codes.TOO_MANY_CASES, message, ("matrix",), at_key=True, remedy=remedy)
@@ -69,8 +71,9 @@ def expand(source: Source) -> tuple[list[Case], list[Diagnostic]]:
         place = ("matrix", "cases", name)
         named.append(Case(name, keys, {(): place}, place))
     if not named:
-        message = "the matrix makes no case"
+        message = f"the matrix makes no case{': all combinations of its axes are excluded' if axes else ''}"
         remedy = "give it axes, such as optimizer.args.lr = [1e-3, 3e-3] in [matrix.axes], or take it out"
+        remedy = "take an exclusion out" if axes else remedy
         problems = [source.problem(codes.NO_CASES, message, ("matrix",), at_key=True, remedy=remedy)]
     return named, [*problems, *_names(source, named)]
 
@@ -148,7 +151,10 @@ def _names(source: Source, cases: list[Case]) -> Iterator[Diagnostic]:
     """Yield what is wrong with the names of cases; of those that are no names the first."""
     job = source.raw.get("job", {})
     name = job.get("name") if isinstance(job, dict) else None
-    remedy = "name such cases yourself: [matrix.cases.NAME]"
+    remedy = (
+        'names are made of the values, anything but letters, digits, "." and "_" as "-":\n'
+        "name such cases yourself, [matrix.cases.NAME], and take their values off the axes"
+    )
     seen: set[str] = set()
     is_told = False
     for case in cases:

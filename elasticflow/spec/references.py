@@ -7,6 +7,7 @@ it is trained may come from outside.
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _MARK = re.compile(r"\$\$\{|\$\{(?P<inside>[^{}]*)\}|\$\{")
 _VARIABLE = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
 _LEAST = 4  # shorter values stand in too many words
+_FACTS = ("job.name", "job.seed", "matrix.case")
 _FORMS = "${env:NAME}, ${env:NAME:-default}, ${job.name}, ${job.seed} and, in a case, ${matrix.case}"
 
 
@@ -163,20 +165,20 @@ class References:
         if path[0] not in Job.model_fields:
             return  # an unknown table is refused as a whole
         message = f"{dotted(path)} takes no references"
-        places = ", ".join(_places())
-        remedy = f"write the value itself; $${{ stands for ${{. References may stand in {places}"
+        remedy = (
+            f"write the value itself ($${{ stands for ${{);\nreferences may stand in {', '.join(_places())}"
+        )
         self._say(codes.NO_REFERENCE_HERE, message, path, remedy)
 
     def _unknown(self, inside: str, path: KeyPath) -> None:
         if inside == "matrix.case":
             message, remedy = "${matrix.case} is known in the cases of a [matrix] only", "use ${job.name}"
         else:
-            message, remedy = (
-                f"{dotted(path)}: there is no {show('${' + inside + '}')[1:-1]}",
-                f"there are {_FORMS};\n$${{ stands for ${{ itself",
-            )
-            if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", inside):
-                remedy = f"a variable of the environment is ${{env:{inside}}}; {remedy}"
+            message = f"{dotted(path)}: there is no {show('${' + inside + '}')[1:-1]}"
+            near = difflib.get_close_matches(inside, _FACTS, 1)
+            near += [f"env:{inside}"] if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", inside) else []
+            remedy = f"there are {_FORMS};\n$${{ stands for ${{ itself"
+            remedy = f"did you mean ${{{near[0]}}}?\n{remedy}" if near else remedy
         self._say(codes.NO_REFERENCE, message, path, remedy)
 
     def _recorded(self, reference: str, path: KeyPath) -> None:
