@@ -35,9 +35,10 @@ class Kind:
     words: str
 
 
-def bad_key(key: str, code: str, message: str) -> PydanticCustomError:
+def bad_key(key: str, code: str, message: str, remedy: str | None = None) -> PydanticCustomError:
     """Return the error a table's own check raises: shown at *key*, under *code*."""
-    return PydanticCustomError("bad_key", "{message}", {"key": key, "code": code, "message": message})
+    context = {"key": key, "code": code, "message": message, "remedy": remedy}
+    return PydanticCustomError("bad_key", "{message}", context)
 
 
 def one_of(first: str, second: str) -> PydanticCustomError:

@@ -72,9 +72,9 @@ class NodesTable(Table):
     @model_validator(mode="after")
     def _min_is_at_most_max(self) -> NodesTable:
         if self.min > self.max:
-            raise bad_key(
-                "max", codes.EMPTY_RANGE, f"nodes.min ({self.min}) is greater than nodes.max ({self.max})"
-            )
+            message = f"nodes.min ({self.min}) is greater than nodes.max ({self.max})"
+            remedy = f"set max to {self.min} or more, or min to {self.max} or less"
+            raise bad_key("max", codes.EMPTY_RANGE, message, remedy)
         return self
 
 

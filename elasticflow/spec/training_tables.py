@@ -6,6 +6,7 @@ One model per table. A model checks its own table; what needs several tables is 
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -158,9 +159,12 @@ class EvaluationTable(Table):
     @model_validator(mode="after")
     def _best_names_a_metric(self) -> EvaluationTable:
         if self.best is not None and self.best.split()[1] not in {*self.metrics, "loss"}:
-            names = ", ".join(sorted({*self.metrics, "loss"}))
+            names = sorted({*self.metrics, "loss"})
+            side, metric = self.best.split()
+            near = difflib.get_close_matches(metric, names, 1)
+            message = f'evaluation.best = "{self.best}" names no metric: there are {", ".join(names)}'
             raise bad_key(
-                "best", codes.NO_METRIC, f'evaluation.best = "{self.best}" names no metric: there are {names}'
+                "best", codes.NO_METRIC, message, f'did you mean "{side} {near[0]}"?' if near else None
             )
         return self
 

@@ -29,7 +29,13 @@ def values(source: Source) -> Iterator[Diagnostic]:
         for key in free:
             if name == "args" and (not key.isidentifier() or keyword.iskeyword(key)):
                 message = f"{show(key)} cannot be the name of an argument"
-                yield source.problem(codes.NOT_PASSABLE, message, (table, name, key), at_key=True)
+                remedy = "an argument is a Python name: letters, digits and _"
+                near = re.sub(r"\W+", "_", key)
+                if near != key and near.isidentifier() and not keyword.iskeyword(near):
+                    remedy = f'did you mean "{near}"? {remedy[0].upper()}{remedy[1:]}'
+                yield source.problem(
+                    codes.NOT_PASSABLE, message, (table, name, key), at_key=True, remedy=remedy
+                )
         for path, value in _leaves(free, (table, name)):
             reason = not_passable(value)
             if reason is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow.spec import codes
 from elasticflow.spec.expectations import annotation_at, choices, describe, keys_at, kind_of_key
 from elasticflow.spec.job import Job
+from elasticflow.spec.remedies import entry_help, is_table, name_help, type_help, unit_help
 from elasticflow.spec.showing import dotted, show
 from elasticflow.spec.torchrun_options import DECIDED_ELSEWHERE
 
@@ -76,16 +77,11 @@ def find(error: ErrorDetails, table: str, raw: object) -> Finding:
     value, kind = _value_at(path, raw), error["type"]
     context: Mapping[str, Any] = error.get("ctx", {})
     if error["loc"] and error["loc"][-1] == "[key]":
-        return Finding(
-            codes.MALFORMED,
-            f"{dotted(path[:-1])}: {show(path[-1])} must be {kind_of_key(path)}",
-            path,
-            True,
-            None,
-        )
+        message = f"{dotted(path[:-1])}: {show(path[-1])} must be {kind_of_key(path)}"
+        return Finding(codes.MALFORMED, message, path, True, name_help(path[-1], kind_of_key(path)))
     if kind == "bad_key":
         at = (*path, context["key"])
-        return Finding(context["code"], context["message"], at, False, None)
+        return Finding(context["code"], context["message"], at, False, context.get("remedy"))
     if kind == "extra_forbidden":
         return unknown_key(path, value)
     if kind == "missing":
@@ -97,7 +93,7 @@ def find(error: ErrorDetails, table: str, raw: object) -> Finding:
         return Finding(codes.OUT_OF_RANGE, message, path, False, None)
     if kind == "value_error":
         message = f"{dotted(path)} {context['error']}, not {show(value)}"
-        return Finding(codes.MALFORMED, message, path, False, _unit_help(value))
+        return Finding(codes.MALFORMED, message, path, False, unit_help(value))
     if kind == "too_short":
         return Finding(codes.OUT_OF_RANGE, f"{dotted(path)} must not be empty", path, False, None)
     if kind == "finite_number":
@@ -134,11 +130,6 @@ def unknown_key(path: KeyPath, value: object) -> Finding:
     return Finding(codes.UNKNOWN_KEY, what, path, True, remedy)
 
 
-def is_table(value: object) -> bool:
-    """Return whether a value is a table, or an array of them."""
-    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
-
-
 def _missing(path: KeyPath) -> Finding:
     *around, key = path
     message = f'missing key "{key}" in [{dotted(tuple(around))}]'
@@ -157,61 +148,9 @@ def _wrong_value(kind: str, path: KeyPath, value: object) -> Finding:
         remedy = f'did you mean "{near[0]}"?' if near else None
         return Finding(codes.OUT_OF_RANGE, message, path, False, remedy)
     if kind.startswith("string_") and kind != "string_type":
-        return Finding(codes.MALFORMED, message, path, False, _entry_help(value))
-    return Finding(codes.WRONG_TYPE, message, path, False, _type_help(path, value, expected))
-
-
-def _type_help(path: KeyPath, value: object, expected: str) -> str | None:
-    key = path[-1]
-    if is_table(value) and expected == "a table":
-        return f"write [{dotted(path)}], not [[{dotted(path)}]]"
-    if expected == "a table":
-        return (
-            f"write [{key}] on a line of its own, its keys below"
-            if len(path) == 1
-            else f"write {key} = {{ ... }}"
-        )
-    if isinstance(value, int | float) and "unit" in expected:
-        return f'with a unit: {key} = "{value} steps" or {key} = "{value} min"'
-    if not isinstance(value, str):
-        return None
-    if value.lower() in {"true", "false", "yes", "no"} and "true or false" in expected:
-        return "write true or false, without quotes"
-    if value.replace("_", "").lstrip("+-").isdigit() and "number" in expected:
-        return f"without quotes: {key} = {value}"
-    return None
-
-
-def _entry_help(value: object) -> str | None:
-    if isinstance(value, str) and ":" not in value and "." in value:
-        module, _, name = value.rpartition(".")
-        return f'did you mean "{module}:{name}"? A colon stands between module and name'
-    return None
-
-
-def _unit_help(value: object) -> str | None:
-    number, _, unit = value.strip().partition(" ") if isinstance(value, str) else ("", "", "")
-    units = (
-        "steps",
-        "epochs",
-        "samples",
-        "min",
-        "h",
-        "d",
-        "s",
-        "step",
-        "epoch",
-        "sample",
-        "minutes",
-        "hours",
-        "seconds",
-        "days",
-    )
-    if unit not in units and (near := difflib.get_close_matches(unit, units, 1)):
-        return f'did you mean "{number} {near[0]}"?'
-    if isinstance(value, str) and value.strip().isdigit():
-        return f'add a unit: "{value.strip()} steps" or "{value.strip()} min"'
-    return None
+        remedy = entry_help(value) or name_help(value, expected)
+        return Finding(codes.MALFORMED, message, path, False, remedy)
+    return Finding(codes.WRONG_TYPE, message, path, False, type_help(path, value, expected))
 
 
 def _real_path(loc: KeyPath, raw: object) -> KeyPath:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,7 @@ def test_a_right_job_has_no_errors_and_no_warnings(
     """With torch and in a hook's environment without it."""
     files, job, facts = PROJECTS[name]
     if not has_torch:
-        monkeypatch.setattr(entry_points, "installed_places", lambda: _standard_library())
+        monkeypatch.setattr(entry_points, "installed_places", _standard_library)
     for file, text in files.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text, "utf-8")
@@ -151,4 +152,4 @@ def test_a_right_job_has_no_errors_and_no_warnings(
 
 
 def _standard_library() -> tuple[Path, ...]:
-    return (Path(pytest.__file__).parents[1] / "no such folder", Path(__import__("os").__file__).parent)
+    return (Path(inspect.__file__).parent,)
