@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.options import overrides_option
+from elasticflow.cli.options import case_option, job_of, overrides_option
 
 if TYPE_CHECKING:
     from elasticflow.observe.sides import Side
@@ -18,9 +17,12 @@ if TYPE_CHECKING:
 @click.argument("run", metavar="RUN")
 @click.argument("other", metavar="RUN|JOB")
 @overrides_option
+@case_option
 @click.option("--sources", is_flag=True, help="Show the text of the job's own files that differ, as a diff.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
-def command(run: str, other: str, overrides: tuple[str, ...], form: str, *, sources: bool) -> int:
+def command(
+    run: str, other: str, overrides: tuple[str, ...], case: str | None, form: str, *, sources: bool
+) -> int:
     """Compare a run with another run, or with a job file as it is now.
 
     Job, own code, versions, machine, checkout and data are compared, and weighed as if the first were to go on as the
@@ -38,7 +40,7 @@ def command(run: str, other: str, overrides: tuple[str, ...], form: str, *, sour
     from elasticflow.observe import sides
     from elasticflow.spec.project import here
 
-    old, new = _sides(here(), run, other, overrides)
+    old, new = _sides(here(), run, other, overrides, case)
     differences = sides.differences_of(old, new)
     text = list(sides.source_diff(old, new)) if sources else None
     if form == "json":
@@ -54,21 +56,24 @@ def command(run: str, other: str, overrides: tuple[str, ...], form: str, *, sour
     return ANSWER_IS_NO if differences else FINISHED
 
 
-def _sides(root: Path, run: str, other: str, overrides: tuple[str, ...]) -> tuple[Side, Side]:
+def _sides(
+    root: Path, run: str, other: str, overrides: tuple[str, ...], case: str | None
+) -> tuple[Side, Side]:
     from elasticflow.observe.sides import side_of_job, side_of_run
 
     def is_job(text: str) -> bool:
         return text.endswith(".toml") and Path(text).is_file()
 
-    if overrides and not (is_job(run) or is_job(other)):
-        raise click.UsageError("--set changes a job file, and two runs were given")
+    if (overrides or case) and not (is_job(run) or is_job(other)):
+        raise click.UsageError("--set and --case are about a job file, and two runs were given")
     if is_job(run):
-        new = side_of_job(Path(other), (), None, os.environ) if is_job(other) else side_of_run(root, other)
-        return side_of_job(Path(run), overrides, new, os.environ), new
+        other_job = job_of(Path(other), (), case) if is_job(other) else None
+        new = side_of_run(root, other) if other_job is None else side_of_job(other_job, None)
+        return side_of_job(job_of(Path(run), overrides, case), new), new
     old = side_of_run(root, run)
-    return old, side_of_job(Path(other), overrides, old, os.environ) if is_job(other) else side_of_run(
-        root, other
-    )
+    if is_job(other):
+        return old, side_of_job(job_of(Path(other), overrides, case), old)
+    return old, side_of_run(root, other)
 
 
 def _facts(side: Side) -> dict[str, object]:

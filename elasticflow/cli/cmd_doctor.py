@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.options import job_of, overrides_option
+from elasticflow.cli.options import case_option, job_of, overrides_option
 
 if TYPE_CHECKING:
     from elasticflow.doctor.findings import Finding, Needs
@@ -20,8 +20,9 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗",
 @click.command("doctor")
 @click.argument("job_file", metavar="[JOB]", type=click.Path(path_type=Path), required=False)
 @overrides_option
+@case_option
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
-def command(job_file: Path | None, overrides: tuple[str, ...], form: str) -> int:
+def command(job_file: Path | None, overrides: tuple[str, ...], case: str | None, form: str) -> int:
     """Check this machine: torch and its devices, limits, memory, ports, storage, clock; say what each means.
 
     With JOB: also all that the job needs, such as its snapshot store, endpoint and interface. Small files are written
@@ -38,7 +39,7 @@ def command(job_file: Path | None, overrides: tuple[str, ...], form: str) -> int
     from elasticflow.doctor.examination import examine
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
 
-    needs = _needs(job_file, overrides)
+    needs = _needs(job_file, overrides, case)
     interrupted_by_signals()
     if form == "json":
         found = list(examine(needs, lambda _: None))
@@ -48,15 +49,15 @@ def command(job_file: Path | None, overrides: tuple[str, ...], form: str) -> int
     return ANSWER_IS_NO if any(each.verdict == "problem" for each in found) else FINISHED
 
 
-def _needs(job_file: Path | None, overrides: tuple[str, ...]) -> Needs:
+def _needs(job_file: Path | None, overrides: tuple[str, ...], case: str | None) -> Needs:
     from elasticflow.doctor.examination import needs_of
     from elasticflow.spec.project import here
 
     if job_file is None:
-        if overrides:
-            raise click.UsageError("--set changes a job file, and none was given")
+        if overrides or case:
+            raise click.UsageError("--set and --case are about a job file, and none was given")
         return needs_of(here())
-    loaded = job_of(job_file, overrides)
+    loaded = job_of(job_file, overrides, case)
     return needs_of(loaded.project_root, loaded.job, job_file)
 
 

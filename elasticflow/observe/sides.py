@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.drift import Difference
-from elasticflow.compiler.materialize import recorded_case, source_copy
+from elasticflow.compiler.materialize import source_copy
 from elasticflow.compiler.origin_drift import compare_made
 from elasticflow.compiler.origins import Made, environment_of, made_from, made_in, origins_now
 from elasticflow.errors import RunNotFoundError
@@ -18,10 +18,11 @@ from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from elasticflow.observe.status import RunStatus
+    from elasticflow.spec.load import LoadedJob
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _DIGEST_SHOWN = 12
@@ -82,26 +83,15 @@ def side_of_run(project_root: Path, text: str) -> Side:
     )
 
 
-def side_of_job(
-    path: Path, overrides: Sequence[str], other: Side | None, environment: Mapping[str, str]
-) -> Side:
-    """Return a job file as a launch of it now would be; what *other* found while it ran is looked at too.
-
-    Of a file with [matrix] it is the case that *other* is a run of.
-
-    Raises:
-        JobRefusedError: the job has errors.
-    """
+def side_of_job(loaded: LoadedJob, other: Side | None) -> Side:
+    """Return a job file as a launch of it now would be; what *other* found while it ran is looked at too."""
     from elasticflow.compiler.plan import plan_job
-    from elasticflow.spec.load import require_job
 
-    case = None if other is None or other.copies is None else recorded_case(other.copies)
-    loaded = require_job(path, overrides, case=case, environment=environment)
-    assert loaded.job is not None  # else it would have raised
+    assert loaded.job is not None
     root = loaded.project_root
     files = plan_job(loaded.job, project_root=root, job_files=loaded.files).job_files
     before = None if other is None else other.made.origins
-    return Side(str(path), Made(loaded.job, origins_now(loaded.job, root, files, "", before)), root)
+    return Side(str(loaded.path), Made(loaded.job, origins_now(loaded.job, root, files, "", before)), root)
 
 
 def _side_at(uri: str) -> Side:

@@ -122,7 +122,7 @@ def test_a_run_that_is_known_by_its_snapshots_only(project: Path, capsys: pytest
     [
         (["one", "nobody"], 'no run "nobody"'),
         (["file:///nowhere", "one"], "there is no JOB.json at file:///nowhere"),
-        (["one", "one", "--set", "train.epochs=3"], "--set changes a job file"),
+        (["one", "one", "--set", "train.epochs=3"], "--set and --case are about a job file"),
         (["one", "broken.toml"], "EF"),
         (["one", "empty"], "was never launched"),
     ],
