@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 # Name to the line shown in --help: known without importing the command's module.
 COMMANDS: dict[str, str] = {
-    "init": "Write a job file that runs at once, from a model file or from nothing.",
+    "init": "Write a job file that runs at once.",
     "validate": "Check job files; nothing is run and torch is not needed.",
     "plan": "Show what a run of a job file would do.",
     "compile": "Write a job's launch folder: train.py, torchrun.sh, plan.",
     "run": "Train a job, or go on with its run.",
     "resume": "Go on with a run from its newest good snapshot.",
     "runs": "List runs.",
-    "diff": "Compare a run with another one, or with a job file.",
     "status": "Show how a run is doing.",
     "why": "Say what went wrong in a run, root cause first.",
+    "diff": "Compare a run with another one, or with a job file.",
     "cancel": "Have a run leave after its step, with a snapshot.",
     "logs": "Show a run's logs by rank and generation.",
     "snapshots": "List, check, keep, prune and export a run's snapshots.",
@@ -43,6 +43,15 @@ COMMANDS: dict[str, str] = {
     "completion": "Have a shell complete commands, files, runs and keys.",
 }
 
+# Titles over parts of that list, each with the first command under it.
+SECTIONS = {
+    "Write a job": "init",
+    "Train it": "run",
+    "Look at runs": "runs",
+    "Prove that it holds": "verify-elastic",
+    "More": "rendezvous",
+}
+
 # Commands that only read and print, and are too short-lived for the collector to pay.
 SHORT = ("validate", "schema", "explain")
 # Commands that a signal asks to leave a snapshot behind, and to say 75.
@@ -52,6 +61,7 @@ TRAINING = ("run", "resume")
 @click.group(
     cls=LazyGroup,
     table=COMMANDS,
+    sections=SECTIONS,
     rooms="elasticflow.cli.cmd_",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -60,6 +70,7 @@ def group() -> None:
     """Turn a job file into a distributed PyTorch run that survives what happens to it.
 
     \b
+    elasticflow init model.py                write a job file for your model
     elasticflow validate jobs/mnist.toml     check it, in a tenth of a second
     elasticflow run jobs/mnist.toml          train it
     elasticflow resume mnist                 go on after an interruption
