@@ -112,9 +112,12 @@ def assignments(word: str, job_file: str | None) -> Iterator[Candidate]:
 
 
 def cases(job_file: str | None) -> Iterator[Candidate]:
-    """Yield the named cases of a file with [matrix]."""
-    named = _read(job_file).get("matrix", {}).get("cases", {})
-    return ((str(name), "a case") for name in named)
+    """Yield the names of the cases of a file with [matrix], its own or a base's."""
+    from elasticflow.spec.matrix import expand
+    from elasticflow.spec.source import load
+
+    source = load(Path(job_file or ""))
+    return ((case.name, "") for case in (expand(source)[0] if "matrix" in source.raw else ()))
 
 
 def _run_folders() -> Iterator[Path]:

@@ -31,6 +31,10 @@ def command(run: str | None, now: bool) -> None:
     """Have RUN leave after its step, with a snapshot, and wait until it has ended; `resume` goes on with it.
 
     RUN is a run folder, a run id, or a job's name; default: the newest run.
+
+    \b
+    elasticflow cancel
+    elasticflow cancel mnist --now
     """
     folder = find_run(here(), run)
     supervisor = read_status(folder).pid

@@ -13,7 +13,12 @@ from elasticflow.errors import FINISHED
 @click.command("explain")
 @click.argument("code", required=False)
 def command(code: str | None) -> int:
-    """Explain CODE, such as EF101; without one, list all codes."""
+    """Explain CODE, such as EF101, with a bad and a good example; without one, list all codes.
+
+    \b
+    elasticflow explain EF101
+    elasticflow explain
+    """
     from elasticflow.spec.explanations import EXPLANATIONS
 
     if code is None:

@@ -54,6 +54,11 @@ def command(
     """Show what the workers of RUN logged, in order of time, then what they printed.
 
     RUN is a run folder, a run id, or a job's name; default: the newest run.
+
+    \b
+    elasticflow logs --follow
+    elasticflow logs mnist --rank 0 --level warning
+    elasticflow logs 20261120-104500-4f2a --generation 3 --format json
     """
     folder = find_run(here(), run)
     lines = _followed(folder, generation, rank) if is_following else read_logs(folder, generation, rank)

@@ -18,7 +18,12 @@ _HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED")
 @click.argument("job", required=False)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
 def command(job: str | None, form: str) -> None:
-    """List the project's runs, or those of one JOB, the newest first."""
+    """List the project's runs, or those of one JOB, the newest first.
+
+    \b
+    elasticflow runs
+    elasticflow runs mnist --format json
+    """
     root = here()
     found = [read_status(folder) for folder in list_runs(root, job)]
     if form == "json":

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 @click.argument("run", required=False)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
 def command(run: str | None, form: str) -> None:
-    """Show how RUN is doing: a run folder, a run id, or a job's name; default: the newest run."""
+    """Show how RUN is doing.
+
+    RUN is a run folder, a run id, or a job's name; default: the newest run.
+
+    \b
+    elasticflow status
+    elasticflow status mnist --format json
+    """
     status = read_status(find_run(here(), run))
     if form == "json":
         print_json(facts_of(status))

@@ -78,7 +78,8 @@ def command(
     \b
     elasticflow verify-elastic jobs/mnist.toml --worlds 1,2,3
     elasticflow verify-elastic jobs/mnist.toml --worlds 1,2 --steps 20 --tolerance 0.02
-    elasticflow verify-elastic jobs/mnist.toml --worlds 1,3 --set train.consistency=exact --set train.virtual_shards=4
+    elasticflow verify-elastic jobs/mnist.toml --worlds 1,3 --set train.consistency=exact \\
+        --set train.virtual_shards=4
     """
     from elasticflow.cli.verify_text import View
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError

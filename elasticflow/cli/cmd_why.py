@@ -28,6 +28,10 @@ def command(run: str | None, form: str) -> None:
     """Say what went wrong in RUN, the newest first: the rank that failed first, its own error, what it cost.
 
     RUN is a run folder, a run id, or a job's name; default: the newest run.
+
+    \b
+    elasticflow why
+    elasticflow why mnist --format json
     """
     folder = find_run(here(), run)
     found = incidents(folder)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elasticflow.cli.candidates import Candidate
 
 # Words of a metavar, such as "[RUN] [SNAPSHOT]..." or "RUN|JOB", say what can stand there.
-_WORD = re.compile(r"[A-Z]+")
+_WORD = re.compile(r"[A-Z_]+")
 _MOST_LETTERS = 70
 # What bash would not take as part of a word.
 _UNSAFE, _ESCAPED = re.compile(r"[^\w@%+=:,./~-]"), r"\\\g<0>"
@@ -112,6 +112,8 @@ def _known(
         return candidates.job_names() if "JOB" in metavar else None
     if "JOB" in metavar or "FILE" in metavar:
         return candidates.job_files(word)
+    if "MODEL_FILE" in metavar:
+        return candidates.paths(word, ".py")
     return candidates.paths(word, files=parameter.type.file_okay and "DIR" not in metavar)
 
 

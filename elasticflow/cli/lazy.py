@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,18 +13,28 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
+_ONE_SECTION: Mapping[str, str] = MappingProxyType({})
+
 
 class LazyGroup(click.Group):
     """A group that imports a command's module when the command is called, and no sooner.
 
     Args:
         table: Name to the line shown in `--help`: known without importing anything.
+        sections: Title to the first command under it, where the list is long.
         rooms: What the command's name is put after to make its module's: `elasticflow.cli.cmd_`.
     """
 
-    def __init__(self, *args: Any, table: Mapping[str, str], rooms: str, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        table: Mapping[str, str],
+        rooms: str,
+        sections: Mapping[str, str] = _ONE_SECTION,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._table, self._rooms = table, rooms
+        self._table, self._rooms, self._sections = table, rooms, sections
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order of the table."""
@@ -48,8 +59,15 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table, without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self._table.items()))
+        titles = {first: title for title, first in self._sections.items()}
+        rows: dict[str, list[tuple[str, str]]] = {}
+        title = "Commands"
+        for name, line in self._table.items():
+            title = titles.get(name, title)
+            rows.setdefault(title, []).append((name.ljust(max(map(len, self._table))), line))
+        for title, commands in rows.items():
+            with formatter.section(title):
+                formatter.write_dl(commands)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return matching command names from the table, without importing them."""
