@@ -14,7 +14,7 @@ from elasticflow.observe.formats import plural, size, span
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elasticflow.compiler.drift import Weight
+    from elasticflow.compiler.drift import Difference, Weight
     from elasticflow.compiler.forecast import Forecast, Knowledge, Known
     from elasticflow.compiler.plan import LaunchPlan
     from elasticflow.observe.lessons import Lesson
@@ -59,9 +59,7 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
         yield paint(f"{name:<{_MARGIN}}", bold=True) + first
         yield from (f"{'':<{_MARGIN}}{line}" for line in more)
     if view.lesson is not None and view.lesson.drift:
-        yield from drift_lines(
-            view.lesson.drift, lambda text, weight: paint(text, _COLOURS[weight], bold=True)
-        )
+        yield from _differences(view.lesson.drift, width)
     yield ""
     yield from table(view.plan.worlds)
     for text in notes(view.job, view.plan):
@@ -234,6 +232,17 @@ def _drift(lesson: Lesson, answer: Answer) -> str:
     if not lesson.drift:
         return f"none since {run}"
     return f"since {run}; {_ANSWERS[answer]}:"
+
+
+def _differences(drift: Sequence[Difference], width: int) -> Iterator[str]:
+    """Yield the table of differences; a reason that there is no room for stands below."""
+    for line in drift_lines(drift, lambda text, weight: paint(text, _COLOURS[weight], bold=True)):
+        if len(line) <= width:
+            yield line
+            continue
+        head, _, reason = line.rpartition("  ")
+        yield head.rstrip()
+        yield from textwrap.wrap(reason, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
 def _environment(plan: LaunchPlan, width: int) -> Iterator[str]:

@@ -34,7 +34,12 @@ _OF_STATE = (
     "snapshots.include",
 )
 _OF_SPEED = (*_OF_DATA, *_OF_STATE, "dataset.global_batch_size", "train", "ddp")
-_NOT_OF_SPEED = ("train.epochs", "train.steps")
+# Keys under those that change neither what is kept nor how long a step takes.
+_NOT_OF_STATE = (
+    *("optimizer.args.lr", "optimizer.args.weight_decay", "optimizer.args.eps", "optimizer.args.betas"),
+    "lr_scheduler.args",
+)
+_NOT_OF_SPEED = (*_NOT_OF_STATE, "train.epochs", "train.steps")
 
 
 class Lesson(NamedTuple):
@@ -69,7 +74,7 @@ def learn(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Path) -> Les
     changed = [each.key for each in drift]
     for names, keys, but in (
         (("samples",), _OF_DATA, ()),
-        (("snapshot_bytes", "parameters"), _OF_STATE, ()),
+        (("snapshot_bytes", "parameters"), _OF_STATE, _NOT_OF_STATE),
         (("step_s", "workers"), _OF_SPEED, _NOT_OF_SPEED),
     ):
         cause = next((key for key in changed if _is_under(key, keys) and not _is_under(key, but)), None)

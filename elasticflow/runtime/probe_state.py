@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -153,7 +153,7 @@ def count(report: Report, job: dict[str, Any], trained: Trained) -> None:
     Raises:
         BrokenError: it cannot hold the state; told.
     """
-    parameters = [p for p in trained.model.parameters() if not is_lazy(p)]
+    parameters = [p for p in trained.model.parameters() if not isinstance(p, UninitializedParameter)]
     report.learnt(
         parameters=sum(p.numel() for p in parameters),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),

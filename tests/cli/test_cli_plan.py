@@ -176,19 +176,21 @@ def test_the_newest_run_teaches(project: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_what_changed_since_is_not_taken_from_the_run(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model of another size has other snapshots and another speed; the data is the same."""
     _pretend_a_run(project)
-    lines = _planned(
-        capsys, "--set", "optimizer.args.lr=0.2", "--set", "train.epochs=4", "--set", "job.seed=4"
-    )
+    monkeypatch.setattr("elasticflow.cli.cmd_plan._WIDTH", 70)
+    changes = ["optimizer.args.momentum=0.9", "optimizer.args.lr=0.2", "train.epochs=4", "job.seed=4"]
+    (project / "pieces.py").write_text(PIECES.replace("lr)", "lr, momentum=0)"))
+    lines = _planned(capsys, *(f"--set={each}" for each in changes))
     facts = _facts(lines)
     assert facts["steps"].startswith("25: 4 epochs of 50 samples")
-    assert f"known after the first run (run {RUN} had another optimizer.args.lr)" == facts["duration"]
+    assert f"known after the first run (run {RUN} had another optimizer.args.momentum)" == facts["duration"]
     assert f"since run {RUN}; it cannot go on as this job:" == facts["drift"]
     order = [line.strip() for line in lines if line.startswith("  ") and not line.startswith("   ")]
     assert ["would corrupt the run", "changes the trajectory", "harmless"] == order[:3]
+    assert 70 >= max(map(len, lines[: lines.index("")]))
 
 
 def test_diff_compares_with_the_run_that_is_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

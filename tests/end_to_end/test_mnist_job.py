@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elasticflow.compiler.forecast import Knowledge, forecast
+from elasticflow.compiler.plan import plan_job
+from elasticflow.launcher.deep import look
+from elasticflow.observe.lessons import learn
+from elasticflow.spec.load import require_job
 from examples.mnist import digits
 from tests.end_to_end.harness import ROOT, Project, Running, named, read_lines
 
@@ -45,6 +50,28 @@ def test_main_job_reaches_its_accuracy(project: Project) -> None:
     assert running.end() == 0, running.told()
     assert accuracy(running) >= 0.97
     assert opened(running)["train"] == (str(project.root / "examples" / "mnist"), digits("train").fingerprint)
+    require_foreseen(project.root / "jobs" / "mnist.toml", running)
+
+
+def require_foreseen(job_file: Path, running: Running) -> None:
+    """What `--deep` and `plan` tell of a job is what its run came to."""
+    loaded = require_job(job_file)
+    assert loaded.job is not None
+    facts = look(loaded.job, loaded.project_root).facts
+    events = running.events()
+    staged = {event["bytes"] for event in named(events, "snapshot.staged")}
+    (told,) = {event["parameters"] for event in named(events, "training.started")}
+    assert (staged, told) == ({facts["snapshot_bytes"]}, facts["parameters"])
+    plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
+    lesson = learn(running.run, loaded.job, plan, loaded.project_root)
+    ahead = forecast(loaded.job, Knowledge(**lesson.facts))
+    lines = read_lines(running.run.metrics)
+    assert lesson.drift == []
+    assert ahead.steps == max(line["step"] for line in lines)
+    assert ahead.evaluations == len([line for line in lines if "eval" in line])
+    # The last of an epoch may be a multiple of steps, too; the forecast is an estimate.
+    assert ahead.snapshots is not None
+    assert abs(ahead.snapshots - len(named(events, "snapshot.committed"))) <= 2
 
 
 @pytest.mark.skipif(not MNIST5K.is_dir(), reason="needs MNIST's digits in ../shared/data/mnist5k")
