@@ -25,8 +25,10 @@ def _commands(
     for name in within.list_commands(click.Context(within)):
         command = within.get_command(click.Context(within), name)
         assert command is not None
-        inner = isinstance(command, click.Group)
-        found += _commands(command, (*words, name)) if inner else [((*words, name), command)]
+        if isinstance(command, click.Group):
+            found += _commands(command, (*words, name))
+        else:
+            found.append(((*words, name), command))
     return found
 
 
