@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -49,9 +50,9 @@ class Net(nn.Module):
 """
 
 
-def _train(folder: Path, *words: str) -> str:
+def _call(folder: Path, *words: str, code: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "elasticflow", "run", *words],
+        [sys.executable, "-m", "elasticflow", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -59,7 +60,7 @@ def _train(folder: Path, *words: str) -> str:
         timeout=100,
         check=False,
     )
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert code == done.returncode, done.stdout + done.stderr
     return done.stdout
 
 
@@ -89,10 +90,22 @@ def test_example_trains(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     told = _talk(tmp_path, [], [(r"to \.gitignore\?", "")])
     assert "added /runs/ to .gitignore" in told
-    out = _train(tmp_path, "jobs/spirals.toml")
+    out = _call(tmp_path, "run", "jobs/spirals.toml")
     accuracy = re.search(r"finished +accuracy ([0-9.]+)", out)
     assert accuracy is not None, out
     assert float(accuracy[1]) > 0.9
+    assert "no difference" in _call(tmp_path, "diff", "spirals", "jobs/spirals.toml")
+
+    (launch,) = tmp_path.glob("runs/spirals/*/launches/0001")
+    found = json.loads((launch / "environment.json").read_text())
+    assert {"torch", "numpy", "elasticflow", "python"} <= found["versions"].keys()
+    assert {"spirals/__init__.py"} == found["files"].keys()
+    assert {"train", "evaluation"} == found["datasets"].keys()
+    code = tmp_path / "spirals" / "__init__.py"
+    code.write_text(code.read_text().replace("3.5 * radius", "4.5 * radius"))
+    told = _call(tmp_path, "diff", "spirals", "jobs/spirals.toml", "--sources", code=1)
+    assert "sources.spirals/__init__.py" in told
+    assert "+    angle = 4.5 * radius" in told
 
 
 def test_bare_model_trains(tmp_path: Path) -> None:
@@ -102,4 +115,4 @@ def test_bare_model_trains(tmp_path: Path) -> None:
     assert "1  nets:Other" in told
     assert "SAMPLE = (1, 28, 28)" in (tmp_path / "nets_data.py").read_text()
     assert "args = { width = 7 }" in (tmp_path / "jobs" / "net.toml").read_text()
-    assert "finished" in _train(tmp_path, "jobs/net.toml", "--set", "train.epochs=1")
+    assert "finished" in _call(tmp_path, "run", "jobs/net.toml", "--set", "train.epochs=1")
