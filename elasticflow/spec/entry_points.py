@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticflow.spec import codes
-from elasticflow.spec.definitions import Definition, NoAttributeError, UnreadableModuleError
+from elasticflow.spec.definitions import Definition, NoAttributeError, Plain, UnreadableModuleError
 from elasticflow.spec.fields import ENTRY
 from elasticflow.spec.included import why_not_stateful
 from elasticflow.spec.known_calls import KnownCalls, content_of
@@ -26,6 +26,7 @@ from elasticflow.spec.modules import (
     NotInstalledError,
 )
 from elasticflow.spec.parameters import Misfit, misfits
+from elasticflow.spec.remedies import listing
 from elasticflow.spec.resolve import Resolver
 from elasticflow.spec.showing import show
 from elasticflow.spec.signatures import signature_of
@@ -108,16 +109,12 @@ class _Check:
                 if self.use.args is None and isinstance(found.node, ast.ClassDef):
                     return [self._a_class(found)]
                 return [*self._arguments(found), *self._length(found)]
-            words = "a module" if isinstance(found, Module) else found.words
-            remedy: str | None = "name a class or a function"
-            return [
-                self._problem(codes.NOT_CALLABLE, f"{self.use.text} cannot be called: it is {words}", remedy)
-            ]
+            return [self._not_callable(found)]
         except NoModuleError as error:
             return [self._no_module(error)]
         except NoAttributeError as error:
             near = difflib.get_close_matches(error.name, error.beside, 1)
-            remedy = f'did you mean "{near[0]}"?' if near else _listing(error.beside)
+            remedy = f'did you mean "{near[0]}"?' if near else listing(error.beside)
             return [self._problem(codes.NO_ATTRIBUTE, f"{error.module} has no {error.name}", remedy)]
         except UnreadableModuleError as error:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -146,6 +143,13 @@ class _Check:
             function = 'name a function, such as "torch.nn.functional:cross_entropy"'
         return self._problem(codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {found.place}")
 
+    def _not_callable(self, found: Module | Plain) -> Diagnostic:
+        words, inside = found.words if isinstance(found, Plain) else "a module", ""
+        if isinstance(found, Module):
+            inside = f' in it: "{found.name}:..."'
+        message = f"{self.use.text} cannot be called: it is {words}"
+        return self._problem(codes.NOT_CALLABLE, message, f"name a class or a function{inside}")
+
     def _problem(
         self, code: str, message: str, remedy: str | None, severity: Severity = "error", path: KeyPath = ()
     ) -> Diagnostic:
@@ -158,7 +162,7 @@ class _Check:
     def _no_module(self, error: NoModuleError) -> Diagnostic:
         parent, _, last = error.name.rpartition(".")
         near = difflib.get_close_matches(last, error.beside, 1)
-        remedy = f'did you mean "{parent}.{near[0]}"?' if near else _listing(error.beside, f"{parent}.")
+        remedy = f'did you mean "{parent}.{near[0]}"?' if near else listing(error.beside, f"{parent}.")
         if not error.package.is_own:
             remedy = "\n".join(filter(None, [remedy, f"{parent} is the installed one: {error.package.file}"]))
         return self._problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
@@ -224,9 +228,10 @@ class _Check:
                     remedy = f"{'.'.join(map(str, self.use.path))} is called with {given}: give the argument a default"
                 return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
             case "places":
-                given = ", ".join(self.use.given)
-                message = f"{self.use.text} is called with {len(self.use.given)} arguments ({given}), but takes {misfit.wanted}"
-                return self._problem(codes.BAD_ARGUMENT, message, here)
+                given, number = ", ".join(self.use.given), len(self.use.given)
+                several = "s" if number > 1 else ""
+                message = f"{self.use.text} is called with {number} argument{several} ({given}), but takes {misfit.wanted}"
+                return self._problem(codes.BAD_ARGUMENT, message, f"let it take {given}\n{here}")
 
     def _length(self, found: Definition) -> list[Diagnostic]:
         if self.use.path not in {("dataset", "entry"), ("evaluation", "entry")} or self.use.named:
@@ -242,10 +247,3 @@ class _Check:
             remedy += ";\ndata that can only be read in order is read in shards: set dataset.shards (elasticflow explain EF309)"
         message = f"{self.use.text} {reason}"
         return [self._problem(codes.NO_LENGTH, message, f"{remedy}\ndefined at {found.place}")]
-
-
-def _listing(names: list[str], prefix: str = "") -> str | None:
-    if not names:
-        return None
-    shown = ", ".join(f"{prefix}{name}" for name in names[:8])
-    return f"there are: {shown}{', ...' if len(names) > 8 else ''}"

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from elasticflow.spec.resolve import Resolver
 
 
+_CALLED_ON_CLASS = {"builtins.classmethod", "builtins.staticmethod"}
+
+
 def member_of(owner: Definition, name: str, resolver: Resolver) -> Definition:
     """Return a class method, a static method or an inner class, the class's own or inherited.
 
@@ -21,15 +24,23 @@ def member_of(owner: Definition, name: str, resolver: Resolver) -> Definition:
         NoAttributeError: the class has no such name.
         CannotTellError: it is bound in another way, or may be made by a base or a decorator.
     """
-    for each in lineage(owner, resolver):
-        assert isinstance(each.node, ast.ClassDef)
-        for statement in reversed(each.node.body):
-            if name in _bound_in(statement):
-                return _as_called(each, statement, name)
     assert isinstance(owner.node, ast.ClassDef)
+    own = _own_member(owner, name)
+    for each in () if own else lineage(owner, resolver)[1:]:
+        own = own or _own_member(each, name)
+    if own:
+        return own
     if owner.node.decorator_list or owner.node.keywords:
         raise CannotTellError(f"{name} may come from a decorator of {owner.node.name}")
-    raise NoAttributeError(f"{owner.module.name}:{owner.node.name}", name, _callable_names(owner.node))
+    raise NoAttributeError(f"{owner.module.name}:{owner.node.name}", name, _callable_names(owner))
+
+
+def _own_member(owner: Definition, name: str) -> Definition | None:
+    assert isinstance(owner.node, ast.ClassDef)
+    for statement in reversed(owner.node.body):
+        if name in _bound_in(statement):
+            return _as_called(owner, statement, name)
+    return None
 
 
 def _bound_in(member: ast.stmt) -> set[str]:
@@ -52,9 +63,13 @@ def _as_called(owner: Definition, member: ast.stmt, name: str) -> Definition:
     raise CannotTellError(f"{name} is bound in a way that reading does not show")
 
 
-def _callable_names(node: ast.ClassDef) -> list[str]:
-    return sorted(
-        each.name
-        for each in node.body
-        if isinstance(each, ast.FunctionDef | ast.ClassDef) and not each.name.startswith("_")
-    )
+def _callable_names(owner: Definition) -> list[str]:
+    """Return what can be called through the class itself."""
+    names = []
+    assert isinstance(owner.node, ast.ClassDef)
+    for each in owner.node.body:
+        if isinstance(each, ast.FunctionDef | ast.ClassDef):
+            kinds = {origin(owner.module, mark) for mark in each.decorator_list}
+            if isinstance(each, ast.ClassDef) or kinds & _CALLED_ON_CLASS:
+                names.append(each.name)
+    return sorted(names)

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 10_000_000
 MOST_LEVELS = 40  # what follows walks tables recursively
+_UNCLOSED = "the quotes are not closed on this line"
+_KEY_TWICE = "this key is given twice"
+_TABLE_TWICE = "this table is given twice"
+_REMEDIES = {
+    _UNCLOSED: "end the text with the quotes it begins with",
+    _KEY_TWICE: "keep one of the two: it stands in this table already",
+    _TABLE_TWICE: "put the keys of both under one header",
+}
 
 
 class UnreadableError(Exception):
@@ -101,7 +109,7 @@ def parse(text: str, shown: str) -> dict[str, Any]:
         words, span = _in_our_words(error.msg, text, start)
         message = f"not valid TOML: {words}"
         raise UnreadableError(
-            at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=_remedy(text, start))
+            at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=_remedy(words, text, start))
         ) from error
     except RecursionError as error:
         raise UnreadableError(_too_deep(shown)) from error
@@ -138,16 +146,18 @@ def _in_our_words(message: str, text: str, start: int) -> tuple[str, Span]:
     line = text.rfind("\n", 0, start) + 1
     here = Span(start, start + 1)
     if message == r"Illegal character '\n'":
-        return "the quotes are not closed on this line", here
+        return _UNCLOSED, here
     if message == "Cannot overwrite a value":
-        return "this key is given twice", Span(line, max(start, line + 1))
+        return _KEY_TWICE, Span(line, max(start, line + 1))
     if message.startswith("Cannot declare"):
-        return "this table is given twice", Span(line, max(start, line + 1))
+        return _TABLE_TWICE, Span(line, max(start, line + 1))
     return message[:1].lower() + message[1:], here
 
 
-def _remedy(text: str, at_offset: int) -> str | None:
+def _remedy(words: str, text: str, at_offset: int) -> str | None:
     """Return what most often lies behind a syntax error at this place."""
+    if words in _REMEDIES:
+        return _REMEDIES[words]
     line = text[text.rfind("\n", 0, at_offset) + 1 :].split("\n", 1)[0]
     value = line.partition("=")[2].strip()
     if re.fullmatch(r"True|False|None|nil|null|yes|no|on|off", value):

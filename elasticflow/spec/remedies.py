@@ -75,3 +75,11 @@ def name_help(value: object, expected: str) -> str | None:
     near = re.sub(rf"[^A-Za-z0-9{re.escape(others)}]+", between, value).strip(between)[:100]
     is_good = near[:1].isalpha() or (near[:1].isdigit() and between == "-")
     return f'did you mean "{near}"?' if is_good and near != value else None
+
+
+def listing(names: list[str], prefix: str = "") -> str | None:
+    """Return the names there are, shortened; None if there are none."""
+    if not names:
+        return None
+    shown = ", ".join(f"{prefix}{name}" for name in names[:8])
+    return f"there are: {shown}{', ...' if len(names) > 8 else ''}"

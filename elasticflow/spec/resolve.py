@@ -77,7 +77,8 @@ class Resolver:
             if module.is_own:
                 raise UnreadableModuleError(module, error) from error
             raise CannotTellError(f"{module.name} is not Python of this version") from error
-        if _HIDDEN_STAR.search(text):
+        after = statements[0].lineno if statements else 0
+        if any(text.count("\n", 0, found.start()) >= after for found in _HIDDEN_STAR.finditer(text)):
             raise CannotTellError(f"{module.name} imports names under a condition")
         if not statements:
             return self._not_bound(module, text, name, hops)
@@ -121,7 +122,10 @@ class Resolver:
                 return self.finder.find(one.name if one.asname else name)
             case ast.ImportFrom(names=names):
                 original = next(each.name for each in names if (each.asname or each.name) == name)
-                return self.name(self._imported(module, statement), original, hops)
+                source = self._imported(module, statement)
+                if source == module:  # a package that imports from itself means its submodules
+                    return self.finder.find(f"{module.name}.{original}")
+                return self.name(source, original, hops)
             case ast.Assign(targets=[ast.Name()], value=value) | ast.AnnAssign(value=ast.expr() as value):
                 return self._value(module, value, hops)
             case _:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -16,6 +20,30 @@ class Net(nn.Module):
 
     def __init__(self, width: int = 16, *, depth: int = 2, dropout: float | None = None) -> None:
         super().__init__()
+
+    @classmethod
+    def of(cls, size: Literal["small", "large"] = "small", *, width: int = 16) -> Net:
+        """Make one."""
+        return cls(width)
+
+
+wide_net = partial(Net, 1024, depth=4)
+
+
+@dataclass
+class Recipe:
+    """A model's numbers."""
+
+    sizes: list[int] = field(default_factory=list)
+
+
+class Nets:
+    """Makes models."""
+
+    @staticmethod
+    def small() -> Net:
+        """Make a small one."""
+        return Net(8)
 
 
 class Encoder(nn.Module):
@@ -55,6 +83,10 @@ def lines(path: str = "."):
 def endless():
     """Return a stream."""
     return Stream()
+
+
+def no_optimizer():
+    """Take nothing."""
 
 
 def loss_of_one(outputs):
