@@ -19,19 +19,20 @@ def command(code: str | None) -> int:
     elasticflow explain EF101
     elasticflow explain
     """
+    from elasticflow.cli.terminal import paint
     from elasticflow.spec.explanations import EXPLANATIONS
 
     if code is None:
-        for name, each in EXPLANATIONS.items():
-            click.echo(f"{name}  {each.title}")
+        for name, each in sorted(EXPLANATIONS.items()):
+            click.echo(f"{paint(name, bold=True)}  {each.title}")
         return FINISHED
     found = EXPLANATIONS.get(code.upper())
     if found is None:
         near = difflib.get_close_matches(code.upper(), EXPLANATIONS, 1)
         hint = f'; did you mean "{near[0]}"?' if near else "; `elasticflow explain` lists them"
         raise click.BadParameter(f'there is no code "{code}"{hint}', param_hint="CODE")
-    click.echo(f"{code.upper()}: {found.title}\n\n{textwrap.fill(found.why, 96)}")
-    for title, example in (("Bad:", found.bad), ("Good:", found.good)):
+    click.echo(f"{paint(f'{code.upper()}: {found.title}', bold=True)}\n\n{textwrap.fill(found.why, 96)}")
+    for title, example, colour in (("Bad:", found.bad, "red"), ("Good:", found.good, "green")):
         if example:
-            click.echo(f"\n{title}\n{textwrap.indent(example, '    ')}")
+            click.echo(f"\n{paint(title, colour, bold=True)}\n{textwrap.indent(example, '    ')}")
     return FINISHED
