@@ -16,11 +16,30 @@ if TYPE_CHECKING:
 _BITS = 'train.consistency = "exact" promises bits that this may change'
 _ROUNDING = "equal up to rounding"
 _NO_WEIGHTS = frozenset({"evaluation", "prepare"})  # roles that no weight depends on
-# Moves no number that training computes.
+# Move no number that training computes: ours, and what torch imports for its compiler and its hub.
 _PLUMBING = frozenset(
     {
-        *("python", "click", "fsspec", "pydantic", "pydantic_core", "pydantic-core", "structlog", "tomli"),
-        *("annotated-types", "typing-extensions", "typing_extensions", "typing-inspection", "safetensors"),
+        *(
+            "python",
+            "annotated-types",
+            "click",
+            "fsspec",
+            "pydantic",
+            "pydantic-core",
+            "safetensors",
+            "structlog",
+        ),
+        *(
+            "tomli",
+            "typing-extensions",
+            "typing-inspection",
+            "dill",
+            "filelock",
+            "jinja2",
+            "markupsafe",
+            "mpmath",
+        ),
+        *("networkx", "packaging", "psutil", "pyyaml", "rich", "setuptools", "sympy", "tqdm"),
     }
 )
 _DIGEST_SHOWN = 12
@@ -76,9 +95,10 @@ def _versions(old: Origins, new: Origins, *, is_exact: bool) -> Iterator[Differe
         now = new.versions.get(name)
         if was == now or (now is None and not new.versions):
             continue
-        matters = is_exact and name not in _PLUMBING
+        is_plumbing = name.lower().replace("_", "-") in _PLUMBING
+        matters = is_exact and not is_plumbing
         weight: Weight = "trajectory" if matters else "harmless"
-        reason = "moves no number" if name in _PLUMBING else _BITS if matters else _ROUNDING
+        reason = "moves no number" if is_plumbing else _BITS if matters else _ROUNDING
         yield Difference(f"versions.{name}", was, now, weight, reason)
 
 

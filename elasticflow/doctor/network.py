@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import threading
 from typing import TYPE_CHECKING, TypeVar
@@ -30,7 +31,10 @@ def network(needs: Needs) -> Iterator[Finding]:
     endpoint = needs.job.nodes.endpoint
     if endpoint is not None:
         host, _, port = endpoint.rpartition(":")
-        yield _endpoint(host.strip("[]"), int(port), endpoint)
+        torchrun = needs.job.torchrun
+        if torchrun.rdzv_backend == "etcd-v2":
+            yield from _etcd()
+        yield _endpoint(host.strip("[]"), int(port), endpoint, is_served=torchrun.is_store_outside)
     elif needs.is_for_several_machines:
         meaning = "other machines cannot join the run; nodes on this one can be simulated"
         yield Finding(_TOPIC, "endpoint", "warning", "none", meaning, 'set nodes.endpoint = "HOST:PORT"')
@@ -69,7 +73,7 @@ def _interface(name: str) -> Finding:
     return Finding(_TOPIC, "interface", "problem", f"there is no {name} here", meaning, remedy)
 
 
-def _endpoint(host: str, port: int, endpoint: str) -> Finding:
+def _endpoint(host: str, port: int, endpoint: str, *, is_served: bool) -> Finding:
     name = "endpoint"
     resolved = _within(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     if not isinstance(resolved, list):
@@ -82,18 +86,25 @@ def _endpoint(host: str, port: int, endpoint: str) -> Finding:
             meaning,
             "check nodes.endpoint",
         )
-    if is_here(host):
+    if is_here(host) and not is_served:
         return _own_endpoint(host, port, endpoint)
     answer = _within(lambda: socket.create_connection((host, port), timeout=_LIMIT_S).close())
     if answer is None:
         return ok(_TOPIC, name, f"{endpoint} answers: a run, or a store, is there")
-    if isinstance(answer, ConnectionRefusedError):
+    if isinstance(answer, ConnectionRefusedError) and not is_served:
         return ok(
             _TOPIC, name, f"{host} is reached; nobody listens on {port} yet, as before the run starts there"
         )
-    meaning = "this machine could not join the run"
-    remedy = f"start it there first; else check the address, and that firewalls let TCP {port} through"
+    meaning = "this machine could not take part in the run"
+    remedy = f"start what serves there; else check the address, and that firewalls let TCP {port} through"
     return Finding(_TOPIC, name, "problem", f"{endpoint}: {_told(answer)}", meaning, remedy)
+
+
+def _etcd() -> Iterator[Finding]:
+    if importlib.util.find_spec("etcd") is None:
+        meaning = "the rendezvous of this job is kept in etcd"
+        remedy = 'pip install "elasticflow[etcd]"'
+        yield Finding(_TOPIC, "etcd", "problem", "python-etcd is not installed", meaning, remedy)
 
 
 def _own_endpoint(host: str, port: int, endpoint: str) -> Finding:
@@ -101,9 +112,11 @@ def _own_endpoint(host: str, port: int, endpoint: str) -> Finding:
         socket.create_server((host, port)).close()
     except OSError as error:
         fact = f"{endpoint} is this machine; the port cannot be had: {error.strerror}"
-        meaning = "a run that leads from here would be refused, unless it is the one that listens now"
+        meaning = (
+            "a run from here is refused, unless it is a run or `elasticflow rendezvous serve` that listens"
+        )
         remedy = "end what listens there (ss -ltnp), or name another port in nodes.endpoint"
-        return Finding(_TOPIC, "endpoint", "problem", fact, meaning, remedy)
+        return Finding(_TOPIC, "endpoint", "warning", fact, meaning, remedy)
     return ok(_TOPIC, "endpoint", f"{endpoint} is this machine, and the port is free")
 
 

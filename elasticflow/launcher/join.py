@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import secrets
 import socket
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow import durable
+from elasticflow.compiler.origins import JOB_JSON, origins_now
 from elasticflow.compiler.plan import plan_job
+from elasticflow.compiler.resolved import job_to_json
 from elasticflow.errors import (
     HeadNotFoundError,
     LedElsewhereError,
@@ -198,6 +201,9 @@ class _Node:
         launch_folder = self.folder.path / "nodes" / node
         durable.write(launch_folder / "train.py", (invitation.entry_point.encode(),))
         durable.write(launch_folder / "torchrun.args", ("\n".join(plan.torchrun_args).encode(),))
+        origins = origins_now(request.job, request.project_root, plan.job_files, secrets.token_hex(8))
+        made = {"format": 1, "job": job_to_json(request.job), **origins.to_json()}
+        durable.write(launch_folder / JOB_JSON, (json.dumps(made, indent=2).encode(),))
         writer = writer_config(plan, uri, prefix, self.folder.run_id)
         rank = request.node_rank if plan.rdzv_backend == "static" else None
         agent = agent_of(plan, self.folder, launch_folder, node, place, request.project_root, writer, rank)

@@ -85,9 +85,11 @@ def test_a_port_that_is_taken_and_one_that_is_free(tmp_path: Path) -> None:
         port = server.getsockname()[1]
         needs = _needs(tmp_path, nodes__endpoint=f"127.0.0.1:{port}", nodes__max=2)
         taken = _named(network(needs), "endpoint")
-    assert "problem" == taken.verdict
+    assert "warning" == taken.verdict
     assert "Address already in use" in taken.fact
     assert "ok" == _named(network(needs), "endpoint").verdict
+    served = _needs(tmp_path, nodes__endpoint=f"127.0.0.1:{port}", torchrun__rdzv_backend="etcd-v2")
+    assert "problem" == _named(network(served), "endpoint").verdict  # nobody serves etcd there
 
 
 def test_names_that_lead_nowhere(tmp_path: Path) -> None:
