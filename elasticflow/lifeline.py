@@ -1,4 +1,4 @@
-"""Dying with one's parent, without which a killed launcher leaves orphans (floor 0).
+"""What ends a process: its parent's death, without which a killed launcher leaves orphans, and signals (floor 0).
 
 Source: torch 2.13 starts workers with `start_new_session=True` and no death signal; a SIGKILLed agent
 leaves them training to the end (torch/distributed/elastic/multiprocessing/subprocess_handler).
@@ -40,3 +40,9 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+def leave_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask a command to leave: SIGHUP is none where `nohup` has it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

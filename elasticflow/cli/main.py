@@ -106,8 +106,10 @@ def run() -> NoReturn:
         sys.stdout.flush()
         os._exit(FINISHED)
     if sys.argv[1:2] and sys.argv[1] in TRAINING:
+        from elasticflow.lifeline import leave_signals
+
         # Until the supervisor stands nothing has begun: the same command starts again.
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in leave_signals():
             signal.signal(number, lambda *_: os._exit(INTERRUPTED))
     if sys.argv[1:2] and sys.argv[1] in SHORT:
         gc.disable()

@@ -56,9 +56,14 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
 @pytest.fixture(scope="session")
 def warm(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     """Yield one server for all tests: it takes seconds to import torch."""
-    entry_point = tmp_path_factory.mktemp("warm") / "train.py"
+    folder = tmp_path_factory.mktemp("warm")
+    entry_point = folder / "train.py"
+    # A job's module that takes signals for itself, as some libraries do.
+    (folder / "takes_signals.py").write_text(
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\nsignal.signal(signal.SIGINT, signal.SIG_DFL)"
+    )
     heartbeats_fd = os.memfd_create("test-heartbeats", 0)
-    server = ForkServer(entry_point, [], [], "fork", (heartbeats_fd,))
+    server = ForkServer(entry_point, [str(folder)], ["takes_signals"], "fork", (heartbeats_fd,))
     server.wait_ready()
     yield Warm(server, entry_point, heartbeats_fd)
     close(server)

@@ -1,7 +1,7 @@
 """The process that has imported torch and the job's modules, and forks workers on request (floor 3).
 
 Run as `python -m elasticflow.launcher.agent.fork_server FD PARENT_PID`, exec'd from the agent's main thread.
-It has one thread, ignores TERM and INT (a signal to the whole process group must not kill workers in
+It has one thread, ignores TERM, INT and HUP (a signal to the whole process group must not kill workers in
 the middle of a drain), and dies with the agent. Over the socket FD travel JSON lines:
 
     in   {"setup": {...}}                       once, first
@@ -29,13 +29,14 @@ from typing import Any, NoReturn
 from elasticflow.launcher.agent.preload import preload, unsafe_to_fork
 from elasticflow.lifeline import die_with_parent
 
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 def main() -> NoReturn:
     """Serve until the agent closes the socket or dies."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _ignore_signals()
     lines = Lines(channel)
     setup = lines.wait()["setup"]
     sys.path[:0] = setup["path"]
@@ -43,10 +44,16 @@ def main() -> NoReturn:
     if start_method == "fork":
         refused = preload(setup["modules"], setup["path"])
         start_method = "spawn" if unsafe_to_fork() else "fork"
+        _ignore_signals()  # what the job's modules made of them at import is not for this process
     gc.collect()
     gc.freeze()  # shared pages stay shared: the collector no longer writes into them
     lines.send({"ready": True, "refused": refused, "start_method": start_method})
     serve(lines, setup["entry_point"], start_method)
+
+
+def _ignore_signals() -> None:
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Lines:

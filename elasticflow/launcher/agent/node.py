@@ -26,6 +26,7 @@ def main() -> None:
     # Signals to the whole process group must not end the agent: the supervisor asks for drains.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the agent can pass the wish to leave on
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     heartbeats = Heartbeats(config.hang_timeout_s)

@@ -12,12 +12,11 @@ from elasticflow.errors import FINISHED, PortTakenError, TorchMissingError
 from elasticflow.launcher.rendezvous.interface import listen
 from elasticflow.launcher.rendezvous.invitation import versions
 from elasticflow.launcher.rendezvous.meeting import SERVED, serve
+from elasticflow.lifeline import leave_signals
 from elasticflow.rendezvous_place import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
@@ -35,7 +34,8 @@ def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
     if util.find_spec("torch") is None:
         raise TorchMissingError("torch is not installed", "pip install 'elasticflow[torch]'")
     # Blocked before any thread is started, so that all of them leave the signals to `sigwait` below.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signals = leave_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         listener = listen(host, port)
     except PortTakenError as error:
@@ -49,6 +49,6 @@ def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
     store = PrefixStore(PREFIX, serve(listener))
     store.set(SERVED, json.dumps(versions()))
     say(f"serving a rendezvous at {host or socket.gethostname()}:{port}; Ctrl-C ends it")
-    asked = signal.sigwait(_SIGNALS)
+    asked = signal.sigwait(signals)
     say(f"{signal.Signals(asked).name}: the store is gone")
     return FINISHED

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import time
 
+from elasticflow.lifeline import leave_signals
+
 _ONE_REQUEST_S = 0.2  # `timeout` signals us and then our group; a closed terminal does, too
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class LeaveRequests:
@@ -23,7 +24,7 @@ class LeaveRequests:
 
     def listen(self) -> dict[signal.Signals, signal._HANDLER]:
         """Take the signals from now on; return who had them before. Main thread only."""
-        return {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return {number: signal.signal(number, self._note) for number in leave_signals()}
 
     def _note(self, number: int, frame: object) -> None:
         now = time.monotonic()

@@ -99,9 +99,9 @@ def test_exit_codes_and_signals_are_told_by_rank(start: Any) -> None:
     assert {0, 1, 2, 3} == set(result.failures)
 
 
-def test_server_ignores_term_and_int(start: Any, warm: Warm) -> None:
+def test_server_ignores_signals_to_its_group(start: Any, warm: Warm) -> None:
     """A signal to the whole process group must not end it: its workers would die in the middle of a drain."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(warm.server.process.pid, number)
     assert not ended(start("pass")).is_failed()
     assert warm.server.process.poll() is None
