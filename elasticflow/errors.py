@@ -88,6 +88,12 @@ class StorageError(ElasticflowError):
     """The snapshot URI cannot be read or written."""
 
 
+class RunFolderError(ElasticflowError):
+    """The run folder can no longer be written: the launch has ended, and the same command goes on."""
+
+    exit_code = INTERRUPTED
+
+
 class NodeRefusedError(ElasticflowError):
     """This machine may not take part in the run: other versions, another job, or it does not see the snapshots."""
 

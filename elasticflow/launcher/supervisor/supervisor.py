@@ -5,6 +5,7 @@ What follows from what happens is decided in `course.py`; the files of the run a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
+from elasticflow.errors import RunFolderError
 from elasticflow.launcher.supervisor.budget import Budget
 from elasticflow.launcher.supervisor.course import Course
 from elasticflow.launcher.supervisor.drains import UNTRAINED_S
@@ -54,9 +56,28 @@ class Supervisor:
         self._asked = LeaveRequests()
 
     def run(self) -> int:
-        """Return the exit code once the launch has ended; nothing of its process tree lives afterwards."""
-        previous = self._asked.listen()
+        """Return the exit code once the launch has ended; nothing of its process tree lives afterwards.
+
+        Raises:
+            RunFolderError: what happens cannot be written down any more, so the launch was ended.
+        """
         try:
+            return self._lead()
+        except OSError as error:
+            while isinstance(error.__context__, OSError):  # what came first; the files fail to be closed, too
+                error = error.__context__
+            place = error.filename or self._launch.folder.path
+            raise RunFolderError(
+                f"the launch ended, since it cannot use {place}: {os.strerror(error.errno or 0)}",
+                "once there is room again and the run folder is there, the same command goes on from the newest snapshot",
+            ) from error
+
+    def _lead(self) -> int:
+        with contextlib.ExitStack() as at_end:  # last first, and each even if another one fails
+            for number, handler in self._asked.listen().items():
+                at_end.callback(signal.signal, number, handler)
+            for end in (self._journal.close, self._environment.close, self._metrics.close, self._agents.end):
+                at_end.callback(end)
             self._announce()
             for node in self._agents.begin():  # they import for seconds, beside the import of torch here
                 self._members.expect(node)
@@ -73,13 +94,6 @@ class Supervisor:
             except LOST as error:
                 return self._end_without_store(course, str(error))
             return self._close(head, course, course.verdict)
-        finally:
-            self._agents.end()
-            self._metrics.close()
-            self._environment.close()
-            self._journal.close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
     def _announce(self) -> None:
         launch = self._launch
