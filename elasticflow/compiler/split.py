@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from elasticflow.spec import horizon
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -143,16 +145,9 @@ def _subtrees(low: int, high: int, leaves: int) -> tuple[int, int]:
 
 def num_steps(job: Job, samples: int) -> int:
     """Return the optimizer steps of a whole run over a dataset of so many samples."""
-    if job.train.steps is not None:
-        return job.train.steps
-    assert job.train.epochs is not None
-    epochs, batch = job.train.epochs, job.dataset.global_batch_size
-    if job.dataset.tail == "spill":
-        return -(-epochs * samples // batch)
-    return epochs * steps_per_epoch(job, samples)[0]
+    return horizon.num_steps(job.train, job.dataset, samples)
 
 
 def steps_per_epoch(job: Job, samples: int) -> tuple[int, int]:
     """Return the fewest and the most optimizer steps that end within one epoch; the same at every world size."""
-    full, up = samples // job.dataset.global_batch_size, -(-samples // job.dataset.global_batch_size)
-    return {"spill": (full, up), "short": (up, up), "drop": (full, full)}[job.dataset.tail]
+    return horizon.steps_per_epoch(job.dataset, samples)
