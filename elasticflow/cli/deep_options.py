@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from elasticflow.launcher.deep import Look
     from elasticflow.spec.diagnostics import Diagnostic
     from elasticflow.spec.load import LoadedJob
+
+_TRIED_OUT = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation", "train", "ddp")
 
 
 class DeepRequest(NamedTuple):
@@ -53,11 +57,12 @@ def look_at(
     from elasticflow.launcher.deep import look
     from elasticflow.launcher.deep_findings import diagnostics_of
     from elasticflow.spec import known_facts
-    from elasticflow.spec.source import load
+    from elasticflow.spec.case_file import CaseFile
 
     assert loaded.job is not None
     found = look(loaded.job, loaded.project_root, limit_s=request.limit_s, takes_step=request.takes_step)
-    source, facts = load(loaded.path, overrides), found.facts
+    file = CaseFile(loaded.path, overrides, loaded.project_root, None)
+    source, facts = file.source_of(loaded.case), found.facts
     known = known_facts.check(
         source,
         loaded.job,
@@ -71,17 +76,46 @@ def look_at(
 def look_at_all(
     jobs: Sequence[LoadedJob], overrides: Sequence[str], request: DeepRequest
 ) -> tuple[list[Diagnostic], str]:
-    """Return the findings about several jobs, and lines that tell what was learnt of each."""
+    """Return the findings about several jobs, and lines that tell what was learnt of each.
+
+    Cases of a file that differ in nothing that is tried out are tried out once.
+    """
     found: list[Diagnostic] = []
     lines = []
     for loaded in jobs:
-        text = "not tried out: it has errors"
-        if loaded.job is not None:
-            look, findings = look_at(loaded, overrides, request)
-            found += findings
+        if loaded.has_errors:
+            lines.append(f"{loaded.path}: not tried out: it has errors\n")
+            continue
+        for alike in _alike(loaded, overrides):
+            look, findings = look_at(alike[0], overrides, request)
+            told = _cases_of(alike)
+            found += [replace(each, message=f"{each.message}{told}") for each in findings]
             text = words_of(look)
-        lines += [f"{loaded.path}: {text}\n"] * bool(text)
+            lines += [f"{loaded.path}{told}: {text}\n"] * bool(text)
     return found, "".join(lines)
+
+
+def _alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[LoadedJob]]:
+    """Return the cases of a file, or the one job it is, those together that are the same to `--deep`."""
+    from elasticflow.compiler.resolved import job_to_json
+    from elasticflow.spec.load import require_cases
+
+    if not loaded.cases:
+        return [[loaded]] if loaded.job is not None else []
+    groups: dict[str, list[LoadedJob]] = {}
+    for case in require_cases(loaded.path, overrides, environment=os.environ):
+        assert case.job is not None
+        tables = job_to_json(case.job)
+        what = {name: tables[name] for name in _TRIED_OUT} | {"include": tables["snapshots"]["include"]}
+        groups.setdefault(json.dumps(what, sort_keys=True), []).append(case)
+    return list(groups.values())
+
+
+def _cases_of(alike: Sequence[LoadedJob]) -> str:
+    if alike[0].case is None:
+        return ""
+    more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+    return f" (case {alike[0].case}{more})"
 
 
 def words_of(look: Look) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.spec.judge import Judge, Judged
+from elasticflow.spec.judge import Judge, Judged, Known
 from elasticflow.spec.layers import MovedLayer, lay, without
 from elasticflow.spec.matrix import NAME, Case, expand
 from elasticflow.spec.source import load
@@ -31,6 +31,7 @@ class CaseFile:
         overrides: `--set` values.
         root: The project's root.
         environment: Variables that references name; None: they are not looked up.
+        known: What other files have told; added to.
 
     Attributes:
         files: The job file and every file it extends.
@@ -39,12 +40,17 @@ class CaseFile:
     """
 
     def __init__(
-        self, path: Path, overrides: Sequence[str], root: Path, environment: Mapping[str, str] | None
+        self,
+        path: Path,
+        overrides: Sequence[str],
+        root: Path,
+        environment: Mapping[str, str] | None,
+        known: Known | None = None,
     ) -> None:
         self.path = path
         self.root = root
         self._source = load(path, overrides)
-        self._judge = Judge(root, environment)
+        self._judge = Judge(root, environment, known)
         self.files = self._source.files
         self.problems: list[Diagnostic] = list(self._source.problems)
         self.cases: dict[str, Case] = self._expanded() if self.has_matrix else {}
@@ -68,6 +74,10 @@ class CaseFile:
             raw = without(self._source.raw, (_MATRIX,))
             return self._judge.judge(replace(self._source, raw=raw), is_part=is_part)
         return self._judge.judge(self._of(self.cases[name]), name, is_part=is_part)
+
+    def source_of(self, name: str | None) -> Source:
+        """Return the merged keys of a case, each with its place; without a name, of the file."""
+        return self._source if name is None else self._of(self.cases[name])
 
     def _expanded(self) -> dict[str, Case]:
         _, problems = read_table(self._source, _MATRIX)

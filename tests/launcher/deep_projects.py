@@ -22,7 +22,7 @@ args = { lr = 0.001 }
 
 [lr_scheduler]
 entry = "torch.optim.lr_scheduler:CosineAnnealingLR"
-args = { T_max = 10 }
+args = { T_max = 13 }
 
 [dataset]
 entry = "shop:digits"

@@ -132,6 +132,28 @@ def test_validate_shows_the_frames_of_the_jobs_own_code(
     assert "other.toml: not tried out: it has errors\n" in said
 
 
+@pytest.mark.integration
+def test_cases_are_tried_out_once_where_they_are_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of four cases two differ in the seed alone; the finding names its case, and stands at the axis."""
+    path = write(tmp_path, PROJECTS["good"])
+    path.write_text(
+        f"{path.read_text()}\n[matrix.axes]\njob.seed = [1, 2]\noptimizer.args.lr = [0.1, -1.0]\n"
+    )
+
+    assert call(["validate", "--deep", "--output-format", "concise", "job.toml"]) == 1
+
+    said = capsys.readouterr().out.splitlines()
+    assert 4 == len(said)
+    place = path.read_text().splitlines().index("optimizer.args.lr = [0.1, -1.0]") + 1
+    assert said[0].startswith(f"job.toml:{place}:")
+    assert "Invalid learning rate: -1.0 (case seed1-lr-1.0 and 1 more)" in said[0]
+    assert (
+        "job.toml (case seed1-lr0.1 and 1 more): 50 samples of (float32 (4,), int); 83 parameters" in said[1]
+    )
+
+
 def test_without_torch_nothing_can_be_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
