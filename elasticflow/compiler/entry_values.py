@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.entry_data import reading
 from elasticflow.compiler.entry_factories import (
@@ -17,7 +17,11 @@ from elasticflow.compiler.literals import Call, Code, Name, call, flat, literal,
 from elasticflow.run_folder import path_from_root
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from elasticflow.spec.job import Job
+    from elasticflow.spec.marks import Spelled
+    from elasticflow.spec.positions import KeyPath
 
 
 @dataclass
@@ -101,6 +105,7 @@ def _constants(job: Job, root: str) -> dict[str, Line]:
         key: (f"{name} = ", literal(value, name)) for key, (name, value) in constants.items()
     }
     return lines | {
+        "import.os": "import os" if job.secrets else None,
         "import.torch": "from torch import Tensor, nn" if job.model.loss else "from torch import nn",
         "import.scaler": "from torch.amp import GradScaler" if job.train.precision == "fp16" else None,
         "import.scheduler": "from torch.optim.lr_scheduler import LRScheduler" if job.lr_scheduler else None,
@@ -138,15 +143,42 @@ def _policy(job: Job) -> Code:
         "integrity": None if table.integrity == "crc32" else table.integrity,
         "memory": table.memory,
         "staging_limit": table.staging_limit,
-        "options": table.options or None,
+        "options": _without_secrets(table.options, job.secrets, ("snapshots", "options")) or None,
     }
+    secret = job.secrets.get(("snapshots", "uri"))
+    uri = None if table.uri is None else Name(flat(from_root(table.uri)))
     return call(
         "snapshot.Policy",
-        uri=None if table.uri is None else Name(flat(from_root(table.uri))),
+        uri=uri if secret is None else _looked_up(secret),
         every=intervals(table.every),
         keep_last=table.keep.last,
         **{key: value for key, value in optional.items() if value is not None},
     )
+
+
+def _without_secrets(value: Any, secrets: Mapping[KeyPath, Spelled], path: KeyPath) -> Any:
+    """Return a value with code that looks them up in place of texts that hold secrets."""
+    if path in secrets:
+        return _looked_up(secrets[path])
+    if isinstance(value, dict):
+        return {key: _without_secrets(each, secrets, (*path, key)) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(each, secrets, (*path, number)) for number, each in enumerate(value)]
+    return value
+
+
+def _looked_up(text: Spelled) -> Name:
+    """Return the code of a text that holds secrets."""
+    pieces = []
+    for each in text:
+        if isinstance(each, str):
+            pieces.append(quoted(each))
+        elif each.default is None:
+            pieces.append(f"os.environ[{quoted(each.name)}]")
+        else:
+            found = f"os.environ.get({quoted(each.name)}) or {quoted(each.default)}"
+            pieces.append(f"({found})" if len(text) > 1 else found)
+    return Name(" + ".join(pieces))
 
 
 def _main(job: Job) -> dict[str, Line]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import TYPE_CHECKING
+
+from pydantic import Field, PrivateAttr
 
 from elasticflow.spec.fields import MOST_NODES, MOST_SAMPLES, Args, Table
 from elasticflow.spec.launch_tables import (
@@ -24,6 +26,12 @@ from elasticflow.spec.training_tables import (
     OptimizerTable,
     TrainTable,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.spec.marks import Spelled
+    from elasticflow.spec.positions import KeyPath
 
 __all__ = [
     "MOST_NODES",
@@ -70,6 +78,18 @@ class Job(Table, defer_build=True):
     logging: LoggingTable = Field(default_factory=LoggingTable)
     torchrun: TorchrunTable = Field(default_factory=TorchrunTable)
     matrix: MatrixTable | None = Field(default=None, exclude=True)  # of the file: a resolved job is one case
+
+    _secrets: dict[tuple[str | int, ...], tuple[object, ...]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def secrets(self) -> Mapping[KeyPath, Spelled]:
+        """Texts that hold secrets of the environment, by key: they may be written down in this form only."""
+        return self._secrets  # type: ignore[return-value]  # pydantic evaluates annotations of private attributes
+
+    def with_secrets(self, secrets: Mapping[KeyPath, Spelled]) -> Job:
+        """Return this job, which has just been made, told of its secrets."""
+        self._secrets.update(secrets)
+        return self
 
 
 RESERVED_TABLES = ("slurm", "kubernetes", "notify")

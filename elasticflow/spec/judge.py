@@ -28,19 +28,31 @@ class Judged(NamedTuple):
     diagnostics: list[Diagnostic]
 
 
+class Known(NamedTuple):
+    """What was found out while jobs were checked: the cases of a file, and the files of one command, share most."""
+
+    tables: KnownTables
+    calls: KnownCalls
+
+    @classmethod
+    def nothing(cls) -> Known:
+        """Return what is known at the beginning."""
+        return cls(KnownTables(), KnownCalls())
+
+
 class Judge:
     """Judges sources of one project.
 
     Args:
         root: The project's root.
         environment: Variables that references name; None: they are not looked up.
+        known: What other jobs have told; added to.
     """
 
-    def __init__(self, root: Path, environment: Mapping[str, str] | None) -> None:
+    def __init__(self, root: Path, environment: Mapping[str, str] | None, known: Known | None = None) -> None:
         self._root = root
         self._environment = environment
-        self._tables = KnownTables()
-        self._calls = KnownCalls()
+        self._tables, self._calls = known or Known.nothing()
 
     def judge(self, source: Source, case: str | None = None, *, is_part: bool = False) -> Judged:
         """Return the job of *source*, which has no [matrix], or what is wrong with it.
@@ -61,7 +73,8 @@ class Judge:
         if any(each.severity == "error" for each in found):
             return Judged(None, in_order(found))
         # Every table has been validated: built from them, the job's own schema (15 ms) is not needed.
-        return Judged(Job.model_construct(_fields_set=set(source.raw), **tables), in_order(found))
+        job = Job.model_construct(_fields_set=set(source.raw), **tables).with_secrets(references.secrets)
+        return Judged(job, in_order(found))
 
 
 def _without_echoes(found: list[Diagnostic], references: list[Diagnostic]) -> list[Diagnostic]:

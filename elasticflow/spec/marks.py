@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -14,3 +15,14 @@ class MayRefer:
     """
 
     instead: str | None = None
+
+
+class Variable(NamedTuple):
+    """A variable of the environment, and what stands for it where it is not set or empty."""
+
+    name: str
+    default: str | None
+
+
+Spelled = tuple[str | Variable, ...]
+"""A text that holds secrets, piece by piece: what generated code has instead of them."""

@@ -16,7 +16,7 @@ from elasticflow.secrecy import is_secret, without_password
 from elasticflow.spec import codes
 from elasticflow.spec.job import Job
 from elasticflow.spec.known_calls import content_of
-from elasticflow.spec.marks import MayRefer
+from elasticflow.spec.marks import MayRefer, Spelled, Variable
 from elasticflow.spec.showing import dotted, show
 from elasticflow.spec.tables import model_of
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _MARK = re.compile(r"\$\$\{|\$\{(?P<inside>[^{}]*)\}|\$\{")
 _VARIABLE = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
+_ENDS_PASSWORD = frozenset("/@:?#&")  # and would leave the rest of it in records
 _LEAST = 4  # shorter values stand in too many words
 _FACTS = ("job.name", "job.seed", "matrix.case")
 _FORMS = "${env:NAME}, ${env:NAME:-default}, ${job.name}, ${job.seed} and, in a case, ${matrix.case}"
@@ -45,6 +46,7 @@ class References:
             a hook or CI does not have them, and what is not set there is no mistake of the file.
         problems: What is wrong with them.
         hidden: Secrets that were looked up: no message may show them.
+        secrets: The texts that hold them, by key.
     """
 
     source: Source
@@ -52,6 +54,7 @@ class References:
     environment: Mapping[str, str] | None
     problems: list[Diagnostic] = field(default_factory=list)
     hidden: set[str] = field(default_factory=set)
+    secrets: dict[KeyPath, Spelled] = field(default_factory=dict)
 
     def resolved(self) -> Source:
         """Return the source with every reference replaced."""
@@ -89,29 +92,30 @@ class References:
         if place is None and any(found[0] != "$${" for found in _MARK.finditer(text)):
             self._refuse_here(path)
             return text
-        open_ones: list[str] = []
-        secrets: set[str] = set()
-
-        def put(found: re.Match[str]) -> str:
-            if found[0] == "$${":
-                return "${"
-            value = self._look_up(found, path, secrets)
-            if value is None:
-                open_ones.append(found[0])
-                return found[0]
-            return value
-
-        result = _MARK.sub(put, text)
-        self.hidden |= {value for value in secrets if len(value) >= _LEAST}
-        if path == ("snapshots", "uri") and any(value in without_password(result) for value in secrets):
+        is_open, last = False, 0
+        spelled: list[str | Variable] = []
+        secrets: dict[Variable, str] = {}
+        for found in _MARK.finditer(text):
+            spelled.append(text[last : found.start()])
+            last = found.end()
+            value = "${" if found[0] == "$${" else self._look_up(found, path, secrets)
+            is_open |= value is None
+            spelled.append(found[0] if value is None else value)
+        spelled.append(text[last:])
+        result = "".join(secrets[each] if isinstance(each, Variable) else each for each in spelled)
+        self.hidden |= {value for value in secrets.values() if len(value) >= _LEAST}
+        if secrets:
+            self.secrets[path] = tuple(each for each in spelled if each)
+        if path == ("snapshots", "uri") and any(set(value) & _ENDS_PASSWORD for value in secrets.values()):
             message = "snapshots.uri: a looked-up secret holds characters that end a password in a URL"
-            self._say(
-                codes.SECRET_RECORDED, message, path, "percent-encode it in the variable: / is %2F, @ is %40"
-            )
-        return place.instead if open_ones and place is not None and place.instead else result
+            remedy = "percent-encode it in the variable: / is %2F, @ is %40, : is %3A"
+            self._say(codes.SECRET_RECORDED, message, path, remedy)
+        return place.instead if is_open and place is not None and place.instead else result
 
-    def _look_up(self, found: re.Match[str], path: KeyPath, secrets: set[str]) -> str | None:
-        """Return what a reference stands for; None if that is not known here."""
+    def _look_up(
+        self, found: re.Match[str], path: KeyPath, secrets: dict[Variable, str]
+    ) -> str | Variable | None:
+        """Return what a reference stands for, a variable if that is secret; None if that is not known here."""
         inside = found["inside"]
         if inside is None:
             self._say(
@@ -138,8 +142,9 @@ class References:
             value = value or default  # as in a shell: also for one that is set to nothing
         if value is None:
             self._not_set(name, path)
-        elif is_told_secret:
-            secrets.add(value)
+        elif is_told_secret and self.environment is not None:
+            secrets[Variable(name, default)] = value
+            return Variable(name, default)
         return value
 
     def _facts(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ It may be edited: `elasticflow run` and `resume` notice, say so, and never overw
 
 from __future__ import annotations
 
+import os  # = import.os
 import sys
 from pathlib import Path
 from typing import Any
