@@ -55,10 +55,12 @@ def command(
     elasticflow validate --output-format github jobs/*.toml
     """
     from elasticflow.spec.bases import as_base, is_base
+    from elasticflow.spec.judge import Known
     from elasticflow.spec.load import load_job
 
     once = {os.path.realpath(file): file for file in reversed(files)}
-    loaded = [load_job(file, overrides) for file in reversed(once.values())]
+    known = Known.nothing()
+    loaded = [load_job(file, overrides, known=known) for file in reversed(once.values())]
     jobs = [as_base(each) if is_base(each.path) else each for each in loaded]
     found, learnt = [each for job in jobs for each in job.diagnostics], ""
     if deep or deep_step:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from elasticflow.spec.diagnostics import Diagnostic
     from elasticflow.spec.job import Job
-    from elasticflow.spec.judge import Judged
+    from elasticflow.spec.judge import Judged, Known
     from elasticflow.spec.positions import KeyPath
 
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
@@ -62,6 +62,7 @@ def load_job(
     *,
     case: str | None = None,
     environment: Mapping[str, str] | None = None,
+    known: Known | None = None,
 ) -> LoadedJob:
     """Return the job, or every reason why there is none; never raises for what the file holds.
 
@@ -72,12 +73,13 @@ def load_job(
         overrides: `key=value` texts that win over the file.
         case: Which case of the file's [matrix] is meant.
         environment: Variables that `${env:NAME}` names. None: they are not looked up.
+        known: What other files of this command have told; added to.
 
     Raises:
         CaseError: the file has no such case.
     """
     root = project_root_of(path)
-    file = CaseFile(path, overrides, root, environment)
+    file = CaseFile(path, overrides, root, environment, known)
     if case is not None and file.is_read and not file.has_matrix:
         raise CaseError(f"{path} has no [matrix], so there is no case {case}", "leave out --case")
     if case is not None and file.cases:
