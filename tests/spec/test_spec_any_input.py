@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GALLERY = Path(__file__).parent / "gallery" / "jobs"
 GOOD = (GALLERY / "good_base.toml").read_text("utf-8")
 WRONG = [file.read_bytes() for file in sorted(GALLERY.glob("*.toml"))]
-EXAMPLES = int(os.environ.get("ANY_INPUT_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("ANY_INPUT_EXAMPLES", "12"))
 Validate = "Callable[..., int]"
 many = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TABLES = [

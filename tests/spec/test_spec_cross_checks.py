@@ -78,14 +78,14 @@ def test_lengths_in_closed_form_are_those_of_walking(
     assert max(per_epoch) <= most
 
 
-@given(st.integers(1, 10**12), st.integers(1, 10**9), st.integers(1, 10**12), st.integers(1, 10**12))
+@given(st.integers(1, 10**12), st.integers(1, 10**9), st.integers(1, 10**12), st.integers(1, 10**12 - 1))
 def test_an_interval_is_beyond_the_end_only_for_certain(
     steps: int, batch: int, samples: int, many: int
 ) -> None:
     """Steps and samples are compared as they are; a time may always come; what is not known is never beyond."""
     unknown = DatasetTable(entry="a:b", global_batch_size=batch)
     horizon = horizon_of(TrainTable(steps=steps), unknown)
-    assert horizon.is_beyond(parse_interval(f"{many} steps"[:18])) == (many > steps)
+    assert horizon.is_beyond(parse_interval(f"{many} steps")) == (many > steps)
     assert horizon.is_beyond(parse_interval(f"{many} samples")) == (many > steps * batch)
     assert not horizon.is_beyond(parse_interval(f"{many} epochs"))
     assert not horizon.is_beyond(parse_interval(f"{many} h"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tomli
-from hypothesis import given
+from hypothesis import given, settings
 
 from elasticflow.spec.positions import Span, index, place
 from tests.spec.documents import assert_spot_is, documents, leaves
@@ -37,6 +37,7 @@ def test_leaves_of_every_kind_of_document_are_found(text: str) -> None:
     assert_every_leaf_is_found(text)
 
 
+@settings(max_examples=30)
 @given(documents())
 def test_leaves_of_any_document_are_found(text: str) -> None:
     """The index agrees with the parser on documents nobody thought of."""
