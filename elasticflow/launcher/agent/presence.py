@@ -82,8 +82,12 @@ class Presence:
 
     def _watch(self) -> None:
         """End this process if the store does not answer: a node that is cut off has been replaced by others."""
+        looked = time.monotonic()
         while not (self._is_gone or self._is_over.wait(_BEAT_S)):
-            if time.monotonic() - self._answered > _LONGEST_SILENCE_S:
+            before, looked = looked, time.monotonic()
+            if looked - before > _LONGEST_SILENCE_S / 2:
+                self._answered = looked  # this process was stopped for a while: no silence of the store's
+            elif looked - self._answered > _LONGEST_SILENCE_S:
                 self._store_is_lost()  # a request to a host that is cut off never returns
 
     def _store_is_lost(self) -> None:

@@ -77,8 +77,12 @@ class HeadSigns:
 
     def _watch(self) -> None:
         """End this process if the store does not answer: the supervisor may be inside a request that never returns."""
+        looked = time.monotonic()
         while not self._is_over.wait(_BEAT_S):
-            if time.monotonic() - self._answered > _LONGEST_SILENCE_S:
+            before, looked = looked, time.monotonic()
+            if looked - before > _LONGEST_SILENCE_S / 2:
+                self._answered = looked  # this process was stopped for a while: no silence of the store's
+            elif looked - self._answered > _LONGEST_SILENCE_S:
                 sys.stderr.write(f"the store at {self._place.endpoint} does not answer: this launch ends\n")
                 sys.stderr.flush()
                 os._exit(INTERRUPTED)
