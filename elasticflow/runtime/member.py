@@ -39,6 +39,7 @@ class Worker:
         generators: Random generators, seeded by key.
         vote: What all ranks decide together at each step.
         progress: Reports finished steps.
+        listen: Has signals ask this process to leave.
         at_leave: Called by `leave`, in order, while the process group is alive.
         autocast_dtype: Of mixed precision, or None.
         is_exact: Its steps are to have the same bits at every world size.
@@ -83,6 +84,7 @@ class Worker:
         self.stopped: stopping.Stopped | None = None
         self.owes_evaluation = False
         self.at_leave: list[Callable[[], None]] = []
+        self.listen: Callable[[], None] = lambda: None
         self.autocast_dtype: torch.dtype | None = None
         self.is_exact = False
         self.skipped_step = False
@@ -136,6 +138,7 @@ class Worker:
         self, position: Position, schedule: AnySchedule, model: nn.Module, log_every: int
     ) -> None:
         """Begin training at *position*. Collective: every rank."""
+        self.listen()  # again: the model's or the dataset's code may have taken the signals for itself
         stopping.leave_untrained(self)
         left = schedule.remaining(position)  # None: nobody knows the data's length
         model.train()

@@ -85,7 +85,8 @@ def join(
     me.vote.may_leave_untrained = snapshots.memory is None
     me.witness = Witness.asked(os.environ, me)
     _current = me
-    _listen(me)
+    me.listen = lambda: _listen(me)
+    me.listen()
     if store is not None:
         group.form(identity, store, device)
     me.reseed()
