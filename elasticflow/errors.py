@@ -81,7 +81,7 @@ class NothingToResumeError(ElasticflowError):
 
 
 class DriftRefusedError(ElasticflowError):
-    """The job changed in a way that would corrupt the run, or its trajectory without consent."""
+    """What changed since the last launch would corrupt the run, or change its trajectory without consent."""
 
 
 class StorageError(ElasticflowError):

@@ -147,7 +147,7 @@ class _Choice:
             if found.place.path != model.place.path:
                 raise ScaffoldError(f"{found.entry} and {model.entry} are not found from the same folder")
             self._fill("dataset", found)
-            return found.entry, _loss_by_samples(found)
+            return found.entry, beginning.loss_by_samples(found)
         shapes = shapes_of(model.candidate, self.arguments.get("model", {}))
         if shapes is None:
             raise ScaffoldError(
@@ -234,19 +234,3 @@ def _value(text: str) -> Any:
     while isinstance(raw, dict) and len(raw) == 1 and text.lstrip().startswith(key := next(iter(raw))):
         raw, text = raw[key], text.lstrip()[len(key) + 1 :]
     return raw
-
-
-def _loss_by_samples(option: Option) -> str | None:
-    """Return the loss that the annotation of `__getitem__` tells: a whole number is a class, a real one a target."""
-    import ast
-
-    for each in ast.walk(option.candidate.node):
-        if isinstance(each, ast.FunctionDef) and each.name == "__getitem__" and each.returns is not None:
-            match each.returns:
-                case ast.Subscript(slice=ast.Tuple(elts=[_, ast.Name(id="int")])):
-                    return "torch.nn.functional:cross_entropy"
-                case ast.Subscript(slice=ast.Tuple(elts=[_, ast.Name(id="float")])):
-                    return "torch.nn.functional:mse_loss"
-                case _:
-                    return None
-    return None

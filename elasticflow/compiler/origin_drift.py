@@ -82,7 +82,7 @@ def _sources(old: Origins, new: Origins, *, is_exact: bool, after_user_error: bo
         elif after_user_error:
             reason = "expected after an error in the job's own code; it counts from here on"
         else:
-            reason = "the job's own code counts as it is now, from here on"
+            reason = "counts as it is now, from here on"
         old_digest, new_digest = (
             None if each is None else each.sha256[:_DIGEST_SHOWN] for each in (was, now)
         )

@@ -11,7 +11,7 @@ from elasticflow.compiler.materialize import TRAIN_PY, entry_point_is_edited
 from elasticflow.compiler.origin_drift import compare_made
 from elasticflow.compiler.origins import Made, made_from, made_in
 from elasticflow.compiler.resolved import job_to_json
-from elasticflow.errors import DriftRefusedError
+from elasticflow.errors import DriftRefusedError, StorageError
 from elasticflow.launcher.supervisor.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -33,13 +33,23 @@ def made_before(folder: RunFolder, catalog: Catalog) -> Made | None:
 
     JOB.json beside the snapshots tells the newest launch anywhere; if that is the newest one here, its own folder tells
     more.
+
+    Raises:
+        LaunchFolderError: the record of the newest launch here cannot be read.
+        StorageError: JOB.json cannot be read.
     """
     numbers = folder.launch_numbers()
     here = made_in(folder.launch(numbers[-1])) if numbers else None
     record = catalog.read_job_record()
     if record is None or (here is not None and not record.get("launch_id")):
         return here
-    there = made_from(record)
+    try:
+        there = made_from(record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(
+            f"JOB.json at {catalog.storage.uri} is not what this version writes: {error}",
+            "go on with the version of elasticflow that began the run",
+        ) from error
     is_ours = here is not None and here.origins.launch_id == there.origins.launch_id
     return here if is_ours else there
 

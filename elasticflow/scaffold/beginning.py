@@ -152,6 +152,20 @@ def forward_takes(option: Option) -> int:
     return 1
 
 
+def loss_by_samples(option: Option) -> str | None:
+    """Return the loss that the annotation of `__getitem__` tells: a whole number is a class, a real one a target."""
+    for each in ast.walk(option.candidate.node):
+        if isinstance(each, ast.FunctionDef) and each.name == "__getitem__" and each.returns is not None:
+            match each.returns:
+                case ast.Subscript(slice=ast.Tuple(elts=[_, ast.Name(id="int")])):
+                    return "torch.nn.functional:cross_entropy"
+                case ast.Subscript(slice=ast.Tuple(elts=[_, ast.Name(id="float")])):
+                    return "torch.nn.functional:mse_loss"
+                case _:
+                    return None
+    return None
+
+
 def write(files: Mapping[Path, str]) -> None:
     """Write new files, all or, if one is there already, none.
 
