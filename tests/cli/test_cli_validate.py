@@ -207,6 +207,7 @@ def test_light_commands_load_no_heavy_package(command: tuple[str, ...]) -> None:
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "click" in loaded
     assert loaded.isdisjoint({"torch", "numpy", "fsspec", "structlog", "rich", "examples"})
+    assert command[0] == "validate" or "pydantic" not in loaded
 
 
 @pytest.mark.usefixtures("real_processes")
