@@ -77,16 +77,22 @@ def _missing(path: Path, shown: str) -> Diagnostic:
         return Diagnostic(codes.NO_FILE, "error", f"{shown} is a folder, not a job file", shown, help=inside)
     if path.exists():
         return Diagnostic(codes.NO_FILE, "error", f"{shown} is not a regular file", shown)
-    folder = path.parent
-    files = folder.iterdir() if folder.is_dir() else ()
-    names = [each.name for each in files if each.suffix == ".toml" and each.name != "pyproject.toml"]
-    near = difflib.get_close_matches(path.name, names, 1)
+    folder, near = path.parent, near_files(path)
     remedy = f'did you mean "{folder / near[0]}"?' if near else None
     if set(shown) & set("*?["):
         remedy = "no file matches the pattern, so the shell passed it on as it stands"
     elif not folder.is_dir():
         remedy = f"the folder {_printable(str(folder))} does not exist either"
     return Diagnostic(codes.NO_FILE, "error", f"no such file: {shown}", shown, help=remedy)
+
+
+def near_files(path: Path) -> list[str]:
+    """Return the job file beside *path* whose name is most like its own, if one is."""
+    try:
+        names = [each.name for each in path.parent.iterdir() if each.suffix == ".toml"]
+    except (OSError, ValueError):
+        return []
+    return difflib.get_close_matches(path.name, [name for name in names if name != "pyproject.toml"], 1)
 
 
 def _printable(text: str) -> str:

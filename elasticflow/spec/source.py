@@ -12,7 +12,7 @@ from elasticflow.spec.diagnostics import Diagnostic, Severity, at
 from elasticflow.spec.flags import flag_layer
 from elasticflow.spec.layers import Layer, MovedLayer, Place, file_layer, lay, span_of
 from elasticflow.spec.positions import KeyPath, Span
-from elasticflow.spec.reading import UnreadableError, parse, read_text
+from elasticflow.spec.reading import UnreadableError, near_files, parse, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +116,8 @@ class _Reader:
         shown, real = str(target), _real(target)
         if real in chain:
             names = " -> ".join(each.name for each in (*chain[chain.index(real) :], target))
-            self._complain(layer, where, codes.EXTENDS, f"the files extend each other in a circle: {names}")
+            message = f"the files extend each other in a circle: {names}"
+            self._complain(layer, where, codes.EXTENDS, message, "take one of these extends out")
         elif real in self._known:
             # What several extend counts once, below all of them: else the second would undo what the first changed.
             return
@@ -124,7 +125,9 @@ class _Reader:
             self._complain(layer, where, codes.EXTENDS, f"more than {_MOST_FILES} files are extended")
         elif not os.path.isfile(target):  # noqa: PTH113  # the method raises for names that are too long
             message = f'the file to extend does not exist: "{base}"'
-            remedy = f"names are relative to {layer.shown}: looked for {shown}"
+            near = near_files(target)
+            meant = f'did you mean "{(Path(base).parent / near[0]).as_posix()}"? ' if near else ""
+            remedy = f"{meant}Names are relative to {layer.shown}: looked for {shown}"
             self._complain(layer, where, codes.EXTENDS, message, remedy)
         else:
             self.read(target, shown, chain)
