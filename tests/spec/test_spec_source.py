@@ -141,7 +141,7 @@ def test_a_missing_file_is_told_with_the_nearest_name(folder: Path) -> None:
 
     expected = 'error[EF001]: no such file: mnits.toml\n--> mnits.toml\n = help: did you mean "mnist.toml"?'
     assert expected == render(load(Path("mnits.toml")).problems)
-    expected = "error[EF001]: . is a folder, not a job file\n--> ."
+    expected = "error[EF001]: . is a folder, not a job file\n--> .\n = help: name the job files in it: ./*.toml"
     assert expected == render(load(Path()).problems)
 
 
