@@ -57,11 +57,16 @@ def find_run(project_root: Path, text: str | None) -> RunFolder:
 
 
 def _find_run_of_file(path: Path) -> RunFolder:
-    from elasticflow.spec.load import require_job
+    from elasticflow.spec.load import is_several, require_cases, require_job
 
-    loaded = require_job(path)
-    assert loaded.job is not None  # else it would have raised
-    return find_run(loaded.project_root, loaded.job.job.name)
+    # Only names are asked for: variables need not be set here.
+    whole = (
+        require_cases(path, environment=None) if is_several(path) else [require_job(path, environment=None)]
+    )
+    names = {loaded.job.job.name for loaded in whole if loaded.job is not None}
+    root = whole[0].project_root
+    newest = next((run for run in list_runs(root) if run.job in names), None)
+    return newest or find_run(root, min(names))
 
 
 def is_finished(folder: RunFolder) -> bool:

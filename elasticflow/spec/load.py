@@ -94,7 +94,7 @@ def require_job(
     overrides: Sequence[str] = (),
     *,
     case: str | None = None,
-    environment: Mapping[str, str] = _NO_VARIABLES,
+    environment: Mapping[str, str] | None = _NO_VARIABLES,
 ) -> LoadedJob:
     """Return the loaded job, which has no errors; arguments as for `load_job`.
 
@@ -111,7 +111,7 @@ def require_job(
 
 
 def require_cases(
-    path: Path, overrides: Sequence[str] = (), *, environment: Mapping[str, str] = _NO_VARIABLES
+    path: Path, overrides: Sequence[str] = (), *, environment: Mapping[str, str] | None = _NO_VARIABLES
 ) -> list[LoadedJob]:
     """Return every case of a file with [matrix], none of which has errors; arguments as for `load_job`.
 
