@@ -134,17 +134,15 @@ def _rate(every: str | list[str], pace: _Pace) -> tuple[float | None, bool]:
     texts = intervals(every)
     timed = [parse_interval(text).amount for text in texts if parse_interval(text).unit == "s"]
     counted = [pace.times_per_hour(text) for text in texts if parse_interval(text).unit != "s"]
-    if None in counted:
+    rates = [each for each in counted if each is not None]
+    if len(rates) < len(counted):
         return (_HOUR_S / min(timed), True) if timed else (None, False)
-    rate = sum(each for each in counted if each is not None)
-    if pace.steps is not None:
-        rate = min(rate, pace.steps)
-    if not timed:
-        return rate, False
-    # The clock starts again at each snapshot: it strikes only in gaps that are longer than its interval.
-    gap_s = _HOUR_S / rate if rate else math.inf
-    strikes = _HOUR_S / min(timed) if gap_s == math.inf else rate * (math.ceil(gap_s / min(timed)) - 1)
-    return rate + strikes, False
+    rate, fastest = sum(rates), max(rates, default=0.0)
+    if timed and fastest == 0.0:
+        rate = _HOUR_S / min(timed)
+    elif timed:  # the clock starts again at each snapshot: it strikes only in gaps longer than its interval
+        rate += fastest * (math.ceil(_HOUR_S / fastest / min(timed)) - 1)
+    return rate if pace.steps is None else min(rate, pace.steps), False
 
 
 def _kept(job: Job, pace: _Pace, duration_s: float | None) -> int | None:

@@ -80,7 +80,10 @@ def materialize(
         else:
             write_new(folder, files)
     except OSError as error:
-        raise LaunchFolderError(f"cannot write {folder}: {error.strerror or error}") from error
+        remedy = None
+        if isinstance(error, NotADirectoryError | FileExistsError):
+            remedy = "a file stands in the way: name a folder"
+        raise LaunchFolderError(f"cannot write {folder}: {error.strerror or error}", remedy) from error
 
 
 def launch_files(

@@ -38,7 +38,9 @@ def write_new(folder: Path, files: Mapping[str, str]) -> None:
 def write_into(
     folder: Path, files: Mapping[str, str], *, vouched: Mapping[str, str | None], force: bool
 ) -> None:
-    """Replace these files of *folder* one by one, in order; others stay. Checked before anything is written.
+    """Replace these files of *folder* one by one, in order. Checked before anything is written.
+
+    Others stay, but for those of ours that belong no longer to it and were not edited.
 
     Args:
         folder: An existing folder.
@@ -54,6 +56,10 @@ def write_into(
         _refuse_others_work(folder, files, vouched)
     for name, text in files.items():
         _write(folder / name, text)
+    for name in vouched.keys() - files.keys():
+        path = folder / name
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == vouched[name]:
+            path.unlink()
 
 
 def _refuse_others_work(folder: Path, files: Mapping[str, str], vouched: Mapping[str, str | None]) -> None:

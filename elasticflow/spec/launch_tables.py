@@ -46,7 +46,11 @@ ConfText = Annotated[
     Field(pattern=r"^[^,\x00-\x20\x7f]([^,\x00-\x1f\x7f]*[^,\x00-\x20\x7f])?$"),
     Kind("a text without commas"),
 ]
-OneLine = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$"), Kind("a text of one line")]
+LogFolder = Annotated[
+    str,
+    Field(pattern=r"^[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*$"),
+    Kind("a folder, on one line and not beginning with -"),
+]
 IncludedName = Annotated[
     str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Kind("a name of letters, digits and _")
 ]
@@ -180,7 +184,7 @@ class TorchrunTable(Table):
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = Field(
         default=None, description="torchrun --numa-binding."
     )
-    log_dir: Annotated[OneLine | None, MayRefer()] = Field(
+    log_dir: Annotated[LogFolder | None, MayRefer()] = Field(
         default=None, description="torchrun --log-dir; may hold ${env:NAME} and ${job.name}."
     )
 

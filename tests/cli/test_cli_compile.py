@@ -90,6 +90,32 @@ def test_compile_keeps_an_edited_entry_point(project: Path, capsys: pytest.Captu
     assert (project / "out" / "train.py").read_text() != "# mine\n"
 
 
+def test_compile_leaves_nothing_of_ours_behind(project: Path) -> None:
+    """A base that the job extends no longer goes from the folder; what a person put there stays."""
+    base = project / "base.toml"
+    base.write_text(JOB)
+    (project / "small.toml").write_text('extends = "base.toml"\n')
+    call(["compile", "small.toml", "-o", "out"])
+    (project / "out" / "notes.txt").write_text("mine\n")
+    assert (project / "out" / "sources" / "base.toml").is_file()
+    (project / "small.toml").write_text(JOB)
+
+    assert call(["compile", "small.toml", "-o", "out"]) == 0
+
+    assert not (project / "out" / "sources" / "base.toml").exists()
+    assert (project / "out" / "notes.txt").is_file()
+
+
+@pytest.mark.parametrize("place", ["small.toml", "small.toml/out"])
+def test_compile_over_a_file_is_refused(
+    project: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    """A file where a folder should be: said, and untouched."""
+    assert call(["compile", "small.toml", "-o", place]) == 2
+    assert "help: a file stands in the way: name a folder" in capsys.readouterr().err
+    assert (project / "small.toml").read_text() == JOB
+
+
 @pytest.mark.parametrize("command", [["compile", "-o", "out"], ["plan"]])
 def test_a_job_with_errors_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str], command: list[str]
