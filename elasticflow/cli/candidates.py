@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.run_folder import RUN_ID, RUNS, SNAPSHOT_NAME
+from elasticflow.run_folder import RUN_ID, RUNS, SNAPSHOT_NAME, RunFolder, snapshot_place
 from elasticflow.spec.project import here
 
 if TYPE_CHECKING:
@@ -138,12 +138,11 @@ def _snapshot_place(run: Path) -> Path:
     launches = sorted(_names(run / "launches"))
     try:
         recorded = json.loads((run / "launches" / launches[-1] / "job.json").read_text("utf-8"))
-        uri = recorded.get("job", recorded)["snapshots"]["uri"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        uri = recorded["job"]["snapshots"]["uri"]
+    except (OSError, ValueError, LookupError, TypeError):
         uri = None
-    if not isinstance(uri, str):
-        return run / "snapshots"
-    return Path(uri.removeprefix("file://")) / run.name / "snapshots"
+    place, prefix = snapshot_place(uri, RunFolder(run), here())
+    return Path(place.removeprefix("file://")) / prefix / "snapshots"
 
 
 def _schema() -> dict[str, Any]:

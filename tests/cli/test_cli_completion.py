@@ -115,7 +115,11 @@ def test_snapshots_are_found_where_the_newest_launch_put_them(project: Path) -> 
     place = project / "elsewhere" / RUN / "snapshots" / "000000000700-0001-0123abcd"
     place.mkdir(parents=True)
     (place / "MANIFEST.json").touch()
-    for uri, expected in ((str(project / "elsewhere"), ["step:700"]), ("s3://bucket/mnist", [])):
+    for uri, expected in (
+        (str(project / "elsewhere"), ["step:700"]),
+        ("elsewhere", ["step:700"]),
+        ("s3://bucket/mnist", []),
+    ):
         (launch / "job.json").write_text(json.dumps({"job": {"snapshots": {"uri": uri}}}))
         assert expected == offered("snapshots", "show", "mnist", "step:")
 
