@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec.judge import Judge, Judged, Known
 from elasticflow.spec.layers import MovedLayer, lay, without
-from elasticflow.spec.matrix import NAME, Case, expand
 from elasticflow.spec.source import load
 from elasticflow.spec.tables import read_table
 
@@ -18,9 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.spec.diagnostics import Diagnostic
+    from elasticflow.spec.matrix import Case
     from elasticflow.spec.source import Source
 
 _MATRIX = "matrix"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class CaseFile:
@@ -80,6 +81,8 @@ class CaseFile:
         return self._source if name is None else self._of(self.cases[name])
 
     def _expanded(self) -> dict[str, Case]:
+        from elasticflow.spec.matrix import expand  # most files have none
+
         _, problems = read_table(self._source, _MATRIX)
         cases, more = ([], []) if problems else expand(self._source)
         self.problems += [*problems, *more]
@@ -111,4 +114,4 @@ def _job_name(raw: dict[str, Any]) -> str | None:
     """Return the job's name if it is one: a wrong one is told as it is written."""
     job = raw.get("job")
     name = job.get("name") if isinstance(job, dict) else None
-    return name if isinstance(name, str) and re.fullmatch(NAME, name) else None
+    return name if isinstance(name, str) and re.fullmatch(_NAME, name) else None

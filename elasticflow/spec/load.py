@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import CaseError, JobRefusedError
-from elasticflow.spec.axes import leaves
 from elasticflow.spec.case_file import CaseFile
 from elasticflow.spec.diagnostics import in_order, render
 from elasticflow.spec.project import project_root_of
@@ -136,7 +135,7 @@ def is_several(path: Path, overrides: Sequence[str] = ()) -> bool:
 def _loaded(file: CaseFile, judged: Judged, case: str | None = None) -> LoadedJob:
     found = in_order([*file.problems, *judged.diagnostics])
     job = None if file.problems else judged.job
-    changes = {} if case is None else dict(leaves(file.cases[case].raw))
+    changes: Mapping[KeyPath, Any] = {} if case is None else file.cases[case].changes()
     return LoadedJob(file.path, file.root, file.files, job, found, case, changes=changes)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
-from elasticflow.spec.axes import Axis, read_axes
+from elasticflow.spec.axes import Axis, leaves, read_axes
 from elasticflow.spec.exclusions import read_exclusions
 from elasticflow.spec.showing import dotted, show
 
@@ -41,6 +41,10 @@ class Case:
     raw: dict[str, Any]
     moves: dict[KeyPath, KeyPath]
     place: KeyPath
+
+    def changes(self) -> dict[KeyPath, Any]:
+        """Return the keys it changes by their whole paths."""
+        return dict(leaves(self.raw))
 
 
 def expand(source: Source) -> tuple[list[Case], list[Diagnostic]]:
