@@ -66,6 +66,22 @@ def digits():
     return Digits()
 
 
+def wait():
+    pass
+
+
+def late():
+    return open('/nowhere/digits.bin')
+
+
+def shard(shard, shards):
+    yield from (Digits()[index] for index in range(shard, 50, shards))
+
+
+def nothing(shard, shards):
+    return iter(())
+
+
 def accuracy(outputs, targets):
     return (outputs.argmax(1) == targets).float().mean()
 """
@@ -129,6 +145,13 @@ PROJECTS = {
     ),
     "wrong_shapes": Project("nn.Linear(4, width)", "nn.Linear(5, width)", ("EF508", 'loss = "torch', "a training step raises RuntimeError: mat1 and mat2 shapes cannot be multiplied"), deep_step=True),
     "unused_parameters": Project("        self.outer =", "        self.spare = nn.Linear(2, 2)\n        self.outer =", ("EF508", 'entry = "shop:Net"', "parameter spare.weight and 1 more got no gradient"), deep_step=True),
+    "not_prepared": Project('entry = "shop:digits"\nglobal', 'prepare = "shop:wait"\nentry = "shop:late"\nglobal', ("EF511", 'entry = "shop:late"', "dataset cannot be opened here (FileNotFoundError: ")),
+    "data_shards": Project('entry = "shop:digits"\nglobal', 'entry = "shop:shard"\nshards = 2\nglobal', None, deep_step=True),
+    "empty_shard": Project('entry = "shop:digits"\nglobal', 'entry = "shop:nothing"\nshards = 2\nglobal', None),
+    "no_weights": Project("args = { width = 8 }", 'args = { width = 8 }\nweights = "no.safetensors"', ("EF503", 'weights = "no', "reading no.safetensors raises FileNotFoundError")),
+    "stops": Project("    def forward(self, inputs):\n", "    def forward(self, inputs):\n        from elasticflow import StopTraining\n        raise StopTraining('enough')\n", None, deep_step=True),
+    "averages": Project("epochs = 2", 'epochs = 2\nema = 0.99\nprecision = "bf16"', None, deep_step=True),
+    "not_finite": Project("torch.ones(4) * index", "torch.ones(4) / 0 * index", ("EF508", 'loss = "torch', "the loss of the first step is nan"), deep_step=True),
     "metric_raises": Project("(outputs.argmax(1)", "(outputs.argmax(2)", ("EF508", "metrics = ", "measuring accuracy raises IndexError"), deep_step=True),
 }  # fmt: skip
 

@@ -133,6 +133,20 @@ def test_validate_shows_the_frames_of_the_jobs_own_code(
 
 
 @pytest.mark.integration
+def test_plan_learns_from_the_jobs_own_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Facts of `plan --deep` say so, and what is wrong goes to standard error: exit code 1."""
+    write(tmp_path, PROJECTS["optimizer_raises"])
+
+    assert call(["plan", "--deep", "--format", "json", "job.toml"]) == 1
+
+    said = capsys.readouterr()
+    facts = json.loads(said.out)
+    assert {"value": 50, "source": "--deep"} == facts["known"]["samples"]
+    assert (13, None) == (facts["steps"], facts["known"]["snapshot_bytes"])
+    assert "error[EF502]: building the optimizer raises ValueError: Invalid learning rate: -1.0" in said.err
+
+
+@pytest.mark.integration
 def test_cases_are_tried_out_once_where_they_are_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
