@@ -145,7 +145,7 @@ def test_bash_replaces_only_what_follows_its_word_break(line: str, expected: str
     assert expected == answer("bash", [line, BREAKS], group).removesuffix("\n")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.text(max_size=8) | st.sampled_from(["run", "snapshots", "show", "--set", "--", "=", "-"]),

@@ -180,7 +180,7 @@ def nearly_jobs(draw: st.DrawFn) -> dict[str, Any]:
     return job
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(nearly_jobs())
 def test_schema_and_models_agree_on_nearly_good_jobs(raw: dict[str, Any]) -> None:
     """Whatever is changed in a good job, the schema accepts it exactly if the models do."""
@@ -239,7 +239,7 @@ def _tables(draw: st.DrawFn, schema: dict[str, Any], wanted: dict[str, Any]) -> 
     return {name: draw(generated(schema["properties"][name], {})) for name in keys if name in chosen}
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data())
 def test_what_the_schema_generates_the_models_accept(data: st.DataObject) -> None:
     """A table made from nothing but its schema is accepted by both in a good job."""
