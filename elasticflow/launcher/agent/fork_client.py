@@ -79,6 +79,7 @@ class ForkServer:
                     self.exits[message["exited"]] = (message["code"], message["at"])
                 elif "started" in message:
                     self._started[message["started"]] = message["pid"]
+                    self.exits.pop(message["pid"], None)  # of a worker long gone that had the same id
                 else:
                     self.refused = message["refused"]
             timeout = 0.0

@@ -99,6 +99,22 @@ def test_exit_codes_and_signals_are_told_by_rank(start: Any) -> None:
     assert {0, 1, 2, 3} == set(result.failures)
 
 
+def test_process_ids_come_again(start: Any, warm: Warm) -> None:
+    """A run that restarts often meets the id of an earlier worker, whose end is not the new one's."""
+    last = int(Path("/proc/loadavg").read_text().split()[-1])
+    earlier = dict.fromkeys(range(last, last + 5000), (1, time.time()))
+    warm.server.exits.update(earlier)
+    try:
+        group = start("import time\ntime.sleep(0.1)")
+        ended(group)
+        codes = {rank: code for rank, (code, _) in group.exits().items()}
+    finally:
+        for pid in earlier:
+            warm.server.exits.pop(pid, None)
+
+    assert {0: 0, 1: 0} == codes
+
+
 def test_server_ignores_signals_to_its_group(start: Any, warm: Warm) -> None:
     """A signal to the whole process group must not end it: its workers would die in the middle of a drain."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
