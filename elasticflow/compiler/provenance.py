@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _PACKAGES = ("elasticflow", "torch", "numpy", "safetensors", "fsspec")
-_LIMIT_S = 10.0
+_LIMIT_S, _SEARCH_LIMIT_S = 10.0, 3.0
 _UNTRACKED_SUFFIXES = (".py", ".toml")
 _MOST_UNTRACKED, _LARGEST_UNTRACKED = 1000, 1 << 20
 _MOST_CHANGED = 50  # names that are recorded
@@ -48,27 +48,19 @@ def git_state(project_root: Path) -> dict[str, Any] | None:
     `patch` is the SHA-256 over what differs from the commit, untracked sources included; None when nothing does. The
     patch itself is recorded nowhere: it may hold anything.
     """
-    found = _git(project_root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD", "--show-toplevel")
+    found = _git(project_root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     if found is None:
         return None
-    commit, branch, top = found.splitlines()[:3]
-    status = _git(project_root, "status", "--porcelain", "-z", "--untracked-files=all") or ""
-    entries = [each for each in status.split("\0") if each[2:3] == " "]
-    changed = sorted(each[3:] for each in entries if not each.startswith("??"))
-    runs = Path(os.path.relpath(project_root.resolve() / RUNS, top)).as_posix()  # full of train.py of ours
-    untracked = sorted(
-        each[3:]
-        for each in entries
-        if each.startswith("??")
-        and each.endswith(_UNTRACKED_SUFFIXES)
-        and not each[3:].startswith(f"{runs}/")
-    )
+    commit, branch = found.splitlines()[:2]
+    status = _git(project_root, "status", "--porcelain", "-z", "--untracked-files=no")
+    changed = sorted(each[3:] for each in (status or "").split("\0") if each[2:3] == " ")
+    untracked = _untracked(project_root)
     return {
         "commit": commit,
         "branch": None if branch == "HEAD" else branch,
-        "is_clean": not changed,
+        "is_clean": status == "",
         "changed": changed[:_MOST_CHANGED],
-        "patch": _patch(Path(top), untracked[:_MOST_UNTRACKED]) if changed or untracked else None,
+        "patch": _patch(project_root, untracked) if changed or untracked else None,
     }
 
 
@@ -107,10 +99,30 @@ def digest_of(path: Path) -> str | None:
         return None
 
 
-def _patch(top: Path, untracked: list[str]) -> str | None:
+def _untracked(project_root: Path) -> list[str]:
+    """Return sources of the project that git does not know, but for run folders, which are full of train.py of ours."""
+    patterns = [f":(exclude){RUNS}/", *(f"*{suffix}" for suffix in _UNTRACKED_SUFFIXES)]
+    words = ("ls-files", "--others", "--exclude-standard", "-z", "--", *patterns)
+    found = _git(
+        project_root, *words, limit_s=_SEARCH_LIMIT_S
+    )  # may look through all the data that lies there
+    return sorted(name for name in (found or "").split("\0") if name)[:_MOST_UNTRACKED]
+
+
+def _patch(project_root: Path, untracked: list[str]) -> str | None:
     """Return the digest of the diff, read piece by piece: it may be as large as the checkout."""
     digest = hashlib.sha256()
-    argv = ["git", "-C", str(top), "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-color"]
+    argv = [
+        "git",
+        "-C",
+        str(project_root),
+        "diff",
+        "HEAD",
+        "--binary",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--no-color",
+    ]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         timer = threading.Timer(_LIMIT_S, process.kill)
         timer.start()
@@ -121,16 +133,16 @@ def _patch(top: Path, untracked: list[str]) -> str | None:
     if process.returncode != 0:
         return None
     for name in untracked:
-        path = top / name
+        path = project_root / name
         if path.is_file() and path.stat().st_size <= _LARGEST_UNTRACKED:
             digest.update(f"{name}\0{digest_of(path)}\0".encode())
     return digest.hexdigest()
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _git(folder: Path, *arguments: str, limit_s: float = _LIMIT_S) -> str | None:
     argv = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
