@@ -6,6 +6,8 @@ After a change of explanations: `python tests/spec/test_spec_codes.py` writes th
 from __future__ import annotations
 
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for name in ("mnist", "base"):
         (tmp_path / "jobs" / f"{name}.toml").write_text("\n".join(TABLES.values()), "utf-8")
+    sweep = "\n".join([*TABLES.values(), "[matrix.axes]\noptimizer.args.lr = [0.1, 0.2]\n"])
+    (tmp_path / "jobs" / "sweep.toml").write_text(sweep, "utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -53,13 +57,18 @@ def found_in(text: str, *flags: str, raw: bytes | None = None) -> Found:
 
 def lines_of_a_job(text: str) -> Found:
     """Put some tables of a good job in the place of its own."""
+    if text.startswith("elasticflow "):
+        return command(text)
     others = [table for name, table in TABLES.items() if name not in tomli.loads(text)]
     return found_in("\n".join([text, *others]))
 
 
 def command(text: str) -> Found:
-    """Run `elasticflow validate FILE`."""
-    return {(each.code, each.severity) for each in load_job(Path(text.rsplit(maxsplit=1)[-1])).diagnostics}
+    """Check the file that a command names, with its flags."""
+    words = shlex.split(text)
+    overrides = [word for before, word in pairwise(words) if before == "--set"]
+    file = next(word for word in words if word.endswith(".toml"))
+    return {(each.code, each.severity) for each in load_job(Path(file), overrides).diagnostics}
 
 
 def flags(text: str) -> Found:
@@ -105,7 +114,6 @@ def bytes_of(text: str) -> Found:
 
 
 HOW: dict[str, Callable[[str], Found]] = {
-    codes.NO_FILE: command,
     codes.NOT_UTF8: bytes_of,
     codes.NOT_TOML: model_keys,
     codes.BAD_SET: flags,
