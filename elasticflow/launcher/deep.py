@@ -65,6 +65,15 @@ class Look(NamedTuple):
     notes: tuple[str, ...]
 
 
+_NO_TORCH = Finding(
+    "unknown",
+    "model.entry",
+    "--deep cannot tell anything here: torch is not installed",
+    remedy="pip install 'elasticflow[torch]'",
+    is_warning=True,
+)
+
+
 def look(job: Job, project_root: Path, *, limit_s: float = LIMIT_S, takes_step: bool = False) -> Look:
     """Try out what the job names, in a child process that ends with all it started.
 
@@ -78,20 +87,7 @@ def look(job: Job, project_root: Path, *, limit_s: float = LIMIT_S, takes_step: 
         JobRefusedError: an argument of the job cannot be written down.
     """
     if util.find_spec("torch") is None:
-        message = "--deep cannot tell anything here: torch is not installed"
-        return Look(
-            (
-                Finding(
-                    "unknown",
-                    "model.entry",
-                    message,
-                    remedy="pip install 'elasticflow[torch]'",
-                    is_warning=True,
-                ),
-            ),
-            {},
-            (),
-        )
+        return Look((_NO_TORCH,), {}, ())
     request = request_of(job, project_root, takes_step=takes_step)
     environment = {**os.environ, **{each.name: each.value for each in variables(job)}, **_ALONE}
     argv = [sys.executable, "-X", "faulthandler", "-m", "elasticflow.runtime.probe", str(os.getpid())]
@@ -135,16 +131,8 @@ def look_of(ended: Ended, own: Sequence[str], limit_s: float) -> Look:
             doing, key = told["doing"], told["key"]
         elif "problem" in told:
             is_warning = told.get("is_warning", False) or told["problem"] in _WARNINGS
-            findings.append(
-                Finding(
-                    told["problem"],
-                    told["key"],
-                    told["message"],
-                    tuple(told["frames"]),
-                    told["help"],
-                    is_warning,
-                )
-            )
+            texts = told["message"], tuple(told["frames"]), told["help"]
+            findings.append(Finding(told["problem"], told["key"], *texts, is_warning))
         facts |= told.get("facts", {})
         notes += [told["note"]] if "note" in told else []
         is_whole = is_whole or "end" in told
@@ -173,10 +161,8 @@ def _cut_short(ended: Ended, doing: str, key: str, own: Sequence[str], limit_s: 
         if name == "SIGKILL":
             remedy = "perhaps the machine has too little memory for it"
     else:
-        message, remedy = (
-            f"{doing} ended the process with exit code {ended.code}",
-            "a worker would be gone without a word",
-        )
+        message = f"{doing} ended the process with exit code {ended.code}"
+        remedy = "a worker would be gone without a word"
     last = next((line for line in reversed(ended.output.splitlines()) if line.strip()), "")
     if not frames and last and ended.code > 0:
         remedy = f"{remedy}; the last it printed: {last[:160]}"

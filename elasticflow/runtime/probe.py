@@ -33,6 +33,8 @@ from elasticflow.runtime.probe_step import train
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from elasticflow.runtime.probe_state import Trained
+
 
 class Probe:
     """One look at a job.
@@ -109,18 +111,22 @@ class Probe:
                 step_without_data(report, trained)
             count(report, job, trained)
             return
-        quiet = Report(os.open(os.devnull, os.O_WRONLY), ())
         try:
-            report.doing("building model and optimizer on the meta device", "model.entry")
-            with torch.device("meta"):
-                trained = build(quiet, code, job)
-            step_without_data(quiet, trained)
-            materialize(trained)
+            trained = self._on_meta(code)
         except (BrokenError, RuntimeError):  # either they are broken, or they cannot do without real tensors
             trained = build(report, code, job)
             report.note("model and optimizer were built on the CPU: the meta device does not do for them")
             step_without_data(report, trained)
         count(report, job, trained)
+
+    def _on_meta(self, code: ModuleType) -> Trained:
+        """Return what is trained, in memory that nobody touches, however large it is; problems are not told."""
+        quiet = self._report.quietly()
+        with torch.device("meta"):
+            trained = build(quiet, code, self._job)
+        step_without_data(quiet, trained)
+        materialize(trained)
+        return trained
 
 
 def main() -> None:

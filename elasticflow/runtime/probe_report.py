@@ -33,11 +33,17 @@ class Report:
     Args:
         fd: The parent's pipe. Standard output belongs to the job's code.
         own: Folders of the job's own code: the frames that a person wants to see.
+        tells_problems: False: what is done is told alone, since it will be done in another way if it fails.
     """
 
-    def __init__(self, fd: int, own: Sequence[str]) -> None:
+    def __init__(self, fd: int, own: Sequence[str], *, tells_problems: bool = True) -> None:
+        self._tells_problems = tells_problems
         self._fd, self._own = fd, tuple(f"{Path(folder).resolve()}{os.sep}" for folder in own)
         self._doing = ""
+
+    def quietly(self) -> Report:
+        """Return one that tells no problems."""
+        return Report(self._fd, self._own, tells_problems=False)
 
     def call(self, kind: str, key: str, doing: str, fn: Callable[[], T]) -> T:
         """Return what the job's code returns, or tell the problem.
@@ -68,6 +74,8 @@ class Report:
 
     def problem(self, kind: str, key: str, error: BaseException) -> None:
         """Tell the exception *error*, with the frames of the job's own code."""
+        if not self._tells_problems:
+            return
         text = failure.describe(error)
         if any(mark in text for mark in _NO_DEVICE):
             kind = "device"
