@@ -7,7 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from elasticflow.errors import INTERRUPTED, KILLED_BY_USER
+from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED, KILLED_BY_USER
 from elasticflow.launcher.rendezvous.head_signs import HeadWatch
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from elasticflow.launcher.rendezvous.keys import Keys
 
 _POLL_S = 0.05
+# An agent that ends so often in a row, each time so soon, will not do better.
+_MOST_STARTS = 5
+_SOON_S = 60.0
 
 
 class Membership:
@@ -32,6 +35,7 @@ class Membership:
         self._exit_code, self._noticed = EXIT_CODE, NOTICED
         self._final: int | None = None
         self._asked = LeaveRequests()
+        self._started_at, self._soon_ended = 0.0, 0
 
     def run(self) -> int | None:
         """Return the exit code once the agent has left for good, None once the launch's supervisor is silent.
@@ -41,7 +45,7 @@ class Membership:
         previous = self._asked.listen()
         head = HeadWatch(self._store)
         try:
-            self._agent.start()
+            self._start()
             has_asked = False
             while True:
                 time.sleep(_POLL_S)
@@ -89,6 +93,18 @@ class Membership:
         except RuntimeError as error:
             self._say(f"the launch is gone: {error}")
             return INTERRUPTED
+        was_soon = time.monotonic() < self._started_at + _SOON_S
+        self._soon_ended = self._soon_ended + 1 if was_soon else 0
+        if self._soon_ended >= _MOST_STARTS:
+            self._say(
+                f"the agent ended {self._soon_ended} times in a row: this machine takes no part any more"
+            )
+            self._say(self._agent.last_words())
+            return ANSWER_IS_NO
         self._say(f"the agent ended with code {code}, and is started again")
-        self._agent.start()
+        self._start()
         return None
+
+    def _start(self) -> None:
+        self._agent.start()
+        self._started_at = time.monotonic()
