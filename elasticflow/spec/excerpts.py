@@ -21,7 +21,15 @@ _NUMBER = re.compile(r"[+-]?[0-9][0-9_.eE+-]*|true|false")
 def line_at(text: str, start: int) -> str:
     """Return the line of *text* that an offset lies in, secrets masked."""
     begin, end = text.rfind("\n", 0, start) + 1, text.find("\n", start)
-    return mask_secrets(text[begin : end if end >= 0 else len(text)])
+    line = text[begin : end if end >= 0 else len(text)]
+    for quotes in ('"""', "'''"):
+        if text.count(quotes, 0, begin) % 2:  # the line begins inside a text of several lines
+            opened = text.rfind(quotes, 0, begin)
+            first = text[text.rfind("\n", 0, opened) + 1 : opened + 3] + "x"
+            inside, close, rest = line.partition(quotes)
+            if mask_secrets(first) != first:
+                return "*" * len(inside) + close + mask_secrets(rest)
+    return mask_secrets(line)
 
 
 def mask_secrets(line: str) -> str:

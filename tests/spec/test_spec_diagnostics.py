@@ -70,6 +70,20 @@ def test_secrets_are_masked(text: str, expected: str) -> None:
     assert expected == mask_secrets(text)
 
 
+def test_secrets_over_several_lines_are_masked() -> None:
+    """The lines after the first, too; other texts are shown."""
+    text = 'secret = """\nhunter2\nhunter3""", when = 1\n[x]\nname = """\nshop"""\n'
+    shown = [
+        render([at("EF107", "x", file="f", text=text, span=Span(text.index(word), text.index(word) + 1))])
+        for word in ("hunter2", "when", "shop")
+    ]
+    assert [each.splitlines()[3] for each in shown] == [
+        "2 | *******",
+        '3 | *******""", when = 1',
+        '6 | shop"""',
+    ]
+
+
 def test_control_characters_of_a_file_do_not_reach_the_terminal() -> None:
     """An escape code in a job file is shown as a replacement character."""
     assert "\x1b" not in render([at("EF101", "x", file="f", text="a = '\x1b[2J'", span=Span(0, 1))])
