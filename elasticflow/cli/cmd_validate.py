@@ -16,6 +16,8 @@ from elasticflow.spec.diagnostics import FORMATS, Diagnostic, Format, in_order, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from elasticflow.spec.load import LoadedJob
+
 
 @click.command("validate")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
@@ -73,7 +75,7 @@ def command(
         click.echo(text, color=True)
     if style in {"full", "concise"}:
         click.echo(
-            ("\n" if shown and style == "full" else "") + learnt + _summary(found, len(jobs), strict=strict)
+            ("\n" if shown and style == "full" else "") + learnt + _summary(found, jobs, strict=strict)
         )
     if style == "full" and shown:
         click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
@@ -90,10 +92,14 @@ def wants_colour() -> bool:
     )
 
 
-def _summary(found: Sequence[Diagnostic], num_files: int, *, strict: bool) -> str:
+def _summary(found: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, strict: bool) -> str:
     numbers = {each: sum(d.severity == each for d in found) for each in ("error", "warning")}
     counts = [f"{number} {each}{'s' if number > 1 else ''}" for each, number in numbers.items() if number]
-    text = f"{num_files} file{'s' if num_files > 1 else ''} checked: {', '.join(counts) or 'no problems'}"
+    num_cases = sum(len(job.cases) for job in jobs)
+    cases = f" ({num_cases:,} case{'s' if num_cases > 1 else ''})" if num_cases else ""
+    text = (
+        f"{len(jobs)} file{'s' if len(jobs) > 1 else ''}{cases} checked: {', '.join(counts) or 'no problems'}"
+    )
     if strict and numbers["warning"]:
         text += " (with --strict, warnings are errors)"
     absent = sorted(

@@ -37,7 +37,7 @@ class CaseFile:
     Attributes:
         files: The job file and every file it extends.
         cases: The cases by name; none without a [matrix], or with one that is wrong.
-        problems: Why a text or [matrix] could not be read.
+        problems: Why a text or [matrix] could not be read, and warnings about [matrix].
     """
 
     def __init__(
@@ -62,6 +62,11 @@ class CaseFile:
         return any(layer.is_file for layer in self._source.layers)
 
     @property
+    def has_errors(self) -> bool:
+        """Whether something could not be read: what it would have given is not there."""
+        return any(each.severity == "error" for each in self.problems)
+
+    @property
     def has_matrix(self) -> bool:
         """Whether the file is several jobs."""
         return _MATRIX in self._source.raw
@@ -70,7 +75,7 @@ class CaseFile:
         """Return what becomes of a case; without a name, of the file without its [matrix]."""
         if not self.is_read:
             return Judged(None, [])
-        is_part = bool(self.problems)
+        is_part = self.has_errors
         if name is None:
             raw = without(self._source.raw, (_MATRIX,))
             return self._judge.judge(replace(self._source, raw=raw), is_part=is_part)
@@ -86,7 +91,7 @@ class CaseFile:
         _, problems = read_table(self._source, _MATRIX)
         cases, more = ([], []) if problems else expand(self._source)
         self.problems += [*problems, *more]
-        return {} if more else {case.name: case for case in cases}
+        return {case.name: case for case in cases}
 
     def _of(self, case: Case) -> Source:
         """Return the source of a case: its keys lie over the files and under the flags."""

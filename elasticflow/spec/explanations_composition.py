@@ -74,6 +74,13 @@ MATRIX: dict[str, Explanation] = {
         '[matrix.cases.wide]\njob.name = "wide"',
         "[matrix.cases.wide]\njob.seed = 2",
     ),
+    codes.AXIS_OVERRIDDEN: Explanation(
+        "a flag decides what an axis should (warning)",
+        "Flags win over files and over cases. One that sets the key of an axis makes cases that differ in their names only: "
+        "change the axis instead.",
+        "elasticflow run jobs/sweep.toml --all --set optimizer.args.lr=0.1",
+        "elasticflow run jobs/sweep.toml --all --set 'matrix.axes.optimizer.args.lr=[0.1]'",
+    ),
     codes.NO_CASES: Explanation(
         "the matrix makes no case",
         "It has neither axes nor cases, or everything is excluded.",

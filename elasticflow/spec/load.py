@@ -134,7 +134,7 @@ def is_several(path: Path, overrides: Sequence[str] = ()) -> bool:
 
 def _loaded(file: CaseFile, judged: Judged, case: str | None = None) -> LoadedJob:
     found = in_order([*file.problems, *judged.diagnostics])
-    job = None if file.problems else judged.job
+    job = None if file.has_errors else judged.job
     changes: Mapping[KeyPath, Any] = {} if case is None else file.cases[case].changes()
     return LoadedJob(file.path, file.root, file.files, job, found, case, changes=changes)
 

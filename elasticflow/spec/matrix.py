@@ -48,7 +48,7 @@ class Case:
 
 
 def expand(source: Source) -> tuple[list[Case], list[Diagnostic]]:
-    """Return the cases of a file whose [matrix] has the right types, or what is wrong with it.
+    """Return the cases of a file whose [matrix] has the right types, and what is wrong with it.
 
     The combinations of the axes come first, the last axis changing fastest; then the cases given by name.
     """
@@ -79,7 +79,8 @@ def expand(source: Source) -> tuple[list[Case], list[Diagnostic]]:
         remedy = "give it axes, such as optimizer.args.lr = [1e-3, 3e-3] in [matrix.axes], or take it out"
         remedy = "take an exclusion out" if axes else remedy
         problems = [source.problem(codes.NO_CASES, message, ("matrix",), at_key=True, remedy=remedy)]
-    return named, [*problems, *_names(source, named)]
+    problems += _names(source, named)
+    return [] if problems else named, [*problems, *_overridden(source, axes)]
 
 
 Chosen = tuple[tuple[Axis, int], ...]
@@ -141,6 +142,19 @@ def _own_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
         for place in found:
             message = f"a case cannot change {dotted(path)}: {why}"
             yield source.problem(codes.CASE_KEY, message, place, at_key=True, remedy="take it out")
+
+
+def _overridden(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
+    """Yield a warning for each axis whose key a flag sets."""
+    for axis in axes:
+        place = source.look(axis.path)
+        if place is not None and not place[0].is_file:
+            key = dotted(axis.path)
+            message = f"{key} is an axis, and the flag wins: its cases differ in name only"
+            remedy = f"change the axis instead: --set 'matrix.axes.{key}=[...]'"
+            yield source.problem(
+                codes.AXIS_OVERRIDDEN, message, axis.path, at_key=True, severity="warning", remedy=remedy
+            )
 
 
 def _has(keys: object, path: KeyPath) -> bool:

@@ -137,7 +137,8 @@ def test_a_sweep_that_cannot_be_is_refused_before_it_begins(
 
 def test_validate_checks_every_case(ran: Callable[..., Ran], project: Path) -> None:
     """A mistake in one names it."""
-    assert ran("validate", "jobs/sweep.toml")[0] == 0
+    code, out, _ = ran("validate", "jobs/sweep.toml", "--set", "nodes.max=1")
+    assert (code, out) == (0, "1 file (3 cases) checked: no problems\n")
     (project / "jobs" / "sweep.toml").write_text(SWEEP.replace("width", "widht"), "utf-8")
     code, out, _ = ran("validate", "jobs/sweep.toml", "--output-format", "concise")
     assert code == 1
@@ -238,3 +239,12 @@ def test_a_file_with_cases_means_the_newest_of_their_runs(
         file.write('\n[snapshots]\nuri = "s3://${env:NOT_SET_ANYWHERE}/x"\n')
     code, out, _ = ran("status", "jobs/sweep.toml", "--format", "json")
     assert (code, json.loads(out)["job"]) in {(0, "mnist-wide"), (0, "mnist-seed1"), (0, "mnist-seed2")}
+
+
+def test_a_flag_that_decides_for_an_axis_is_warned_of(ran: Callable[..., Ran]) -> None:
+    """It wins, and the cases differ in name only."""
+    out = ran("validate", "jobs/sweep.toml", "--set", "job.seed=7", "--set", "nodes.max=1")[1]
+    assert "warning[EF318]: job.seed is an axis, and the flag wins: its cases differ in name only" in out
+    assert " --> --set:1:5" in out
+    assert "change the axis instead: --set 'matrix.axes.job.seed=[...]'" in out
+    assert ran("plan", "jobs/sweep.toml", "--case", "seed1", "--set", "job.seed=7")[0] == 0
