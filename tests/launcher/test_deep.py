@@ -115,6 +115,30 @@ def test_what_is_learnt_of_a_good_job(tmp_path: Path) -> None:
     assert quick == {key: value for key, value in thorough.items() if key != "loss"}
 
 
+@pytest.mark.parametrize(
+    ("line", "is_on_meta"),
+    [
+        ("self.inner.bias = self.norm.bias", True),
+        ("self.again = self.inner", True),
+        ("self.outer.weight = nn.Parameter(self.outer.weight.t().contiguous().t())", True),
+        ("self.register_buffer('count', torch.tensor(3, dtype=torch.int8))", True),
+        ("self.inner.weight.requires_grad_(False)", True),
+        ("assert float(torch.ones(2).sum()) == 2", False),
+    ],
+)
+def test_bytes_are_the_same_with_and_without_memory(tmp_path: Path, line: str, is_on_meta: bool) -> None:
+    """Tied, laid out otherwise, shared or frozen: what the meta device tells, real tensors tell, too."""
+    old = "        self.outer = nn.Linear(width, 3)\n"
+    project = Project(old, f"{old}        {line}\n", None)
+
+    looks = [_look_here(tmp_path, project._replace(deep_step=takes_step)) for takes_step in (False, True)]
+
+    quick, thorough = (look.facts for look in looks)
+    assert quick["snapshot_bytes"] >= 800
+    assert quick == {key: value for key, value in thorough.items() if key != "loss"}
+    assert is_on_meta == (looks[0].notes == ())
+
+
 @pytest.mark.integration
 def test_validate_shows_the_frames_of_the_jobs_own_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
