@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import durable
@@ -49,4 +50,5 @@ class EnvironmentRecord:
 
     def _write(self, modules: list[str]) -> None:
         facts = {**self._facts, "versions": versions_of_modules(modules)}
-        durable.write(self._path, [json.dumps(facts, indent=2).encode(), b"\n"])
+        with suppress(OSError):  # a run folder that cannot be written ends the launch, which says so
+            durable.write(self._path, [json.dumps(facts, indent=2).encode(), b"\n"])
