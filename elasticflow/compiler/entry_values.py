@@ -145,11 +145,12 @@ def _policy(job: Job) -> Code:
         "staging_limit": table.staging_limit,
         "options": _without_secrets(table.options, job.secrets, ("snapshots", "options")) or None,
     }
-    secret = job.secrets.get(("snapshots", "uri"))
     uri = None if table.uri is None else Name(flat(from_root(table.uri)))
+    if uri is not None and ("snapshots", "uri") in job.secrets:
+        uri = _looked_up(job.secrets["snapshots", "uri"])
     return call(
         "snapshot.Policy",
-        uri=uri if secret is None else _looked_up(secret),
+        uri=uri,
         every=intervals(table.every),
         keep_last=table.keep.last,
         **{key: value for key, value in optional.items() if value is not None},

@@ -76,6 +76,9 @@ class References:
         for value in sorted(self.hidden, key=len, reverse=True):
             for form in (value, show(value)[1:-1]):
                 text = text.replace(form, "***")
+            # A long text is shown cut off, perhaps in the middle of the secret.
+            cut = next((n for n in range(len(value) - 1, 0, -1) if f'{value[:n]}..."' in text), 0)
+            text = text.replace(f'{value[:cut]}..."', '***..."') if cut else text
         return text
 
     def _value(self, value: Any, path: KeyPath) -> Any:

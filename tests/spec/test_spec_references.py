@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elasticflow.compiler.drift import compare
 from elasticflow.compiler.materialize import launch_files
 from elasticflow.compiler.plan import plan_job
 from elasticflow.errors import JobRefusedError
@@ -148,6 +149,10 @@ def test_secrets_reach_the_file_system_and_nothing_else(written: Callable[[str],
         ('[snapshots]\noptions = { secret = "${env:S}", every = 1 }\nevery = "5"\n', {"S": PASSWORD}),
         ('[snapshots]\nuri = "memory://u:${env:S_TOKEN}@h/${env:X}"\n', {"S_TOKEN": PASSWORD, "X": "x"}),
         ('[snapshots]\nuri = "s3://u:${env:S_TOKEN}@h/x"\n', {"S_TOKEN": f"a/{PASSWORD}"}),
+        (
+            '[nodes]\nmax = 2\nendpoint = "h:1"\n[snapshots]\nuri = "file://u:${env:S_TOKEN}@h"\n[ddp]\nx = 0\n',
+            {"S_TOKEN": PASSWORD * 9},
+        ),
         ('[snapshots]\nuri = "s3://u:${env:S_TOKEN}@h/x"\n', {"S_TOKEN": f"a@{PASSWORD}"}),
     ],
 )
@@ -158,7 +163,7 @@ def test_no_message_shows_a_secret(
     loaded = load_job(written(lines), environment=environment)
     assert loaded.has_errors
     for style in FORMATS:
-        assert PASSWORD not in render(loaded.diagnostics, style)  # type: ignore[arg-type]  # a tuple of the literals
+        assert PASSWORD[:8] not in render(loaded.diagnostics, style)  # type: ignore[arg-type]  # a tuple of the literals
 
 
 @pytest.mark.parametrize(
@@ -189,6 +194,9 @@ def test_a_value_from_the_environment_is_part_of_the_job(written: Callable[[str]
     assert '"/data"' in files["train.py"]
     assert '"${env:ROOT}"' in "".join(text for name, text in files.items() if name.startswith("sources/"))
     other = resolved(path, ROOT="/scratch")
+    (difference,) = compare(loaded.job, other)
+    assert ("dataset.args.root", "/data", "/scratch") == (difference.key, difference.old, difference.new)
+    assert (difference.weight, "fingerprint" in difference.reason) == ("trajectory", True)
     assert (
         plan.job_digest
         != plan_job(other, project_root=loaded.project_root, job_files=loaded.files).job_digest
