@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from elasticflow.spec.job import Job
 
 _MARGIN = 13
+_HELD = re.compile(r"(?<=\d) (?=[A-Za-z])|(?<=\brun) (?=\d)")
 Answer = Literal["goes on", "asks", "refuses"]
 _ANSWERS: dict[Answer, str] = {
     "goes on": "it could go on as this job",
@@ -55,7 +57,7 @@ class PlanView(NamedTuple):
 def lines_of(view: PlanView, width: int) -> Iterator[str]:
     """Yield the lines of the whole plan, at most *width* wide where words can be broken."""
     for name, text in _facts(view):
-        first, *more = textwrap.wrap(text, width - _MARGIN, break_long_words=False, break_on_hyphens=False)
+        first, *more = _wrapped(text, width - _MARGIN)
         yield paint(f"{name:<{_MARGIN}}", bold=True) + first
         yield from (f"{'':<{_MARGIN}}{line}" for line in more)
     if view.lesson is not None and view.lesson.drift:
@@ -72,6 +74,13 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
     yield f"    {entry_point}"
     yield ""
     yield from _environment(view.plan, width)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the text in lines; a number stays with its unit, and a run with its id."""
+    held = _HELD.sub("\0", text)
+    lines = textwrap.wrap(held, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
