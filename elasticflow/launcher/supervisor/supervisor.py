@@ -27,6 +27,7 @@ from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.members import Member, Members
 from elasticflow.launcher.supervisor.metrics import Metrics
 from elasticflow.launcher.supervisor.restarts import Restarts
+from elasticflow.launcher.supervisor.shown import Shown
 from elasticflow.launcher.supervisor.suspicion import Suspicion
 from elasticflow.snapshots.commit import FENCED
 
@@ -47,7 +48,8 @@ class Supervisor:
 
     def __init__(self, launch: Launch, show: Callable[[dict[str, Any]], None]) -> None:
         self._launch = launch
-        self._journal = Journal(launch.folder, launch.number, show)
+        self._shown = Shown(show)
+        self._journal = Journal(launch.folder, launch.number, self._shown)
         self._metrics = Metrics(launch.folder)
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
         self._intake = Intake(self._journal, self._metrics, self._environment)
@@ -62,8 +64,9 @@ class Supervisor:
             RunFolderError: what happens cannot be written down any more, so the launch was ended.
         """
         try:
-            return self._lead()
+            code = self._lead()
         except OSError as error:
+            self._shown.close()
             while isinstance(error.__context__, OSError):  # what came first; the files fail to be closed, too
                 error = error.__context__
             place = error.filename or self._launch.folder.path
@@ -71,6 +74,9 @@ class Supervisor:
                 f"the launch ended, since it cannot use {place}: {os.strerror(error.errno or 0)}",
                 "once there is room again and the run folder is there, the same command goes on from the newest snapshot",
             ) from error
+        if not self._shown.close():
+            os._exit(code)  # nobody reads our standard output, and its last flush would wait for ever, too
+        return code
 
     def _lead(self) -> int:
         with contextlib.ExitStack() as at_end:  # last first, and each even if another one fails
