@@ -8,15 +8,17 @@ import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from elasticflow.cli.plan_table import either, notes, table
+from elasticflow.cli.plan_words import any_of, by, kept, snapshots, unknown, written
 from elasticflow.cli.terminal import paint
 from elasticflow.compiler.drift_table import lines_of as drift_lines
-from elasticflow.observe.formats import plural, size, span
+from elasticflow.compiler.entry_values import intervals
+from elasticflow.observe.formats import plural, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from elasticflow.compiler.drift import Difference, Weight
-    from elasticflow.compiler.forecast import Forecast, Knowledge, Known
+    from elasticflow.compiler.forecast import Forecast, Knowledge
     from elasticflow.compiler.plan import LaunchPlan
     from elasticflow.observe.lessons import Lesson
     from elasticflow.spec.job import Job
@@ -90,7 +92,7 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     batch = plural(job.dataset.global_batch_size, "sample")
     yield "batch", f"{batch} per step, at every number of nodes"
     if view.known.parameters is not None:
-        yield "model", plural(int(view.known.parameters.value), "parameter") + _by(view.known.parameters)
+        yield "model", plural(int(view.known.parameters.value), "parameter") + by(view.known.parameters)
     if job.dataset.shards is not None:
         shards = plural(job.dataset.shards, "shard")
         yield "data", f"{shards} of unknown lengths; what a worker reads is whole shards"
@@ -100,38 +102,14 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
         names = ", ".join(["loss", *job.evaluation.metrics])
         times = view.ahead.evaluations
         often = "" if times is None else f"; {times:,} time{'' if times == 1 else 's'}"
-        yield "evaluation", f"{_any_of(_listed(job.evaluation.every))} and at the end: {names}{often}"
-    yield "snapshots", _snapshots(view)
-    yield "", _written(view)
-    yield "", _kept(view)
+        yield "evaluation", f"{any_of(intervals(job.evaluation.every))} and at the end: {names}{often}"
+    yield "snapshots", snapshots(view)
+    yield "", written(view)
+    yield "", kept(view)
     yield "restarts", _restarts(view)
     yield from view.asides.items()
     if view.lesson is not None:
         yield "drift", _drift(view.lesson, view.answer)
-
-
-def _by(*known: Known | None) -> str:
-    """Return ` (run 20261120-104500-4f2a)`: who told; the job file itself goes without saying."""
-    sources = dict.fromkeys(
-        each.source for each in known if each is not None and each.source != "dataset.samples"
-    )
-    return f" ({', '.join(sources)})" if sources else ""
-
-
-def _listed(every: str | list[str]) -> tuple[str, ...]:
-    return (every,) if isinstance(every, str) else tuple(every)
-
-
-def _any_of(every: Sequence[str]) -> str:
-    return "every " + " or ".join(every)
-
-
-def _unknown(view: PlanView, fact: str) -> str:
-    """Return when a fact will be known, and why the last run does not tell it."""
-    why = "known after the first run, or with --deep"
-    if view.lesson is not None and fact in view.lesson.outdated:
-        return f"{why} (run {view.lesson.run_id} had another {view.lesson.outdated[fact]})"
-    return why
 
 
 def _nodes(view: PlanView) -> str:
@@ -149,9 +127,9 @@ def _nodes(view: PlanView) -> str:
 
 def _steps(view: PlanView) -> str:
     train, dataset, ahead = view.job.train, view.job.dataset, view.ahead
-    unknown = f"{_unknown(view, 'samples')}, or set dataset.samples"
+    later = f"{unknown(view, 'samples')}, or set dataset.samples"
     if dataset.shards is not None:
-        unknown = "nobody knows before they are read"
+        later = "nobody knows before they are read"
     epochs = plural(train.epochs or 0, "epoch")
     if view.known.samples is None or ahead.steps_per_epoch is None:
         known = (
@@ -159,63 +137,22 @@ def _steps(view: PlanView) -> str:
             if train.steps is None
             else f"{train.steps:,}; how many an epoch has: "
         )
-        return known + unknown
+        return known + later
     per_epoch = either(*ahead.steps_per_epoch)
     of = f"{plural(int(view.known.samples.value), 'sample')} by {dataset.global_batch_size:,}"
-    by = _by(view.known.samples)
+    told = by(view.known.samples)
     if train.steps is None:
-        return f"{ahead.steps:,}: {epochs} of {of}, {per_epoch} each{by}"
-    return f"{train.steps:,}; an epoch of {of} has {per_epoch}{by}"
+        return f"{ahead.steps:,}: {epochs} of {of}, {per_epoch} each{told}"
+    return f"{train.steps:,}; an epoch of {of} has {per_epoch}{told}"
 
 
 def _duration(view: PlanView) -> str:
     known, ahead = view.known, view.ahead
     if known.step_s is None:
-        return _unknown(view, "step_s").replace(", or with --deep", "")
+        return unknown(view, "step_s").replace(", or with --deep", "")
     workers = "" if known.workers is None else f" with {plural(int(known.workers.value), 'worker')}"
     total = "" if ahead.duration_s is None else f"about {span(ahead.duration_s)}, "
-    return f"{total}{span(known.step_s.value)} a step{workers}{_by(known.step_s)}"
-
-
-def _snapshots(view: PlanView) -> str:
-    plan = view.plan.snapshots
-    place = plan.uri or f"runs/{view.plan.job_name}/<run id>"
-    held = f"; held in memory every {plan.memory}" if plan.memory else ""
-    return f"{_any_of(plan.every)}, at the end and when asked to leave; in {place}{held}"
-
-
-def _written(view: PlanView) -> str:
-    ahead, known = view.ahead, view.known.snapshot_bytes
-    parts = [
-        f"how large: {_unknown(view, 'snapshot_bytes')}"
-        if known is None
-        else f"{size(known.value)} each{_by(known)}"
-    ]
-    if ahead.snapshots_per_hour is None:
-        parts.append("how many an hour: known after the first run")
-    else:
-        word = "at least" if ahead.is_least else "about"
-        rate = f"{word} {ahead.snapshots_per_hour:,.0f} an hour"
-        parts.append(
-            rate if ahead.bytes_per_hour is None else f"{rate}, {size(ahead.bytes_per_hour)} an hour"
-        )
-    if ahead.snapshots is not None and not ahead.is_least:
-        total = "" if known is None else f", {size(ahead.snapshots * known.value)}"
-        parts.append(f"{ahead.snapshots:,} in the whole run{total}")
-    return "; ".join(parts)
-
-
-def _kept(view: PlanView) -> str:
-    keep, ahead = view.job.snapshots.keep, view.ahead
-    kept = [f"the last {keep.last}"]
-    kept += [f"the best {keep.best}"] if keep.best is not None else []
-    kept += [f"one every {keep.every}"] if keep.every is not None else []
-    kept += [f"those of the last {keep.within}"] if keep.within is not None else []
-    listed = kept[0] if len(kept) == 1 else f"{', '.join(kept[:-1])} and {kept[-1]}"
-    if ahead.kept is None:
-        return f"{listed} stay; how many that are: known after the first run"
-    held = "" if ahead.kept_bytes is None else f", {size(ahead.kept_bytes)}"
-    return f"{listed} stay: at most {ahead.kept:,}{held}, and one more while it is written"
+    return f"{total}{span(known.step_s.value)} a step{workers}{by(known.step_s)}"
 
 
 def _restarts(view: PlanView) -> str:
