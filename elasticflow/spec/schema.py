@@ -28,7 +28,7 @@ _ONE_OF = {"ModelTable": ("loss", "step"), "TrainTable": ("epochs", "steps")}
 BEYOND = (
     "nodes.min <= nodes.max: one value against another",
     "evaluation.best names a key of evaluation.metrics: one value against another's keys",
-    "5.0 where a whole number is asked for: one number to JSON, two types to TOML; tombi and taplo tell them apart",
+    "5.0 where a whole number is asked for: one number to JSON, two types to TOML; tombi tells them apart, taplo not",
     "nan and inf: no numbers to JSON; what an editor says of them is its own",
 )
 """What the models refuse and no JSON Schema can say. What needs several tables or other files is `checks.py`'s."""
