@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,10 @@ from elasticflow.cli.options import case_option, job_of, overrides_option
 from elasticflow.cli.view import log_format_option, shown, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from elasticflow.launcher.launch import Request
+    from elasticflow.launcher.supervisor.simulate import Change
     from elasticflow.run_folder import RunFolder
     from elasticflow.spec.load import LoadedJob
 
@@ -102,35 +105,52 @@ def command(
             is_all=is_all,
         )
         return FINISHED
-    from elasticflow.cli.sweep import run_all, run_id_of
-    from elasticflow.cli.terminal import show_warnings
     from elasticflow.launcher.supervisor.simulate import parse_scale
-    from elasticflow.observe.runs import is_finished
-    from elasticflow.run_folder import RunFolder
     from elasticflow.spec import codes
 
     is_simulated = simulate_nodes is not None or scale is not None
     but = {codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS} if is_simulated else set()
     changes = parse_scale(scale or f"{simulate_nodes or 1}@0s")
-
-    def train(loaded: LoadedJob, folder: RunFolder) -> int:
-        request = _request(loaded, overrides, folder, node_rank)
-        return _launch(replace(request, accept_drift=accept_drift, scale=changes), log_format)
-
+    train = _Training(overrides, accept_drift, changes, node_rank, log_format)
     if is_all:
+        from elasticflow.cli.sweep import run_all
+
         return run_all(job_file, overrides, run_id, but, train, is_quiet=log_format == "json")
     loaded = job_of(job_file, overrides, case)
-    assert loaded.job is not None
-    if endpoint is not None:
-        if run_id or simulate_nodes or scale or accept_drift:
-            raise click.UsageError("--join takes part in a run as its head started it: give it alone")
-        return _join(loaded, overrides, endpoint, node_rank, log_format)
-    folder = RunFolder.of(loaded.project_root, loaded.job.job.name, run_id_of(run_id, case))
-    if is_finished(folder):
-        click.echo(f"run {folder.run_id} is finished")
-        return FINISHED
-    show_warnings(loaded, but=but)
-    return train(loaded, folder)
+    if endpoint is None:
+        return _one(loaded, run_id, but, train)
+    if run_id or is_simulated or accept_drift:
+        raise click.UsageError("--join takes part in a run as its head started it: give it alone")
+    return _join(loaded, endpoint, train)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """How jobs are trained, whichever they are."""
+
+    overrides: tuple[str, ...]
+    accept_drift: bool
+    scale: tuple[Change, ...]
+    node_rank: int | None
+    log_format: str
+
+    def __call__(self, loaded: LoadedJob, folder: RunFolder) -> int:
+        return self.launch(self.request(loaded, folder))
+
+    def request(self, loaded: LoadedJob, folder: RunFolder) -> Request:
+        """Return what is to be launched."""
+        from elasticflow.launcher.launch import Request
+
+        assert loaded.job is not None
+        facts = (loaded.job, loaded.files, self.overrides, loaded.project_root, folder)
+        return Request(*facts, self.accept_drift, self.scale, self.node_rank, loaded.case)
+
+    def launch(self, request: Request) -> int:
+        """Launch it, shown as was asked for, and return the exit code."""
+        from elasticflow.launcher.launch import launch
+
+        with shown(self.log_format, request.folder.path) as show:
+            return launch(request, show, warn)
 
 
 def _require_usable(simulate_nodes: int | None, scale: str | None, run_id: str | None) -> None:
@@ -142,26 +162,25 @@ def _require_usable(simulate_nodes: int | None, scale: str | None, run_id: str |
         raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
 
 
-def _request(
-    loaded: LoadedJob, overrides: tuple[str, ...], folder: RunFolder, node_rank: int | None
-) -> Request:
-    from elasticflow.launcher.launch import Request
+def _one(loaded: LoadedJob, run_id: str | None, but: Container[str], train: _Training) -> int:
+    """Make the run of one job, or go on with it, if it is not finished."""
+    from elasticflow.cli.run_ids import run_id_of
+    from elasticflow.cli.terminal import show_warnings
+    from elasticflow.errors import FINISHED
+    from elasticflow.observe.runs import is_finished
+    from elasticflow.run_folder import RunFolder
 
     assert loaded.job is not None
-    root = loaded.project_root
-    return Request(loaded.job, loaded.files, overrides, root, folder, node_rank=node_rank, case=loaded.case)
+    folder = RunFolder.of(loaded.project_root, loaded.job.job.name, run_id_of(run_id, loaded.case))
+    if is_finished(folder):
+        click.echo(f"run {folder.run_id} is finished")
+        return FINISHED
+    show_warnings(loaded, but=but)
+    return train(loaded, folder)
 
 
-def _launch(request: Request, log_format: str) -> int:
-    from elasticflow.launcher.launch import launch
-
-    with shown(log_format, request.folder.path) as show:
-        return launch(request, show, warn)
-
-
-def _join(
-    loaded: LoadedJob, overrides: tuple[str, ...], endpoint: str, node_rank: int | None, log_format: str
-) -> int:
+def _join(loaded: LoadedJob, endpoint: str, train: _Training) -> int:
+    """Take part in the run that another machine leads at *endpoint*."""
     from elasticflow.launcher.join import Address, join
     from elasticflow.run_folder import RunFolder
 
@@ -170,11 +189,7 @@ def _join(
         raise click.BadParameter("write it like head:29400", param_hint="--join")
     assert loaded.job is not None
     folder = RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
-    request = _request(loaded, overrides, folder, node_rank)
+    address = Address(host, int(port))
     return join(
-        request,
-        Address(host, int(port)),
-        lambda text: click.echo(text, err=True),
-        warn,
-        lambda leading: _launch(leading, log_format),
+        train.request(loaded, folder), address, lambda text: click.echo(text, err=True), warn, train.launch
     )

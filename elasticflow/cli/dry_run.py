@@ -32,7 +32,7 @@ def show_plan(
     """
     from elasticflow.cli.cmd_plan import newest_run, show, show_cases
     from elasticflow.cli.options import job_of
-    from elasticflow.cli.sweep import run_id_of
+    from elasticflow.cli.run_ids import run_id_of
     from elasticflow.cli.terminal import show_warnings
     from elasticflow.launcher.supervisor.simulate import check_scale, parse_scale
     from elasticflow.run_folder import RunFolder

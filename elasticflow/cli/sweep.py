@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.case_table import Result, results_text
+from elasticflow.cli.run_ids import run_id_of
 from elasticflow.cli.terminal import interrupted_by_signals, show_warnings
 from elasticflow.cli.view import warn
 from elasticflow.errors import (
@@ -20,10 +21,9 @@ from elasticflow.errors import (
     FINISHED,
     INTERRUPTED,
     KILLED_BY_USER,
-    CaseError,
     ElasticflowError,
 )
-from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id
+from elasticflow.run_folder import RunFolder, new_run_id
 from elasticflow.secrecy import public_overrides
 
 if TYPE_CHECKING:
@@ -41,20 +41,6 @@ _WORDS = {
     KILLED_BY_USER: "interrupted",
 }
 _NOT_BEGUN = "not begun"
-
-
-def run_id_of(run_id: str | None, case: str | None) -> str:
-    """Return the id of a run: of a case it ends in the case's name, so that cases of one id never meet.
-
-    Raises:
-        CaseError: it would be too long.
-    """
-    whole = run_id or new_run_id()
-    if case is not None and not whole.endswith(f"-{case}"):
-        whole = f"{whole}-{case}"
-    if not RUN_ID.fullmatch(whole):
-        raise CaseError(f"the run would be called {whole}, and an id has at most 100 letters")
-    return whole
 
 
 def run_all(
@@ -109,13 +95,20 @@ def run_all(
         if ended in {INTERRUPTED, KILLED_BY_USER}:
             code = ended
             break
-    say("\n" + "\n".join(results_text(results)), quiet=is_quiet)
+    _sum_up(results, code, _again(job_file, overrides, whole), quiet=is_quiet)
+    return code
+
+
+def _again(job_file: Path, overrides: Sequence[str], run_id: str) -> str:
+    flags = [f"--set={text}" for text in public_overrides(overrides)]
+    return shlex.join(["elasticflow", "run", str(job_file), "--all", "--run-id", run_id, *flags])
+
+
+def _sum_up(results: Sequence[Result], code: int, again: str, *, quiet: bool) -> None:
+    say("\n" + "\n".join(results_text(results)), quiet=quiet)
     if code != FINISHED:
         what = "go on with" if code in {INTERRUPTED, KILLED_BY_USER} else "try those that failed again with"
-        flags = [f"--set={text}" for text in public_overrides(overrides)]
-        again = shlex.join(["elasticflow", "run", str(job_file), "--all", "--run-id", whole, *flags])
-        say(f"\n{what}: {again}", quiet=is_quiet)
-    return code
+        say(f"\n{what}: {again}", quiet=quiet)
 
 
 def say(text: str, *, quiet: bool) -> None:

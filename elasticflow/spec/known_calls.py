@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from elasticflow.spec.definitions import NoAttributeError, UnreadableModuleError
+from elasticflow.spec.modules import CannotTellError, NoModuleError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -11,6 +14,7 @@ if TYPE_CHECKING:
     from elasticflow.spec.resolve import Resolver
 
 _Result = TypeVar("_Result")
+_ANSWERS = (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError)
 
 
 def content_of(value: object) -> object:
@@ -35,11 +39,11 @@ class KnownCalls:
         self._results: dict[tuple[object, ...], object] = {}
 
     def once(self, make: Callable[[], _Result], *key: object) -> _Result:
-        """Return what *make* returns, or raise what it raises: it is called once for each key."""
+        """Return what *make* returns, or raise what it finds wrong: it is called once for each key."""
         if key not in self._results:
             try:
                 self._results[key] = make()
-            except Exception as error:  # noqa: BLE001  # whatever it is, it is raised below
+            except _ANSWERS as error:
                 self._results[key] = error
         result = self._results[key]
         if isinstance(result, Exception):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.cli.sweep import run_all, run_id_of
+from elasticflow.cli.run_ids import run_id_of
+from elasticflow.cli.sweep import run_all
 from elasticflow.errors import CaseError, StorageError
 
 if TYPE_CHECKING:
