@@ -10,6 +10,11 @@ import re
 _LARGE = 30_000
 
 
+def is_large(text: str) -> bool:
+    """Return whether a source text takes too long to be parsed as a whole."""
+    return len(text) > _LARGE
+
+
 @functools.lru_cache(maxsize=256)
 def parse(text: str) -> list[ast.stmt]:
     """Return the statements of a source text.
@@ -29,7 +34,7 @@ def parse(text: str) -> list[ast.stmt]:
 
 def bindings(text: str, name: str) -> tuple[list[ast.stmt], bool]:
     """Return the statements that bind *name* at module level, last first, and whether all of them always run."""
-    if len(text) > _LARGE and (one := _slice(text, name)):
+    if is_large(text) and (one := _slice(text, name)):
         return [one], True
     found: list[ast.stmt] = []
     inner: list[ast.stmt] = []

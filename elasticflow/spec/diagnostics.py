@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from elasticflow.spec.excerpts import layout, line_at, printable
 from elasticflow.spec.positions import Span, place
 
 if TYPE_CHECKING:
@@ -68,6 +67,8 @@ def at(
     code: str, message: str, *, file: str, text: str, span: Span, severity: Severity = "error", remedy: str | None = None
 ) -> Diagnostic:  # fmt: skip
     """Return a diagnostic about the span of a file's text."""
+    from elasticflow.spec.excerpts import line_at  # most files have nothing to say
+
     line, column = place(text, span.start)
     end_line, end_column = place(text, max(span.end, span.start))
     excerpt = line_at(text, span.start)
@@ -101,6 +102,8 @@ def render(diagnostics: Sequence[Diagnostic], style: Format = "full", *, colour:
 
 def _printable(each: Diagnostic) -> Diagnostic:
     """Return it without what a terminal would obey: file names and source lines may hold anything."""
+    from elasticflow.spec.excerpts import printable
+
     return replace(
         each,
         message=printable(each.message),
@@ -117,6 +120,8 @@ def _full(each: Diagnostic, *, colour: bool) -> str:
     lines = [f"{tint}{each.severity}[{each.code}]{off}{paint['bold']}: {each.message}{off}"]
     lines.append(f"{frame}{' ' * width}-->{off} {each.where}")
     if each.line is not None and each.excerpt is not None and each.column is not None:
+        from elasticflow.spec.excerpts import layout
+
         end = each.end_column if each.end_line == each.line else None
         shown, carets = layout(each.excerpt, each.column, end)
         blanks = " " * (len(carets) - len(carets.lstrip(" ")))

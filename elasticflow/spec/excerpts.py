@@ -8,14 +8,15 @@ from elasticflow.secrecy import is_secret
 
 _WIDTH = 110
 _TAB = "    "
+# Patterns are compiled when a line is shown; most files have nothing to say.
 # What must never reach a terminal or a CI log: values of secret-looking keys, and passwords in URLs.
-_VALUE = re.compile(
+_VALUE = (
     r"(?<![\w-])(?P<key>[\w-]{1,200})(?P<equals>[\"']?[ \t]*=[ \t]*)"
     r"(?:(?P<quote>\"\"\"|'''|[\"'])(?P<value>.*?)(?P<end>(?P=quote)|$)|(?P<bare>[^\s\"',{}\[\]]+))"
 )
-_USER = re.compile(r"(?<=://)[^/@\s\"']+(?=@)")
-_QUERY = re.compile(r"(?<=[?&])(?P<key>[\w-]{1,200})=(?P<value>[^&#\s\"']+)")
-_NUMBER = re.compile(r"[+-]?[0-9][0-9_.eE+-]*|true|false")
+_USER = r"(?<=://)[^/@\s\"']+(?=@)"
+_QUERY = r"(?<=[?&])(?P<key>[\w-]{1,200})=(?P<value>[^&#\s\"']+)"
+_NUMBER = r"[+-]?[0-9][0-9_.eE+-]*|true|false"
 
 
 def line_at(text: str, start: int) -> str:
@@ -34,14 +35,16 @@ def line_at(text: str, start: int) -> str:
 
 def mask_secrets(line: str) -> str:
     """Return *line* with each secret-looking value replaced by as many stars."""
-    line = _USER.sub(lambda found: "*" * len(found[0]), line)
-    line = _QUERY.sub(lambda m: f"{m['key']}={'*' * len(m['value'])}" if is_secret(m["key"]) else m[0], line)
-    return _VALUE.sub(_masked, line)
+    line = re.sub(_USER, lambda found: "*" * len(found[0]), line)
+    line = re.sub(
+        _QUERY, lambda m: f"{m['key']}={'*' * len(m['value'])}" if is_secret(m["key"]) else m[0], line
+    )
+    return re.sub(_VALUE, _masked, line)
 
 
 def _masked(found: re.Match[str]) -> str:
     key = found["key"].lower()
-    if not (key == "key" or is_secret(key)) or "tokeniz" in key or _NUMBER.fullmatch(found["bare"] or ""):
+    if not (key == "key" or is_secret(key)) or "tokeniz" in key or re.fullmatch(_NUMBER, found["bare"] or ""):
         return found[0]
     before = found["key"] + found["equals"]
     if found["bare"] is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from elasticflow.spec.job import DatasetTable, TrainTable
@@ -26,8 +25,7 @@ def steps_per_epoch(dataset: DatasetTable, samples: int) -> tuple[int, int]:
     return {"spill": (full, up), "short": (up, up), "drop": (full, full)}[dataset.tail]
 
 
-@dataclass(frozen=True)
-class Horizon:
+class Horizon(NamedTuple):
     """The length of a whole run; None for what only the data tells.
 
     Attributes:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import re
 from typing import TYPE_CHECKING
 
+from elasticflow.spec.bindings import is_large, parse
 from elasticflow.spec.modules import CannotTellError, source_of
 
 if TYPE_CHECKING:
     from elasticflow.spec.modules import Module
 
-# One import statement, also in brackets over several lines; at any depth: `if TYPE_CHECKING:` and `try:` hold some.
-_IMPORT = re.compile(r"^[ \t]*((?:from|import)[ \t][^\n(]*(?:\([^)]*\))?)", re.MULTILINE)
-_STAR = re.compile(r"^[ \t]*from[ \t].*import[ \t(]+\*", re.MULTILINE)
+_BINDING = ("import ", " as ", "class ", "def ", "\n")  # one of these stands before a name that is bound
+HIDDEN_STAR = r"^[ \t]+from[ \t].*import[ \t(]+\*"
+"""Pattern of an import under a condition of names that it does not list."""
 # Decorators that leave the arguments as they are.
 _TRANSPARENT = {
     "abc.abstractmethod", "builtins.classmethod", "builtins.staticmethod", "functools.cache", "functools.lru_cache",
@@ -45,40 +47,67 @@ def origin(module: Module, node: ast.expr) -> str:
     """
     names = dotted_names(node)
     try:
-        first = _first(source_of(module), names[0]) if names else ""
+        text = source_of(module) if names else ""
+        first = _first(text, names[0]) if names else ""
     except CannotTellError:
         return ""
     return ".".join([first, *names[1:]]) if first else ""
 
 
-@functools.lru_cache(maxsize=1024)
 def _first(text: str, name: str) -> str:
-    own = rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+{name}\b|^{name}[ \t]*[:=]"
-    if name not in text or re.search(own, text, re.MULTILINE):
-        return ""
-    for found in _IMPORT.finditer(text):
-        if name in found[1] and (dotted := _imported(found[1], name)):
-            return dotted
-    return f"builtins.{name}" if hasattr(builtins, name) and not _STAR.search(text) else ""
+    is_builtin = hasattr(builtins, name) and not _has_star(text)
+    if is_builtin and not any(each + name in text for each in _BINDING):
+        return f"builtins.{name}"  # at once: most annotations are int, float and the like
+    return _table(text).get(name, f"builtins.{name}" if is_builtin else "")
 
 
-def _imported(statement: str, name: str) -> str:
+def _has_star(text: str) -> bool:
+    return "*" in text and re.search(r"^[ \t]*from[ \t].*import[ \t(]+\*", text, re.MULTILINE) is not None
+
+
+@functools.lru_cache(maxsize=256)
+def _table(text: str) -> dict[str, str]:
+    """Return where each imported name comes from, also under `if TYPE_CHECKING:` and `try:`; "" for own names."""
     try:
-        parsed = ast.parse(statement).body[0]
-    except (SyntaxError, ValueError):
-        return ""
-    match parsed:
-        case ast.Import(names=names):
-            for each in names:
-                if (each.asname or each.name.partition(".")[0]) == name:
-                    return each.name if each.asname else name
-        case ast.ImportFrom(names=names, level=0, module=str(package)):
-            for each in names:
-                if (each.asname or each.name) == name:
-                    return f"{package}.{each.name}"
-        case _:
-            pass
-    return ""
+        statements = _imports_of_large(text) if is_large(text) else parse(text)
+    except SyntaxError:
+        return {}
+    found: dict[str, str] = {}
+    own = set(re.findall(r"^(?:class|def) (\w+)", text, re.MULTILINE)) if is_large(text) else set()
+    pending = list(statements)
+    while pending:
+        each = pending.pop()
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            own.add(each.name)
+        elif isinstance(each, ast.Assign | ast.AnnAssign):
+            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+            own |= {target.id for target in targets if isinstance(target, ast.Name)}
+        elif isinstance(each, ast.Import | ast.ImportFrom):
+            found |= _imported(each)
+        elif isinstance(each, ast.If | ast.Try | ast.With):
+            pending += (inner for inner in ast.iter_child_nodes(each) if isinstance(inner, ast.stmt))
+            pending += (inner for handler in getattr(each, "handlers", []) for inner in handler.body)
+    return found | dict.fromkeys(own, "")
+
+
+def _imports_of_large(text: str) -> list[ast.stmt]:
+    """Return the import statements of a text that is too large to be parsed as a whole."""
+    found: list[ast.stmt] = []
+    for each in re.findall(r"^[ \t]*((?:from|import)[ \t][^\n(]*(?:\([^)]*\))?)", text, re.MULTILINE):
+        with contextlib.suppress(SyntaxError):
+            found += parse(each)
+    return found
+
+
+def _imported(statement: ast.Import | ast.ImportFrom) -> dict[str, str]:
+    if isinstance(statement, ast.Import):
+        tops = {each.name.partition(".")[0] for each in statement.names if not each.asname}
+        return {each.asname: each.name for each in statement.names if each.asname} | {
+            top: top for top in tops
+        }
+    if statement.level or statement.module is None:
+        return {each.asname or each.name: "" for each in statement.names}
+    return {each.asname or each.name: f"{statement.module}.{each.name}" for each in statement.names}
 
 
 def refuse_decorators(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:

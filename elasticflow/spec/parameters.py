@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from elasticflow.spec.annotations import fits, in_words, nearest
 from elasticflow.spec.modules import CannotTellError
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from elasticflow.spec.modules import Module
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter.
 
     Attributes:
@@ -64,14 +63,13 @@ class Signature:
         known = [each.name for each in (*by_place, *self.named)]
         if not self.takes_any_named and not set(names) <= set(known):
             raise CannotTellError("arguments are given in advance that it does not take")
-        given = [replace(each, is_optional=each.is_optional or each.name in names) for each in by_place]
+        given = [each._replace(is_optional=each.is_optional or each.name in names) for each in by_place]
         first = next((n for n, each in enumerate(given) if each.name in names), len(given))
-        named = [replace(each, is_optional=each.is_optional or each.name in names) for each in self.named]
+        named = [each._replace(is_optional=each.is_optional or each.name in names) for each in self.named]
         return replace(self, positional_only=only, positional=given[:first], named=[*given[first:], *named])
 
 
-@dataclass(frozen=True)
-class Misfit:
+class Misfit(NamedTuple):
     """One argument that does not fit.
 
     Attributes:

@@ -11,7 +11,6 @@ from elasticflow.spec.showing import dotted
 if TYPE_CHECKING:
     from elasticflow.spec.positions import KeyPath
 
-_AMOUNT = re.compile(r"([0-9][0-9._]*)\s*([A-Za-z]*)")
 _UNITS = (
     "steps", "epochs", "samples", "min", "h", "d", "s", "step", "epoch", "sample", "minutes", "hours", "seconds", "days",
 )  # fmt: skip
@@ -56,7 +55,7 @@ def unit_help(value: object) -> str | None:
     """Return the interval or size that was meant, where its unit is missing or mistyped."""
     if not isinstance(value, str):
         return None
-    found = _AMOUNT.fullmatch(value.strip())
+    found = re.fullmatch(r"([0-9][0-9._]*)\s*([A-Za-z]*)", value.strip())
     if found is None:
         return None
     number, unit = found.groups()

@@ -24,7 +24,7 @@ from elasticflow.spec.modules import (
     NoModuleError,
     source_of,
 )
-from elasticflow.spec.origins import dotted_names, origin
+from elasticflow.spec.origins import HIDDEN_STAR, dotted_names, origin
 
 _MOST_HOPS = 20
 _NAMES = re.compile(r"^(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*[=:]", re.MULTILINE)
@@ -32,7 +32,6 @@ _PLAIN: dict[type[ast.expr], str] = {
     ast.JoinedStr: "a text", ast.Tuple: "a tuple", ast.List: "a list", ast.ListComp: "a list",
     ast.Dict: "a dict", ast.DictComp: "a dict", ast.Set: "a set", ast.SetComp: "a set",
 }  # fmt: skip
-_HIDDEN_STAR = re.compile(r"^[ \t]+from[ \t].*import[ \t(]+\*", re.MULTILINE)
 # Names made at run time: reading cannot show them.
 _DYNAMIC = re.compile(
     r"^(?:def )?__getattr__\b|\bglobals\(\)|\bexec\(|sys\.modules\[__name__\]", re.MULTILINE
@@ -42,7 +41,7 @@ _DYNAMIC = re.compile(
 @functools.lru_cache(maxsize=256)
 def _hidden_stars(text: str) -> tuple[int, ...]:
     """Return the lines, from 0, that import everything under a condition: a millisecond for torch's large modules."""
-    return tuple(text.count("\n", 0, found.start()) for found in _HIDDEN_STAR.finditer(text))
+    return tuple(text.count("\n", 0, found.start()) for found in re.finditer(HIDDEN_STAR, text, re.MULTILINE))
 
 
 class Resolver:

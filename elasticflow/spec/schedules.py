@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from elasticflow.spec.positions import KeyPath
     from elasticflow.spec.source import Source
 
-_ENTRY = re.compile(r"torch\.optim(?:\.lr_scheduler:|:lr_scheduler\.)(\w+)")
+_ENTRY = r"torch\.optim(?:\.lr_scheduler:|:lr_scheduler\.)(\w+)"
 # The argument that says when a schedule is over, and what is missed when training ends before.
 _ENDS = {
     "CosineAnnealingLR": ("T_max", "the learning rate never gets down to eta_min"),
@@ -37,7 +37,7 @@ _WHOLE = {"T_max", "total_steps", "total_iters"}
 def check(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
     """Yield what is wrong between a schedule's length and training's, where both are known."""
     scheduler, train = tables.get("lr_scheduler"), tables.get("train")
-    found = None if scheduler is None else _ENTRY.fullmatch(scheduler.entry)
+    found = None if scheduler is None else re.fullmatch(_ENTRY, scheduler.entry)
     if scheduler is None or train is None or found is None:
         return
     # An epoch that is begun and not ended is no step of a schedule: only `epochs` tells how many those are.
