@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import faults
+from elasticflow.errors import StorageError
 from elasticflow.snapshots import manifest, policy, shards
 from elasticflow.snapshots.manifest import Manifest
 from elasticflow.snapshots.publish import GivenUpError, Publisher, PublishError
@@ -195,6 +196,11 @@ class Committer:
         elif isinstance(error, GivenUpError):
             # In any other case the node of rank 0 may be committing our shares at this moment.
             self._publisher.discard(share_set.name, own)
+        if (
+            reason == FENCED
+        ):  # whoever is told ends this writer, perhaps before it comes to what was staged since
+            with contextlib.suppress(OSError, StorageError):
+                self._publisher.sweep(share_set.generation + 1, ())
         self._tell(share_set, "snapshot.failed", reason=reason)
         self._board.close(share_set)
 

@@ -57,6 +57,20 @@ def test_another_launch_fences_this_one(bench: Bench) -> None:
     assert bench.catalog.storage.list("snapshots") == [bench.name_of(1)]
 
 
+def test_all_that_a_fenced_writer_has_staged_is_cleared_away_at_once(bench: Bench) -> None:
+    """It is told of one snapshot and ended, before it comes to the next one, which is written already."""
+    writer = bench.writer(limits={"fence_grace_s": 1.0})
+    bench.catalog.claim_generation({})
+    client = bench.connect(writer)
+    bench.catalog.claim_generation({})
+    for step in (2, 3):
+        bench.share(client, step)
+    (report,) = _reports(writer, 1)
+    writer.process.kill()
+    assert ("fenced", bench.name_of(2)) == (report["reason"], report["name"])
+    assert [] == bench.catalog.storage.list("snapshots")
+
+
 def test_zombie_of_an_older_generation_cannot_commit(bench: Bench) -> None:
     """A worker that outlived its generation stages after its successors were answered: fenced, without delay."""
     writer = bench.writer(limits={"fence_grace_s": 30.0})

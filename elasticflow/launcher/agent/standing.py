@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Where a rank waits for others, or for the store that it shares with them.
 _WAITS = re.compile(
-    r"/torch/distributed/|/torch/nn/parallel/distributed\.py$|/elasticflow/runtime/node_writer\.py$"
+    r"/torch/distributed/|/torch/nn/parallel/distributed\.py$|/elasticflow/runtime/(?:alike|exchange|node_writer)\.py$"
 )
 _BACKWARD = "_engine_run_backward"  # within it DistributedDataParallel waits
 _DATA = re.compile(r"/elasticflow/runtime/(?:reader|shard_reader|processes)\.py$")

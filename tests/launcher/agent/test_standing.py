@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+import elasticflow
 from elasticflow.launcher.agent.stacks import parse
 from elasticflow.launcher.agent.standing import Frame, Standing, blame
 
+RUNTIME = Path(elasticflow.__file__).parent / "runtime"
 TRAIN = Frame("/r/runs/job/1/launches/0001/train.py", 90, "main")
 GRADIENTS = Frame("/r/elasticflow/runtime/replicas.py", 130, "_backward")
 BACKWARD = Frame("/v/lib/python3.11/site-packages/torch/autograd/graph.py", 869, "_engine_run_backward")
@@ -122,3 +127,15 @@ def test_stack_reads_like_a_traceback() -> None:
         f'  File "{__file__}", line 1, in inner',
         '    """Which of the ranks that stand still is to blame, by where they stand."""',
     ]
+
+
+WAITING = sorted(path for path in RUNTIME.glob("*.py") if "work.wait()" in path.read_text())
+
+
+@pytest.mark.parametrize("path", WAITING, ids=lambda path: path.stem)
+def test_rank_that_waits_in_our_own_code_is_not_to_blame(path: Path) -> None:
+    """In exact mode ranks wait for what they send each other in our code, not in torch's."""
+    waiting = (Frame(str(path), 142, "wait"), TRAIN)
+    found = blame([standing(0, waiting), standing(1, ASLEEP)])
+
+    assert "it is at /r/examples/net.py:12 in forward, and the other rank waits for it" == found.reason
