@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MOST_CASES = 5_000
 MOST_LETTERS = 100
+_ABSURD = 10**12  # beyond it nobody reads the number, and Python may not write it
+_MOST_SIZES = 8
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OWN = {("job", "name"): "a case's job is called after the job and the case", ("matrix",): "a case has no cases", ("extends",): "files are extended by files"}  # fmt: skip
 
@@ -60,9 +62,10 @@ def expand(source: Source) -> tuple[list[Case], list[Diagnostic]]:
     # Before anything is expanded: a few axes of many values are more than any machine holds.
     count = math.prod(len(axis.values) for axis in axes) * bool(axes) + len(given)
     if count > MOST_CASES:
-        sizes = " x ".join(str(len(axis.values)) for axis in axes)
-        made = f" ({sizes} by its axes)" if len(axes) > 1 else ""
-        message = f"the matrix makes {count:,} cases{made}, and at most {MOST_CASES:,} are allowed"
+        sizes = " x ".join(str(len(axis.values)) for axis in axes[:_MOST_SIZES])
+        made = f" ({sizes} by its axes)" if 1 < len(axes) <= _MOST_SIZES else ""
+        number = f"{count:,}" if count < _ABSURD else f"more than {_ABSURD:,}"
+        message = f"the matrix makes {number} cases{made}, and at most {MOST_CASES:,} are allowed"
         remedy = "fewer values, or several files"
         problems.append(
             source.problem(codes.TOO_MANY_CASES, message, ("matrix",), at_key=True, remedy=remedy)
