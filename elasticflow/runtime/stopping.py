@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.vote import Vote
     from elasticflow.snapshots.catalog import Catalog
 
+_LONGEST_REASON = 1000  # characters
+
 
 class Stopped(NamedTuple):
     """Why all ranks take no further step, and the first rank that wanted that; None: it was asked to leave."""
@@ -61,7 +63,8 @@ def want(vote: Vote, stop: StopTraining) -> None:
     """Remember the first reason that this rank was given."""
     if vote.stop_wanted is None:
         # Raised in a loader process, it comes with the traceback there as its text.
-        vote.stop_wanted = str(stop).rpartition("StopTraining: ")[2].strip() or "no reason given"
+        reason = str(stop).rpartition("StopTraining: ")[2].strip()[:_LONGEST_REASON] or "no reason given"
+        vote.stop_wanted = reason.encode("utf-8", "backslashreplace").decode()  # it travels between ranks
 
 
 def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:

@@ -31,6 +31,13 @@ def test_reason_of_a_loader_process_is_its_last_line() -> None:
     assert vote.stop_wanted == "enough: 3"
 
 
+def test_reason_that_cannot_travel_is_made_to() -> None:
+    """Whatever it holds, all ranks and the run's files take it."""
+    vote = Vote()
+    stopping.want(vote, StopTraining("caf\udce9 " + "x" * 5000))
+    assert f"caf\\udce9 {'x' * 995}" == vote.stop_wanted
+
+
 def test_other_errors_pass() -> None:
     """What is no StopTraining is an error like any other."""
     with pytest.raises(ValueError, match="label"), stopping.Stoppable(Vote()):
