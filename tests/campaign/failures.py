@@ -130,7 +130,11 @@ def inject(project: Project, kind: str, do: Callable[[Trial], str], expected: di
     said = trial.said() if hasattr(trial, "series") else ""
     ended = " ".join("; ".join(trial.ended).split())
     place = str(project.root)
-    return Row(kind, how, said.replace(place, "PROJECT"), ended.replace(place, "PROJECT"), trial.is_good)
+    said, ended = (
+        text.replace(place, "PROJECT").replace(f"{Path(elasticflow.__file__).parents[1]}/", "")
+        for text in (said, ended)
+    )
+    return Row(kind, how, said, ended, trial.is_good)
 
 
 def read_results(path: Path) -> dict[str, Row]:
