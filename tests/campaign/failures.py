@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import elasticflow
 from tests.campaign import injections_inside as inside
 from tests.campaign import injections_outside as outside
 from tests.campaign import tiny_job
