@@ -131,7 +131,9 @@ def build_model() -> nn.Module:
     if args.term_in == "build":
         os.kill(os.getpid(), signal.SIGTERM)
     elif args.term_at:
-        signal.signal(signal.SIGTERM, lambda *_: None)  # as some libraries do: taken back before the first step
+        signal.signal(
+            signal.SIGTERM, lambda *_: None
+        )  # as some libraries do: taken back before the first step
     if args.odd:
         return Odd()
     if args.counting:
