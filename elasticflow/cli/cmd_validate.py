@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +16,7 @@ from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.spec.diagnostics import FORMATS, Diagnostic, Format, in_order, render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from elasticflow.spec.load import LoadedJob
 
@@ -56,14 +58,8 @@ def command(
     elasticflow validate jobs/mnist.toml --set nodes.max=8
     elasticflow validate --output-format github jobs/*.toml
     """
-    from elasticflow.spec.bases import as_base, is_base
-    from elasticflow.spec.judge import Known
-    from elasticflow.spec.load import load_job
-
-    once = {os.path.realpath(file): file for file in reversed(files)}
-    known = Known.nothing()
-    loaded = [load_job(file, overrides, known=known) for file in reversed(once.values())]
-    jobs = [as_base(each) if is_base(each.path) else each for each in loaded]
+    with _few_collections():
+        jobs = _loaded(files, overrides)
     found, learnt = [each for job in jobs for each in job.diagnostics], ""
     if deep or deep_step:
         deeper, learnt = look_at_all(jobs, overrides, DeepRequest(deep_step, deep_timeout))
@@ -81,6 +77,29 @@ def command(
         click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
     severities = {each.severity for each in found}
     return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Look for garbage rarely: a short process would spend a twentieth of its time on that."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _loaded(files: Sequence[Path], overrides: Sequence[str]) -> list[LoadedJob]:
+    """Return what became of each file, once however it is spelled."""
+    from elasticflow.spec.bases import as_base, is_base
+    from elasticflow.spec.judge import Known
+    from elasticflow.spec.load import load_job
+
+    once = {os.path.realpath(file): file for file in reversed(files)}
+    known = Known.nothing()
+    loaded = [load_job(file, overrides, known=known) for file in reversed(once.values())]
+    return [as_base(each) if is_base(each.path) else each for each in loaded]
 
 
 def wants_colour() -> bool:
