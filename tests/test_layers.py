@@ -52,6 +52,8 @@ NEVER = {
 }
 # Inside the launcher: who may know whom, lowest first; its own modules, such as `launch`, are "".
 LAUNCHER_ROOMS = ("rendezvous", "agent", "supervisor", "", "trials")
+# Inside the spec; its own modules are below (the models) or above (`load`) them all.
+SPEC_ROOMS = ("findings", "text", "entries", "checks", "cases")
 # Intervals like "500 steps" are written in job files and needed by the snapshot policy.
 ALLOWED = {("snapshots", "elasticflow.spec.units")}
 MAY_IMPORT_TORCH = {"launcher", "runtime"}
@@ -97,23 +99,32 @@ def test_imports_go_down(path: Path) -> None:
     assert wrong == []
 
 
-LAUNCHER = [path for path in MODULES if room_of(path) == "launcher" and path.name != "__init__.py"]
+ROOMS = {"launcher": LAUNCHER_ROOMS, "spec": SPEC_ROOMS}
+IN_ROOMS = [
+    path
+    for path in MODULES
+    if path.name != "__init__.py"
+    and (parts := path.relative_to(PACKAGE).parts)[0] in ROOMS
+    and (len(parts) > 2 or "" in ROOMS[parts[0]])
+]
 
 
-@pytest.mark.parametrize("path", LAUNCHER, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_rooms_of_the_launcher_are_entered_one_way(path: Path) -> None:
-    """The agent knows no supervisor, and nothing that trains knows of trials."""
+@pytest.mark.parametrize("path", IN_ROOMS, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_rooms_of_a_floor_are_entered_one_way(path: Path) -> None:
+    """The agent knows no supervisor, nothing that trains knows of trials, no check knows of cases."""
+    outer, *inner = path.relative_to(PACKAGE).parts
+    rooms = ROOMS[outer]
 
-    def floor(parts: tuple[str, ...]) -> int:
-        return LAUNCHER_ROOMS.index(parts[0] if parts[0] in LAUNCHER_ROOMS else "")
+    def floor(parts: list[str]) -> int:
+        name = parts[0] if len(parts) > 1 or parts[0] in rooms else ""
+        return rooms.index(name) if name in rooms else -1
 
-    mine = floor(path.relative_to(PACKAGE / "launcher").parts)
     others = [
-        (line, tuple(name.split(".")[2:]))
+        (line, name.split(".")[2:])
         for line, name in imports_of(path)
-        if name.startswith("elasticflow.launcher.")
+        if name.startswith(f"elasticflow.{outer}.")
     ]
-    assert [] == [f"line {line}: {'.'.join(parts)}" for line, parts in others if floor(parts) > mine]
+    assert [] == [f"line {line}: {'.'.join(parts)}" for line, parts in others if floor(parts) > floor(inner)]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

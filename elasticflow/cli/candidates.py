@@ -91,7 +91,7 @@ def snapshots(run: str | None) -> Iterator[Candidate]:
 
 def codes() -> Iterator[Candidate]:
     """Yield the codes of diagnostics with their titles."""
-    from elasticflow.spec.explanations import EXPLANATIONS
+    from elasticflow.spec.findings.explanations import EXPLANATIONS
 
     return ((code, each.title) for code, each in EXPLANATIONS.items())
 
@@ -113,8 +113,8 @@ def assignments(word: str, job_file: str | None) -> Iterator[Candidate]:
 
 def cases(job_file: str | None) -> Iterator[Candidate]:
     """Yield the names of the cases of a file with [matrix], its own or a base's."""
-    from elasticflow.spec.matrix import expand
-    from elasticflow.spec.source import load
+    from elasticflow.spec.cases.matrix import expand
+    from elasticflow.spec.text.source import load
 
     source = load(Path(job_file or ""))
     return ((case.name, "") for case in (expand(source)[0] if "matrix" in source.raw else ()))

@@ -35,7 +35,7 @@ class Result(NamedTuple):
 
 def cases_text(path: Path, jobs: Sequence[LoadedJob]) -> Iterator[str]:
     """Yield the lines that tell which cases a file has, and what each changes."""
-    from elasticflow.spec.showing import dotted, show
+    from elasticflow.spec.findings.showing import dotted, show
 
     yield f"{path}: {plural(len(jobs), 'case')} of one file"
     yield ""

@@ -20,7 +20,7 @@ def command(code: str | None) -> int:
     elasticflow explain
     """
     from elasticflow.cli.terminal import paint
-    from elasticflow.spec.explanations import EXPLANATIONS
+    from elasticflow.spec.findings.explanations import EXPLANATIONS
 
     if code is None:
         for name, each in sorted(EXPLANATIONS.items()):

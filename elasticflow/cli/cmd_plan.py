@@ -127,8 +127,8 @@ def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> 
     """
     from elasticflow.cli.case_table import cases_text
     from elasticflow.cli.terminal import print_json
+    from elasticflow.spec.findings.showing import dotted
     from elasticflow.spec.load import require_cases
-    from elasticflow.spec.showing import dotted
 
     jobs = require_cases(job_file, overrides, environment=os.environ)
     if form == "text":
@@ -158,7 +158,7 @@ def newest_run(loaded: LoadedJob) -> RunFolder | None:
 def _look(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) -> tuple[Look, bool]:
     """Try the job out; findings go to standard error. Return also whether one is an error."""
     from elasticflow.cli.deep_options import look_at
-    from elasticflow.spec.diagnostics import render
+    from elasticflow.spec.findings.diagnostics import render
 
     look, findings = look_at(loaded, overrides, request)
     if findings:

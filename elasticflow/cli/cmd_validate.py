@@ -13,7 +13,7 @@ import click
 
 from elasticflow.cli.deep_options import DeepRequest, deep_options, look_at_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
-from elasticflow.spec.diagnostics import FORMATS, Diagnostic, Format, in_order, render
+from elasticflow.spec.findings.diagnostics import FORMATS, Diagnostic, Format, in_order, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elasticflow.launcher.deep import Look
-    from elasticflow.spec.diagnostics import Diagnostic
+    from elasticflow.spec.findings.diagnostics import Diagnostic
     from elasticflow.spec.load import LoadedJob
 
 _TRIED_OUT = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation", "train", "ddp")
@@ -56,8 +56,8 @@ def look_at(
     """Return what trying out a job without errors tells, and its findings at their places."""
     from elasticflow.launcher.deep import look
     from elasticflow.launcher.deep_findings import diagnostics_of
-    from elasticflow.spec import known_facts
-    from elasticflow.spec.case_file import CaseFile
+    from elasticflow.spec.cases.case_file import CaseFile
+    from elasticflow.spec.checks import known_facts
 
     assert loaded.job is not None
     found = look(loaded.job, loaded.project_root, limit_s=request.limit_s, takes_step=request.takes_step)

@@ -224,8 +224,8 @@ def _arguments(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _value(text: str) -> Any:
     """Return the value of `key=value`, as `--set` reads it everywhere."""
-    from elasticflow.spec.flags import flag_layer
-    from elasticflow.spec.reading import UnreadableError
+    from elasticflow.spec.text.flags import flag_layer
+    from elasticflow.spec.text.reading import UnreadableError
 
     try:
         raw: Any = flag_layer(text).raw

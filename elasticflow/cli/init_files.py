@@ -56,7 +56,7 @@ def _ignore(root: Path, asked: Asked, *, gitignore: bool | None) -> None:
 
 
 def _checked(job_file: Path) -> int:
-    from elasticflow.spec.diagnostics import render
+    from elasticflow.spec.findings.diagnostics import render
     from elasticflow.spec.load import load_job
 
     loaded = load_job(job_file)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
     from pathlib import Path
 
-    from elasticflow.spec.diagnostics import Diagnostic
+    from elasticflow.spec.findings.diagnostics import Diagnostic
     from elasticflow.spec.load import LoadedJob
 
 _WORDS = {

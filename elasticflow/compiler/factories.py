@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.spec.definitions import Definition, NoAttributeError, UnreadableModuleError
-from elasticflow.spec.entry_points import installed_places
-from elasticflow.spec.modules import CannotTellError, Finder, NoModuleError
-from elasticflow.spec.resolve import Resolver
-from elasticflow.spec.signatures import signature_of
+from elasticflow.spec.entries.definitions import Definition, NoAttributeError, UnreadableModuleError
+from elasticflow.spec.entries.entry_points import installed_places
+from elasticflow.spec.entries.modules import CannotTellError, Finder, NoModuleError
+from elasticflow.spec.entries.resolve import Resolver
+from elasticflow.spec.entries.signatures import signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.compiler.provenance import digest_of
-from elasticflow.spec.bindings import parse
-from elasticflow.spec.entry_points import installed_places
-from elasticflow.spec.modules import CannotTellError, Finder, Module, NoModuleError, source_of
-from elasticflow.spec.uses import uses_in
+from elasticflow.spec.entries.bindings import parse
+from elasticflow.spec.entries.entry_points import installed_places
+from elasticflow.spec.entries.modules import CannotTellError, Finder, Module, NoModuleError, source_of
+from elasticflow.spec.entries.uses import uses_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

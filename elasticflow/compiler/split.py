@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from elasticflow.spec import horizon
+from elasticflow.spec.checks import horizon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticflow.spec import codes
-from elasticflow.spec.diagnostics import in_order
+from elasticflow.spec.findings.diagnostics import in_order
 
 if TYPE_CHECKING:
     from elasticflow.launcher.deep import Finding, Look
-    from elasticflow.spec.diagnostics import Diagnostic
-    from elasticflow.spec.source import Source
+    from elasticflow.spec.findings.diagnostics import Diagnostic
+    from elasticflow.spec.text.source import Source
 
 _CODES = {
     "import": codes.DEEP_IMPORT,

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import Literal
 
-from elasticflow.spec.origins import dotted_names
+from elasticflow.spec.entries.origins import dotted_names
 
 Kind = Literal["model", "dataset", "loss", "step"]
 _OF_TORCH_NN = {"Sequential", "ModuleList", "ModuleDict", "Transformer", "RNN", "LSTM", "GRU"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.spec.origins import dotted_names
+from elasticflow.spec.entries.origins import dotted_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

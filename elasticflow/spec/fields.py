@@ -79,7 +79,7 @@ def _shown(pattern: str, *examples: str) -> Any:
 
 
 def or_reference(pattern: str) -> str:
-    """Return the pattern of a text that may also hold references (`spec/references.py`), not yet looked up."""
+    """Return the pattern of a text that may also hold references (`spec/cases/references.py`), not yet looked up."""
     return rf"^({pattern}|.*\$\{{.*)$"
 
 

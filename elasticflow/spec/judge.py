@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.spec import codes
-from elasticflow.spec.checks import check
-from elasticflow.spec.diagnostics import in_order
-from elasticflow.spec.entry_points import check_entry_points
+from elasticflow.spec.cases.references import References
+from elasticflow.spec.checks.checks import check
+from elasticflow.spec.entries.entry_points import check_entry_points
+from elasticflow.spec.entries.known_calls import KnownCalls
+from elasticflow.spec.findings.diagnostics import in_order
 from elasticflow.spec.job import Job
-from elasticflow.spec.known_calls import KnownCalls
-from elasticflow.spec.references import References
 from elasticflow.spec.tables import KnownTables, read_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from elasticflow.spec.diagnostics import Diagnostic
-    from elasticflow.spec.source import Source
+    from elasticflow.spec.findings.diagnostics import Diagnostic
+    from elasticflow.spec.text.source import Source
 
 
 class Judged(NamedTuple):

@@ -8,15 +8,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import CaseError, JobRefusedError
-from elasticflow.spec.case_file import CaseFile
-from elasticflow.spec.diagnostics import in_order, render
+from elasticflow.spec.cases.case_file import CaseFile
+from elasticflow.spec.findings.diagnostics import in_order, render
 from elasticflow.spec.project import project_root_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from elasticflow.spec.diagnostics import Diagnostic
+    from elasticflow.spec.findings.diagnostics import Diagnostic
     from elasticflow.spec.job import Job
     from elasticflow.spec.judge import Judged, Known
     from elasticflow.spec.positions import KeyPath

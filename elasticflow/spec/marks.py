@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class MayRefer:
-    """The key's texts may hold references: `${env:NAME}` and its kind (see `spec/references.py`).
+    """The key's texts may hold references: `${env:NAME}` and its kind (see `spec/cases/references.py`).
 
     Attributes:
         instead: What it is checked as where a reference is not looked up; None: as it is written.

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from elasticflow.spec import codes
+from elasticflow.spec.entries.known_calls import content_of
+from elasticflow.spec.findings.showing import dotted
 from elasticflow.spec.job import RESERVED_TABLES, Job
-from elasticflow.spec.known_calls import content_of
-from elasticflow.spec.showing import dotted
 
 if TYPE_CHECKING:
-    from elasticflow.spec.diagnostics import Diagnostic
-    from elasticflow.spec.source import Source
+    from elasticflow.spec.findings.diagnostics import Diagnostic
+    from elasticflow.spec.text.source import Source
     from elasticflow.spec.wording import Finding
 
 # Of each pair exactly one key must be given; looked at before types, so that both problems show.

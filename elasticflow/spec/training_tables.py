@@ -1,7 +1,7 @@
 """The tables that say what is trained: model, optimizer, data, length (floor 1).
 
 One model per table. A model checks its own table; what needs several tables is checked in
-`spec/checks.py`. Defaults stand here and in `spec/launch_tables.py`, nowhere else.
+`spec/checks/checks.py`. Defaults stand here and in `spec/launch_tables.py`, nowhere else.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.spec import codes
 from elasticflow.spec.expectations import annotation_at, choices, describe, keys_at, kind_of_key
+from elasticflow.spec.findings.remedies import entry_help, is_table, name_help, type_help, unit_help
+from elasticflow.spec.findings.showing import dotted, show
 from elasticflow.spec.job import Job
-from elasticflow.spec.remedies import entry_help, is_table, name_help, type_help, unit_help
-from elasticflow.spec.showing import dotted, show
 from elasticflow.spec.torchrun_options import DECIDED_ELSEWHERE
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from elasticflow.launcher.probing import Ended
 from elasticflow.runtime.probe import Probe
 from elasticflow.runtime.probe_report import Report
 from elasticflow.spec.load import require_job
-from elasticflow.spec.source import load
+from elasticflow.spec.text.source import load
 from tests.launcher.deep_projects import PROJECTS, Project, write
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 import tomli
 
-from elasticflow.spec import codes, codes_page
-from elasticflow.spec.explanations import EXPLANATIONS
+from elasticflow.spec import codes
+from elasticflow.spec.findings import codes_page
+from elasticflow.spec.findings.explanations import EXPLANATIONS
 from elasticflow.spec.load import load_job
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.spec import known_facts
-from elasticflow.spec.horizon import horizon_of, steps_per_epoch
+from elasticflow.spec.checks import known_facts
+from elasticflow.spec.checks.horizon import horizon_of, steps_per_epoch
 from elasticflow.spec.load import load_job
-from elasticflow.spec.source import load
+from elasticflow.spec.text.source import load
 from elasticflow.spec.training_tables import DatasetTable, TrainTable
 from elasticflow.spec.units import parse_interval
 

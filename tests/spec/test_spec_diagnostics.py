@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elasticflow.spec.diagnostics import FORMATS, Diagnostic, at, in_order, render
-from elasticflow.spec.excerpts import layout, mask_secrets
+from elasticflow.spec.findings.diagnostics import FORMATS, Diagnostic, at, in_order, render
+from elasticflow.spec.findings.excerpts import layout, mask_secrets
 from elasticflow.spec.positions import Span
 
 TEXT = '[train]\nepoch = 5  # "a", 100%\n'

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.spec import entry_points
+from elasticflow.spec.entries import entry_points
 from elasticflow.spec.load import load_job
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.spec.diagnostics import render
+from elasticflow.spec.findings.diagnostics import render
 from elasticflow.spec.load import load_job
 
 GALLERY = Path(__file__).parent / "gallery"

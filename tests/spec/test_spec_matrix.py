@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from elasticflow.errors import CaseError, JobRefusedError
 from elasticflow.spec import codes
+from elasticflow.spec.cases.matrix import MOST_CASES
 from elasticflow.spec.load import is_several, load_job, require_cases, require_job
-from elasticflow.spec.matrix import MOST_CASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

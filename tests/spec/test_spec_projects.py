@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.spec import entry_points
+from elasticflow.spec.entries import entry_points
 from elasticflow.spec.load import load_job
 
 JOB = """

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.spec.definitions import Definition
-from elasticflow.spec.entry_points import installed_places
-from elasticflow.spec.modules import CannotTellError, Finder
-from elasticflow.spec.resolve import Resolver
-from elasticflow.spec.signatures import signature_of
+from elasticflow.spec.entries.definitions import Definition
+from elasticflow.spec.entries.entry_points import installed_places
+from elasticflow.spec.entries.modules import CannotTellError, Finder
+from elasticflow.spec.entries.resolve import Resolver
+from elasticflow.spec.entries.signatures import signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.spec.parameters import Parameter, Signature
+    from elasticflow.spec.entries.parameters import Parameter, Signature
 
 # Module, and how many of its names must at least be read: what is known shall not become "cannot tell" unnoticed.
 MODULES = {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from elasticflow.spec.diagnostics import Diagnostic
+    from elasticflow.spec.findings.diagnostics import Diagnostic
 
 JOB = """
 [job]

@@ -11,9 +11,9 @@ import tomli
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticflow.spec.diagnostics import render
-from elasticflow.spec.layers import Layer, merge
-from elasticflow.spec.source import Source, load
+from elasticflow.spec.findings.diagnostics import render
+from elasticflow.spec.text.layers import Layer, merge
+from elasticflow.spec.text.source import Source, load
 
 if TYPE_CHECKING:
     from pathlib import Path

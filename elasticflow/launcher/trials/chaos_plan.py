@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from elasticflow import faults
 from elasticflow.errors import FaultPlanError
 from elasticflow.spec import positions
-from elasticflow.spec.reading import UnreadableError, parse, read_text
+from elasticflow.spec.text.reading import UnreadableError, parse, read_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,1 @@
+"""Entry points, checked by reading source, never importing it (floor 1)."""

@@ -1,0 +1,249 @@
+"""The functions and classes a job names: there, callable, and taking the arguments (floor 1).
+
+Reads source only: user code never runs here, and torch is neither needed nor loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from elasticflow.spec import codes
+from elasticflow.spec.entries.definitions import Definition, NoAttributeError, Plain, UnreadableModuleError
+from elasticflow.spec.entries.included import why_not_stateful
+from elasticflow.spec.entries.known_calls import KnownCalls, content_of
+from elasticflow.spec.entries.lengths import why_not_map_style
+from elasticflow.spec.entries.modules import (
+    CannotTellError,
+    Finder,
+    Module,
+    NoModuleError,
+    NotInstalledError,
+)
+from elasticflow.spec.entries.parameters import Misfit, misfits
+from elasticflow.spec.entries.resolve import Resolver
+from elasticflow.spec.entries.signatures import signature_of
+from elasticflow.spec.entries.uses import Use, inside, uses_in
+from elasticflow.spec.entries.values import not_passable
+from elasticflow.spec.fields import ENTRY
+from elasticflow.spec.findings.remedies import listing
+from elasticflow.spec.findings.showing import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.spec.findings.diagnostics import Diagnostic, Severity
+    from elasticflow.spec.positions import KeyPath
+    from elasticflow.spec.text.source import Source
+
+_Result = TypeVar("_Result")
+
+
+def installed_places() -> tuple[Path, ...]:
+    """Return the folders Python finds installed packages in; the current folder is not one of them."""
+    here = Path.cwd()
+    return tuple(
+        Path(each) for each in dict.fromkeys(sys.path) if each and Path(each) != here and Path(each).is_dir()
+    )
+
+
+def check_entry_points(source: Source, root: Path, known: KnownCalls | None = None) -> list[Diagnostic]:
+    """Return what is wrong with the job's entry points, also in tables that have other problems.
+
+    *known*: what was found out about other jobs of the file; added to.
+    """
+    known = known or KnownCalls()
+    parts = inside(source.raw, "job").get("path", ["."])
+    parts = [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
+    is_there = ["\0" not in part and (root / part).is_dir() for part in parts]
+    found = [
+        source.problem(
+            codes.NO_FOLDER,
+            f"the folder {show(part)} of job.path does not exist",
+            ("job", "path", number),
+            remedy=f"paths start at the project's root, {shown(root)}",
+        )
+        for number, part in enumerate(parts)
+        if not is_there[number]
+    ]
+    own = tuple(root / part for part, good in zip(parts, is_there, strict=True) if good)
+    if own not in known.resolvers:
+        known.resolvers[own] = Resolver(Finder(own, installed_places()))
+    for use in uses_in(source.raw):
+        check = _Check(source, known.resolvers[own], use, known)
+        call = own, use, content_of(check.named_arguments())
+        if re.fullmatch(ENTRY, use.text) and call not in known.clean:
+            problems = check.run()
+            found += problems
+            known.clean |= set() if problems else {call}
+    return found
+
+
+def shown(folder: Path) -> str:
+    """Return a folder as seen from the current one, where it lies inside."""
+    here = Path.cwd()
+    return f"./{folder.relative_to(here)}".removesuffix(".") if folder.is_relative_to(here) else str(folder)
+
+
+class _Check:
+    """The check of one entry point."""
+
+    def __init__(self, source: Source, resolver: Resolver, use: Use, known: KnownCalls) -> None:
+        self.source = source
+        self.known = known
+        self.resolver = resolver
+        self.use = use
+        self.module, _, self.attribute = use.text.partition(":")
+
+    def run(self) -> list[Diagnostic]:
+        """Return its problems; a note where reading does not tell."""
+        try:
+            if self.use.is_object:
+                return self._object()
+            found = self._once("entry", lambda: self.resolver.entry(self.module, self.attribute))
+            if isinstance(found, Definition):
+                if self.use.args is None and isinstance(found.node, ast.ClassDef):
+                    return [self._a_class(found)]
+                return [*self._arguments(found), *self._length(found)]
+            return [self._not_callable(found)]
+        except NoModuleError as error:
+            return [self._no_module(error)]
+        except NoAttributeError as error:
+            near = difflib.get_close_matches(error.name, error.beside, 1)
+            remedy = f'did you mean "{near[0]}"?' if near else listing(error.beside)
+            return [self._problem(codes.NO_ATTRIBUTE, f"{error.module} has no {error.name}", remedy)]
+        except UnreadableModuleError as error:
+            version = f"{sys.version_info.major}.{sys.version_info.minor}"
+            message = f"not valid Python {version}: {error}"
+            remedy = "importing it will fail, unless training runs with a newer Python"
+            return [self._problem(codes.UNREADABLE_MODULE, message, remedy, "warning")]
+        except NotInstalledError as error:
+            return [self._not_installed(str(error))]
+        except CannotTellError as error:
+            return [self._note(str(error))]
+
+    def _object(self) -> list[Diagnostic]:
+        found = why_not_stateful(self.resolver, self.module, self.attribute)
+        if found is None:
+            return []
+        reason, place = found
+        remedy = "name an object of the module that has the methods state_dict() and load_state_dict(state)"
+        at = "" if place is None else f"\ndefined at {place}"
+        return [self._problem(codes.NO_STATE, f"{self.use.text} {reason}", f"{remedy}{at}")]
+
+    def _a_class(self, found: Definition) -> Diagnostic:
+        given = ", ".join(self.use.given) or "nothing"
+        message = f"{self.use.text} is a class, and is called with {given}: that makes an object of it"
+        function = "name a function"
+        if self.use.path == ("model", "loss"):
+            function = 'name a function, such as "torch.nn.functional:cross_entropy"'
+        return self._problem(codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {found.place}")
+
+    def _not_callable(self, found: Module | Plain) -> Diagnostic:
+        words, inside = found.words if isinstance(found, Plain) else "a module", ""
+        if isinstance(found, Module):
+            inside = f' in it: "{found.name}:..."'
+        message = f"{self.use.text} cannot be called: it is {words}"
+        return self._problem(codes.NOT_CALLABLE, message, f"name a class or a function{inside}")
+
+    def _problem(
+        self, code: str, message: str, remedy: str | None, severity: Severity = "error", path: KeyPath = ()
+    ) -> Diagnostic:
+        where = path or self.use.path
+        return self.source.problem(code, message, where, at_key=bool(path), severity=severity, remedy=remedy)
+
+    def _note(self, reason: str) -> Diagnostic:
+        return self._problem(codes.CANNOT_TELL, f"{self.use.text} is not checked: {reason}", None, "note")
+
+    def _no_module(self, error: NoModuleError) -> Diagnostic:
+        parent, _, last = error.name.rpartition(".")
+        near = difflib.get_close_matches(last, error.beside, 1)
+        remedy = f'did you mean "{parent}.{near[0]}"?' if near else listing(error.beside, f"{parent}.")
+        if not error.package.is_own:
+            remedy = "\n".join(filter(None, [remedy, f"{parent} is the installed one: {error.package.file}"]))
+        return self._problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
+
+    def _not_installed(self, top: str) -> Diagnostic:
+        near = difflib.get_close_matches(top, self.resolver.finder.names(), 1)
+        if not near:
+            return self._note(f"{top} is not installed here")
+        folders = ", ".join(shown(place) for place in self.resolver.finder.own)
+        message = f"there is no module {top} on the job's path, and it is not installed here"
+        remedy = f'did you mean "{near[0]}"? (looked in {folders})'
+        return self._problem(codes.NO_MODULE, message, remedy, "warning")
+
+    def _arguments(self, found: Definition) -> list[Diagnostic]:
+        try:
+            signature = self._once("signature", lambda: signature_of(found, self.resolver))
+        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError) as error:
+            return [self._note(str(error))]
+        arguments = self.named_arguments()
+        twice = [Misfit("twice", name) for name in self.use.named if name in arguments]
+        arguments = {**arguments, **dict.fromkeys(self.use.named, 0)}
+        return [
+            self._misfit(each, found, arguments)
+            for each in [*twice, *misfits(signature, len(self.use.given), arguments)]
+            if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
+            if each.kind != "unknown" or each.name.isidentifier()  # else said already
+        ]
+
+    def named_arguments(self) -> dict[str, Any]:
+        """Return what is passed by name, as the job file has it."""
+        if self.use.args is None:
+            return {}
+        table, name = self.use.args
+        return inside(inside(self.source.raw, str(table)), str(name))
+
+    def _once(self, what: str, make: Callable[[], _Result]) -> _Result:
+        return self.known.once(make, what, self.resolver.finder.own, self.use.text)
+
+    def _misfit(self, misfit: Misfit, found: Definition, arguments: dict[str, Any]) -> Diagnostic:
+        here = f"defined at {found.place}"
+        at_key = (*(self.use.args or ()), misfit.name)
+        if misfit.name in self.use.named and misfit.kind != "twice":
+            message = f'{self.use.text} takes no whole number as "{misfit.name}"'
+            remedy = "with dataset.shards it is called for each data shard, with shard (its number, from 0) and shards (how many)"
+            return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
+        match misfit.kind:
+            case "unknown":
+                message = f'{self.use.text} takes no argument "{misfit.name}"'
+                remedy = f'did you mean "{misfit.near}"?' if misfit.near else f"it takes: {misfit.wanted}"
+                return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}", path=at_key)
+            case "twice":
+                message = f'{self.use.text} gets "{misfit.name}" from elasticflow already'
+                return self._problem(codes.BAD_ARGUMENT, message, "leave it out", path=at_key)
+            case "type":
+                message = f'{self.use.text} takes {misfit.wanted} as "{misfit.name}", not {show(arguments[misfit.name])}'
+                remedy = f"did you mean {misfit.near}?\n{here}" if misfit.near else here
+                return self.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
+            case "missing":
+                message = f'{self.use.text} needs the argument "{misfit.name}"'
+                remedy = f"add to [{self.use.path[0]}]: args = {{ {misfit.name} = ... }}"
+                if self.use.args is None:
+                    given = ", ".join(self.use.given) or "nothing"
+                    remedy = f"{'.'.join(map(str, self.use.path))} is called with {given}: give the argument a default"
+                return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
+            case "places":
+                given, number = ", ".join(self.use.given), len(self.use.given)
+                several = "s" if number > 1 else ""
+                message = f"{self.use.text} is called with {number} argument{several} ({given}), but takes {misfit.wanted}"
+                return self._problem(codes.BAD_ARGUMENT, message, f"let it take {given}\n{here}")
+
+    def _length(self, found: Definition) -> list[Diagnostic]:
+        if self.use.path not in {("dataset", "entry"), ("evaluation", "entry")} or self.use.named:
+            return []
+        try:
+            reason = self._once("length", lambda: why_not_map_style(found, self.resolver))
+        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+            return []
+        if reason is None:
+            return []
+        remedy = "a dataset needs __len__ and __getitem__, so that every sample is seen once at any number of workers"
+        if self.use.path == ("dataset", "entry"):
+            remedy += ";\ndata that can only be read in order is read in shards: set dataset.shards (elasticflow explain EF309)"
+        message = f"{self.use.text} {reason}"
+        return [self._problem(codes.NO_LENGTH, message, f"{remedy}\ndefined at {found.place}")]

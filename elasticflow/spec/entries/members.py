@@ -1,0 +1,75 @@
+"""What is called through a class: `Net.small` (floor 1)."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from elasticflow.spec.entries.definitions import Definition, NoAttributeError
+from elasticflow.spec.entries.lineage import lineage
+from elasticflow.spec.entries.modules import CannotTellError
+from elasticflow.spec.entries.origins import origin
+
+if TYPE_CHECKING:
+    from elasticflow.spec.entries.resolve import Resolver
+
+
+_CALLED_ON_CLASS = {"builtins.classmethod", "builtins.staticmethod"}
+
+
+def member_of(owner: Definition, name: str, resolver: Resolver) -> Definition:
+    """Return a class method, a static method or an inner class, the class's own or inherited.
+
+    Raises:
+        NoAttributeError: the class has no such name.
+        CannotTellError: it is bound in another way, or may be made by a base or a decorator.
+    """
+    assert isinstance(owner.node, ast.ClassDef)
+    own = _own_member(owner, name)
+    for each in () if own else lineage(owner, resolver)[1:]:
+        own = own or _own_member(each, name)
+    if own:
+        return own
+    if owner.node.decorator_list or owner.node.keywords:
+        raise CannotTellError(f"{name} may come from a decorator of {owner.node.name}")
+    raise NoAttributeError(f"{owner.module.name}:{owner.node.name}", name, _callable_names(owner))
+
+
+def _own_member(owner: Definition, name: str) -> Definition | None:
+    assert isinstance(owner.node, ast.ClassDef)
+    for statement in reversed(owner.node.body):
+        if name in _bound_in(statement):
+            return _as_called(owner, statement, name)
+    return None
+
+
+def _bound_in(member: ast.stmt) -> set[str]:
+    """Return every name that a statement of a class body may bind."""
+    if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {member.name}
+    return {getattr(each, "id", getattr(each, "name", "")) or "" for each in ast.walk(member)}
+
+
+def _as_called(owner: Definition, member: ast.stmt, name: str) -> Definition:
+    if isinstance(member, ast.ClassDef):
+        return Definition(owner.module, member)
+    if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
+        kinds = {origin(owner.module, mark) for mark in member.decorator_list}
+        if "builtins.staticmethod" in kinds:
+            return Definition(owner.module, member)
+        if "builtins.classmethod" in kinds:
+            return Definition(owner.module, member, num_bound=1)
+        raise CannotTellError(f"{name} is a method")
+    raise CannotTellError(f"{name} is bound in a way that reading does not show")
+
+
+def _callable_names(owner: Definition) -> list[str]:
+    """Return what can be called through the class itself."""
+    names = []
+    assert isinstance(owner.node, ast.ClassDef)
+    for each in owner.node.body:
+        if isinstance(each, ast.FunctionDef | ast.ClassDef):
+            kinds = {origin(owner.module, mark) for mark in each.decorator_list}
+            if isinstance(each, ast.ClassDef) or kinds & _CALLED_ON_CLASS:
+                names.append(each.name)
+    return sorted(names)

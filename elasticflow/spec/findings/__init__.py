@@ -1,0 +1,1 @@
+"""What is wrong with job files: codes' explanations, places, formats (floor 1)."""

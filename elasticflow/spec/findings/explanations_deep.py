@@ -1,0 +1,87 @@
+"""What each code of `--deep` means (floor 1); see `explanations.py`."""
+
+from __future__ import annotations
+
+from elasticflow.spec import codes
+from elasticflow.spec.findings.explanation import Explanation
+
+DEEP: dict[str, Explanation] = {
+    codes.DEEP_IMPORT: Explanation(
+        "a module of the job cannot be imported",
+        "The module was found, and raised while it was imported; or it has no such attribute once it is. "
+        "The lines of your own code that led there stand below the help.",
+        "# shop/net.py\nimport flash_attn  # not installed",
+        "# shop/net.py\nimport torch",
+    ),
+    codes.DEEP_FACTORY: Explanation(
+        "a factory raises",
+        "Model, optimizer, schedule and data are built as train.py builds them, with the arguments of the job file. "
+        "Model and optimizer are first built on the meta device, which takes no memory, and on the CPU if they refuse that.",
+        "args = { width = 33 }  # under [model]; raises ValueError: width must be even",
+        "args = { width = 32 }",
+    ),
+    codes.DEEP_RESULT: Explanation(
+        "a factory returns what cannot be used",
+        "A model is a torch.nn.Module with parameters to train, an optimizer a torch.optim.Optimizer, a dataset has a length "
+        "and items by index, and metrics, losses and steps can be called.",
+        "def digits():\n    return iter(samples)",
+        "def digits():\n    return list(samples)",
+    ),
+    codes.DEEP_SAMPLE: Explanation(
+        "a sample cannot be read",
+        "The first and the last sample of the dataset are read. A length that is one too long shows here.",
+        "def __len__(self):\n    return len(self.names) + 1",
+        "def __len__(self):\n    return len(self.names)",
+    ),
+    codes.DEEP_COLLATE: Explanation(
+        "samples make no batch",
+        "dataset.collate, or torch's default, makes a batch of a list of samples; with model.loss a batch is (inputs, targets).",
+        "def __getitem__(self, i):\n    return self.images[i]  # with model.loss",
+        "def __getitem__(self, i):\n    return self.images[i], self.labels[i]",
+    ),
+    codes.DEEP_LENGTH: Explanation(
+        "the data has another length than the job file says",
+        "dataset.samples is compared with the data, and so is the batch where the tail of an epoch is dropped.",
+        "samples = 60000  # under [dataset]; there are 1438",
+        "samples = 1438",
+    ),
+    codes.DEEP_STATE: Explanation(
+        "state that no snapshot can hold",
+        "Snapshots hold tensors and JSON, and no pickles. What cannot be expressed so is refused at a run's first step; "
+        "`--deep` finds it before.",
+        'self.register_buffer("mask", torch.eye(4).to_sparse())',
+        'self.register_buffer("mask", torch.eye(4))',
+    ),
+    codes.DEEP_STEP: Explanation(
+        "a training step fails",
+        "With --deep-step one batch goes forward, backward and through optimizer and schedule on the CPU, and the metrics are measured; "
+        "without it only the optimizer takes a step, on gradients of zero.",
+        "return nn.Linear(32, 10)  # on images of 28 x 28",
+        "return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))",
+    ),
+    codes.DEEP_HANG: Explanation(
+        "the job's code does not come to an end",
+        "What was being done, and the lines of your code where it stood, are named. --deep-timeout sets the seconds for each job.",
+        "while not ready(): time.sleep(1)  # when imported",
+        "elasticflow validate --deep --deep-timeout 300 job.toml",
+    ),
+    codes.DEEP_DIED: Explanation(
+        "the job's code ends its process",
+        "By os._exit, a crash in native code, or the kernel for want of memory. In a run the worker would be gone without a traceback.",
+        "os._exit(1)",
+        'raise ValueError("what is wrong")',
+    ),
+    codes.DEEP_UNKNOWN: Explanation(
+        "cannot be tried here",
+        "torch or a GPU is missing, memory is short, or the data is not there before dataset.prepare has run, "
+        "which --deep does not call since it may download. Nothing is known to be wrong.",
+        "elasticflow validate --deep job.toml  # without torch",
+        "pip install 'elasticflow[torch]'",
+    ),
+    codes.DEEP_LEFT: Explanation(
+        "the job's code leaves processes behind",
+        "Whatever it starts is ended with the check. In a run such processes may outlive their worker and keep its memory or its ports.",
+        'subprocess.Popen(["redis-server"])',
+        'server = subprocess.Popen(["redis-server"])\natexit.register(server.kill)',
+    ),
+}

@@ -1,0 +1,177 @@
+"""Bytes of a job file -> text -> dict, each failure a diagnostic with its place (floor 1)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.spec import codes
+from elasticflow.spec.findings.diagnostics import Diagnostic, at
+from elasticflow.spec.positions import Span
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_BYTES = 10_000_000
+MOST_LEVELS = 40  # what follows walks tables recursively
+_UNCLOSED = "the quotes are not closed on this line"
+_KEY_TWICE = "this key is given twice"
+_TABLE_TWICE = "this table is given twice"
+_REMEDIES = {
+    _UNCLOSED: "end the text with the quotes it begins with",
+    _KEY_TWICE: "keep one of the two: it stands in this table already",
+    _TABLE_TWICE: "put the keys of both under one header",
+}
+
+
+class UnreadableError(Exception):
+    """A text cannot be read; carries the diagnostic."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic.message)
+        self.diagnostic = diagnostic
+
+
+def read_text(path: Path, shown: str) -> str:
+    """Return a file's text: UTF-8, a byte order mark dropped, newlines as in TOML.
+
+    Raises:
+        UnreadableError: no such file, not a regular file, not readable, too large, not UTF-8.
+    """
+    try:
+        if not path.is_file():
+            raise UnreadableError(_missing(path, shown))
+        data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
+        too_large = not data and path.stat().st_size > MOST_BYTES
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a name a file can have"
+        raise UnreadableError(
+            Diagnostic(
+                codes.NO_FILE,
+                "error",
+                f"cannot read {_printable(shown)}: {reason.lower()}",
+                _printable(shown),
+            )
+        ) from error
+    if too_large:
+        raise UnreadableError(
+            Diagnostic(codes.NO_FILE, "error", "larger than 10 MB: this is no job file", shown)
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        good = len(error.object[: error.start].decode("utf-8").replace("\r\n", "\n"))
+        text = error.object.decode("utf-8", errors="replace").replace("\r\n", "\n")
+        message = f"not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
+        remedy = "save the file as UTF-8"
+        place = at(codes.NOT_UTF8, message, file=shown, text=text, span=Span(good, good + 1), remedy=remedy)
+        raise UnreadableError(place) from error
+    return text.replace("\r\n", "\n")
+
+
+def _missing(path: Path, shown: str) -> Diagnostic:
+    shown = _printable(shown)
+    if path.is_dir():
+        inside = f"name the job files in it: {shown.rstrip('/')}/*.toml"
+        return Diagnostic(codes.NO_FILE, "error", f"{shown} is a folder, not a job file", shown, help=inside)
+    if path.exists():
+        return Diagnostic(codes.NO_FILE, "error", f"{shown} is not a regular file", shown)
+    folder, near = path.parent, near_files(path)
+    remedy = f'did you mean "{folder / near[0]}"?' if near else None
+    if set(shown) & set("*?["):
+        remedy = "no file matches the pattern, so the shell passed it on as it stands"
+    elif not folder.is_dir():
+        remedy = f"the folder {_printable(str(folder))} does not exist either"
+    return Diagnostic(codes.NO_FILE, "error", f"no such file: {shown}", shown, help=remedy)
+
+
+def near_files(path: Path) -> list[str]:
+    """Return the job file beside *path* whose name is most like its own, if one is."""
+    try:
+        names = [each.name for each in path.parent.iterdir() if each.suffix == ".toml"]
+    except (OSError, ValueError):
+        return []
+    return difflib.get_close_matches(path.name, [name for name in names if name != "pyproject.toml"], 1)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def parse(text: str, shown: str) -> dict[str, Any]:
+    """Return the keys of a TOML text.
+
+    Raises:
+        UnreadableError: not TOML, or nested beyond any use.
+    """
+    import tomli
+
+    try:
+        raw = tomli.loads(text)
+        levels = depth(raw)
+    except tomli.TOMLDecodeError as error:
+        start = min(error.pos, len(text))
+        words, span = _in_our_words(error.msg, text, start)
+        message = f"not valid TOML: {words}"
+        raise UnreadableError(
+            at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=_remedy(words, text, start))
+        ) from error
+    except RecursionError as error:
+        raise UnreadableError(_too_deep(shown)) from error
+    except ValueError as error:  # an integer beyond Python's own limit
+        found = re.search(r"\d{4000,}", text)
+        span = Span(*found.span()) if found else Span(0, 0)
+        message = "a number with thousands of digits"
+        raise UnreadableError(at(codes.NOT_TOML, message, file=shown, text=text, span=span)) from error
+    if levels > MOST_LEVELS:
+        raise UnreadableError(_too_deep(shown))
+    return raw
+
+
+def _too_deep(shown: str) -> Diagnostic:
+    message = f"tables or arrays are nested more than {MOST_LEVELS} deep"
+    return Diagnostic(codes.NOT_TOML, "error", message, shown)
+
+
+def depth(value: object) -> int:
+    """Return how many tables and arrays lie inside each other, without recursion."""
+    deepest, pending = 0, [(value, 0)]
+    while pending:
+        each, level = pending.pop()
+        deepest = max(deepest, level)
+        if isinstance(each, dict):
+            pending += [(inner, level + 1) for inner in each.values()]
+        elif isinstance(each, list):
+            pending += [(inner, level + 1) for inner in each]
+    return deepest
+
+
+def _in_our_words(message: str, text: str, start: int) -> tuple[str, Span]:
+    """Return what tomli says, clearer where it is obscure, and where to point."""
+    line = text.rfind("\n", 0, start) + 1
+    here = Span(start, start + 1)
+    if message == r"Illegal character '\n'":
+        return _UNCLOSED, here
+    if message == "Cannot overwrite a value":
+        return _KEY_TWICE, Span(line, max(start, line + 1))
+    if message.startswith("Cannot declare"):
+        return _TABLE_TWICE, Span(line, max(start, line + 1))
+    return message[:1].lower() + message[1:], here
+
+
+def _remedy(words: str, text: str, at_offset: int) -> str | None:
+    """Return what most often lies behind a syntax error at this place."""
+    if words in _REMEDIES:
+        return _REMEDIES[words]
+    line = text[text.rfind("\n", 0, at_offset) + 1 :].split("\n", 1)[0]
+    value = line.partition("=")[2].strip()
+    if re.fullmatch(r"True|False|None|nil|null|yes|no|on|off", value):
+        return "TOML writes true and false in small letters and has no null: leave the key out"
+    if re.match(r"[A-Za-z_./~]", value):
+        return "text needs quotes"
+    if re.match(r"\s*[A-Za-z0-9_.-]+\s*:", line):
+        return 'TOML writes key = value, not "key: value"'
+    if value == "" and "=" in line:
+        return "the value is missing"
+    return None
