@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -89,7 +87,7 @@ def look_at_all(
         for alike in _alike(loaded, overrides):
             look, findings = look_at(alike[0], overrides, request)
             told = _cases_of(alike)
-            found += [replace(each, message=f"{each.message}{told}") for each in findings]
+            found += [each._replace(message=f"{each.message}{told}") for each in findings]
             text = words_of(look)
             lines += [f"{loaded.path}{told}: {text}\n"] * bool(text)
     return found, "".join(lines)
@@ -97,6 +95,8 @@ def look_at_all(
 
 def _alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[LoadedJob]]:
     """Return the cases of a file, or the one job it is, those together that are the same to `--deep`."""
+    import json
+
     from elasticflow.compiler.resolved import job_to_json
     from elasticflow.spec.load import require_cases
 

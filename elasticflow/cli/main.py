@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -106,6 +105,8 @@ def run() -> NoReturn:
         sys.stdout.flush()
         os._exit(FINISHED)
     if sys.argv[1:2] and sys.argv[1] in TRAINING:
+        import signal
+
         from elasticflow.lifeline import leave_signals
 
         # Until the supervisor stands nothing has begun: the same command starts again.
@@ -113,6 +114,9 @@ def run() -> NoReturn:
             signal.signal(number, lambda *_: os._exit(INTERRUPTED))
     if sys.argv[1:2] and sys.argv[1] in SHORT:
         gc.disable()
+        if not any(word.startswith("--deep") for word in sys.argv):  # else the job's own code inherits it
+            # pydantic looks through all installed packages for plugins: a tenth of `validate`, and none has a say here.
+            os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     code = call()
     with contextlib.suppress(OSError):  # the reader of a pipe may have left
         sys.stdout.flush()

@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -138,4 +137,4 @@ def _warn_once(job: LoadedJob, told: set[Diagnostic], but: Container[str]) -> No
     """Show the warnings about a case that no case before it had."""
     new = [each for each in job.diagnostics if each not in told]
     told.update(new)
-    show_warnings(replace(job, diagnostics=new), but=but)
+    show_warnings(job._replace(diagnostics=new), but=but)

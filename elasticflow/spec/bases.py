@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticflow.spec import codes
@@ -25,4 +24,4 @@ def is_base(path: Path) -> bool:
 def as_base(loaded: LoadedJob) -> LoadedJob:
     """Return what became of a base: no job, and nothing said of what only a whole job must have."""
     found = [each for each in loaded.diagnostics if each.code not in {codes.MISSING, codes.EXCLUSIVE}]
-    return replace(loaded, job=None, diagnostics=found)
+    return loaded._replace(job=None, diagnostics=found)

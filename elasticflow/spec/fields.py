@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -28,8 +27,7 @@ ENTRY = rf"^{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*$"
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """What a text is, as in "must be <kind>"."""
 
     words: str

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.errors import CaseError, JobRefusedError
 from elasticflow.spec.cases.case_file import CaseFile
 from elasticflow.spec.findings.diagnostics import in_order, render
+from elasticflow.spec.findings.remedies import nearest
 from elasticflow.spec.project import project_root_of
 
 if TYPE_CHECKING:
@@ -25,8 +24,7 @@ _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 _MOST_LISTED = 12
 
 
-@dataclass(frozen=True)
-class LoadedJob:
+class LoadedJob(NamedTuple):
     """What became of a job file, or of one of its cases.
 
     Attributes:
@@ -47,7 +45,7 @@ class LoadedJob:
     diagnostics: list[Diagnostic]
     case: str | None = None
     cases: tuple[str, ...] = ()
-    changes: Mapping[KeyPath, Any] = field(default_factory=dict)
+    changes: Mapping[KeyPath, Any] = MappingProxyType({})
 
     @property
     def has_errors(self) -> bool:
@@ -146,7 +144,7 @@ def _as_a_whole(file: CaseFile, judged: list[Judged]) -> LoadedJob:
         for diagnostic in each.diagnostics:
             names.setdefault(diagnostic, []).append(name)
     told = [
-        each if len(some) == len(judged) else replace(each, message=f"{each.message} ({_told(some, judged)})")
+        each if len(some) == len(judged) else each._replace(message=f"{each.message} ({_told(some, judged)})")
         for each, some in names.items()
     ]
     found = in_order([*file.problems, *told])
@@ -165,7 +163,7 @@ def _refuse_errors(loaded: LoadedJob) -> None:
 def _find(file: CaseFile, case: str) -> str:
     if case in file.cases:
         return case
-    near = difflib.get_close_matches(case, file.cases, 1)
+    near = nearest(case, file.cases)
     told = f'did you mean "{near[0]}"?' if near else _listed(tuple(file.cases), file.path)
     raise CaseError(f"{file.path} has no case {case}", told)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class MayRefer:
+class MayRefer(NamedTuple):
     """The key's texts may hold references: `${env:NAME}` and its kind (see `spec/cases/references.py`).
 
     Attributes:

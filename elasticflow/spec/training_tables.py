@@ -6,7 +6,6 @@ One model per table. A model checks its own table; what needs several tables is 
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -25,6 +24,7 @@ from elasticflow.spec.fields import (
     bad_key,
     one_of,
 )
+from elasticflow.spec.findings.remedies import nearest
 from elasticflow.spec.marks import MayRefer
 
 MetricName = Annotated[
@@ -161,7 +161,7 @@ class EvaluationTable(Table):
         if self.best is not None and self.best.split()[1] not in {*self.metrics, "loss"}:
             names = sorted({*self.metrics, "loss"})
             side, metric = self.best.split()
-            near = difflib.get_close_matches(metric, names, 1)
+            near = nearest(metric, names)
             message = f'evaluation.best = "{self.best}" names no metric: there are {", ".join(names)}'
             raise bad_key(
                 "best", codes.NO_METRIC, message, f'did you mean "{side} {near[0]}"?' if near else None

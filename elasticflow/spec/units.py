@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Unit = Literal["step", "epoch", "sample", "s"]
 
@@ -45,8 +44,7 @@ SIZE = rf"^[ \t]*({_BYTES_FORM})[ \t]*$"
 _PARTS = re.compile(r"\s*([0-9.]+)\s*([A-Za-z]+)\s*")
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A positive amount of steps, epochs, samples or seconds.
 
     Attributes:

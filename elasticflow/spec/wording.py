@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.spec import codes
 from elasticflow.spec.expectations import annotation_at, choices, describe, keys_at, kind_of_key
-from elasticflow.spec.findings.remedies import entry_help, is_table, name_help, type_help, unit_help
+from elasticflow.spec.findings.remedies import entry_help, is_table, name_help, nearest, type_help, unit_help
 from elasticflow.spec.findings.showing import dotted, show
 from elasticflow.spec.job import Job
 from elasticflow.spec.torchrun_options import DECIDED_ELSEWHERE
@@ -113,7 +112,7 @@ def unknown_key(path: KeyPath, value: object) -> Finding:
             if is_table(value)
             else f"unknown key {show(name)} outside any table"
         )
-    near = difflib.get_close_matches(name, known, 1)
+    near = nearest(name, known)
     homes = [table for table in Job.model_fields if name in keys_at((table,))]
     if tuple(around) == ("torchrun",) and name.replace("-", "_") in DECIDED_ELSEWHERE:
         remedy = DECIDED_ELSEWHERE[name.replace("-", "_")]
@@ -144,7 +143,7 @@ def _wrong_value(kind: str, path: KeyPath, value: object) -> Finding:
     message = f"{dotted(path)} must be {expected}, not {show(value)}"
     if kind == "literal_error" and isinstance(value, str):
         known = [str(choice) for choice in choices(annotation_at(path))]
-        near = difflib.get_close_matches(value, known, 1)
+        near = nearest(value, known)
         remedy = f'did you mean "{near[0]}"?' if near else None
         return Finding(codes.OUT_OF_RANGE, message, path, False, remedy)
     if kind.startswith("string_") and kind != "string_type":

@@ -7,7 +7,6 @@ it is trained may come from outside.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.secrecy import is_secret, without_password
 from elasticflow.spec import codes
 from elasticflow.spec.entries.known_calls import content_of
+from elasticflow.spec.findings.remedies import nearest
 from elasticflow.spec.findings.showing import dotted, show
 from elasticflow.spec.job import Job
 from elasticflow.spec.marks import MayRefer, Spelled, Variable
@@ -68,8 +68,8 @@ class References:
         """Return a diagnostic without the secrets that were looked up."""
         if not self.hidden:
             return found
-        return replace(
-            found, message=self._masked(found.message), help=found.help and self._masked(found.help)
+        return found._replace(
+            message=self._masked(found.message), help=found.help and self._masked(found.help)
         )
 
     def _masked(self, text: str) -> str:
@@ -183,7 +183,7 @@ class References:
             message, remedy = "${matrix.case} is known in the cases of a [matrix] only", "use ${job.name}"
         else:
             message = f"{dotted(path)}: there is no {show('${' + inside + '}')[1:-1]}"
-            near = difflib.get_close_matches(inside, _FACTS, 1)
+            near = nearest(inside, _FACTS)
             near += [f"env:{inside}"] if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", inside) else []
             remedy = f"there are {_FORMS};\n$${{ stands for ${{ itself"
             remedy = f"did you mean ${{{near[0]}}}?\n{remedy}" if near else remedy

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import difflib
 from typing import TYPE_CHECKING
 
 from elasticflow.spec.entries.origins import origin
+from elasticflow.spec.findings.remedies import nearest
 from elasticflow.spec.findings.showing import show
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def choices(annotation: ast.expr, module: Module) -> list[object]:
             return []
 
 
-def nearest(value: object, annotation: ast.expr, module: Module) -> str | None:
+def nearest_choice(value: object, annotation: ast.expr, module: Module) -> str | None:
     """Return the listed value that is nearly *value*, as the job file writes it."""
     known = [each for each in choices(annotation, module) if isinstance(each, str)]
-    near = difflib.get_close_matches(value, known, 1) if isinstance(value, str) else []
+    near = nearest(value, known) if isinstance(value, str) else []
     return show(near[0]) if near else None

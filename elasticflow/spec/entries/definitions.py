@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.spec.entries.modules import CannotTellError, Module
 
@@ -45,8 +44,7 @@ def shown_file(module: Module) -> str:
     return str(module.file.relative_to(here) if module.file.is_relative_to(here) else module.file)
 
 
-@dataclass(frozen=True)
-class Definition:
+class Definition(NamedTuple):
     """A function, class or lambda.
 
     Attributes:
@@ -67,8 +65,7 @@ class Definition:
         return f"{shown_file(self.module)}:{self.node.lineno}"
 
 
-@dataclass(frozen=True)
-class Plain:
+class Plain(NamedTuple):
     """Something that cannot be called, in words: "a number", "a module"."""
 
     words: str

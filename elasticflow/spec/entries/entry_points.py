@@ -6,7 +6,6 @@ Reads source only: user code never runs here, and torch is neither needed nor lo
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 import sys
 from pathlib import Path
@@ -30,7 +29,7 @@ from elasticflow.spec.entries.signatures import signature_of
 from elasticflow.spec.entries.uses import Use, inside, uses_in
 from elasticflow.spec.entries.values import not_passable
 from elasticflow.spec.fields import ENTRY
-from elasticflow.spec.findings.remedies import listing
+from elasticflow.spec.findings.remedies import listing, nearest
 from elasticflow.spec.findings.showing import show
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ class _Check:
         except NoModuleError as error:
             return [self._no_module(error)]
         except NoAttributeError as error:
-            near = difflib.get_close_matches(error.name, error.beside, 1)
+            near = nearest(error.name, error.beside)
             remedy = f'did you mean "{near[0]}"?' if near else listing(error.beside)
             return [self._problem(codes.NO_ATTRIBUTE, f"{error.module} has no {error.name}", remedy)]
         except UnreadableModuleError as error:
@@ -161,14 +160,14 @@ class _Check:
 
     def _no_module(self, error: NoModuleError) -> Diagnostic:
         parent, _, last = error.name.rpartition(".")
-        near = difflib.get_close_matches(last, error.beside, 1)
+        near = nearest(last, error.beside)
         remedy = f'did you mean "{parent}.{near[0]}"?' if near else listing(error.beside, f"{parent}.")
         if not error.package.is_own:
             remedy = "\n".join(filter(None, [remedy, f"{parent} is the installed one: {error.package.file}"]))
         return self._problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
 
     def _not_installed(self, top: str) -> Diagnostic:
-        near = difflib.get_close_matches(top, self.resolver.finder.names(), 1)
+        near = nearest(top, self.resolver.finder.names())
         if not near:
             return self._note(f"{top} is not installed here")
         folders = ", ".join(shown(place) for place in self.resolver.finder.own)

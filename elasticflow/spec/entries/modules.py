@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.machinery
 import re
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.spec.findings.remedies import nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,8 +36,7 @@ class NoModuleError(Exception):
         self.package = package
 
 
-@dataclass(frozen=True)
-class Module:
+class Module(NamedTuple):
     """A module found by its file.
 
     Attributes:
@@ -98,7 +98,7 @@ class Finder:
         """
         has_torch = any((place / "torch").is_dir() for place in self.installed)
         is_sure = module.file is not None or (has_torch and not _has_editable_installs())
-        if not is_sure and not difflib.get_close_matches(name, beside, 1):
+        if not is_sure and not nearest(name, beside):
             raise CannotTellError(
                 f"{module.name} has no __init__.py: an installed package may take its place"
             )

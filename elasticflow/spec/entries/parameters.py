@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from elasticflow.spec.entries.annotations import fits, in_words, nearest
+from elasticflow.spec.entries.annotations import fits, in_words, nearest_choice
 from elasticflow.spec.entries.modules import CannotTellError
+from elasticflow.spec.findings.remedies import nearest
 
 if TYPE_CHECKING:
     import ast
@@ -126,10 +126,10 @@ def misfits(signature: Signature, num_places: int, arguments: dict[str, object])
         elif (parameter := open_names.get(name)) and parameter.annotation is not None:
             if not fits(value, parameter.annotation, parameter.module):
                 words = in_words(parameter.annotation, parameter.module)
-                near = nearest(value, parameter.annotation, parameter.module)
+                near = nearest_choice(value, parameter.annotation, parameter.module)
                 found.append(Misfit("type", name, words, near))
         elif name not in open_names and not signature.takes_any_named:
-            near_names = difflib.get_close_matches(name, open_names, 1)
+            near_names = nearest(name, open_names)
             found.append(Misfit("unknown", name, _listed(list(open_names)), next(iter(near_names), None)))
     only = signature.positional_only[num_places:]
     required = [*only, *open_names.values()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from dataclasses import replace
 
 from elasticflow.spec.entries.bindings import bindings, parse
 from elasticflow.spec.entries.definitions import (
@@ -174,5 +173,5 @@ class Resolver:
             inner = self._value(module, call.args[0], hops)
             if isinstance(inner, Definition):
                 bound = inner.num_bound + len(call.args) - 1
-                return replace(inner, num_bound=bound, preset=(*inner.preset, *names))
+                return inner._replace(num_bound=bound, preset=(*inner.preset, *names))
         raise MadeByCallError(module, call)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from elasticflow.spec.positions import Span, place
 
@@ -24,8 +23,7 @@ _COLOURS = {
 }
 
 
-@dataclass(frozen=True)
-class Diagnostic:
+class Diagnostic(NamedTuple):
     """One problem.
 
     Attributes:
@@ -104,8 +102,7 @@ def _printable(each: Diagnostic) -> Diagnostic:
     """Return it without what a terminal would obey: file names and source lines may hold anything."""
     from elasticflow.spec.findings.excerpts import printable
 
-    return replace(
-        each,
+    return each._replace(
         message=printable(each.message),
         file=printable(each.file).replace("\n", "\N{REPLACEMENT CHARACTER}"),
         help=None if each.help is None else printable(each.help),

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING
 
 from elasticflow.spec.findings.showing import dotted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from elasticflow.spec.positions import KeyPath
 
 _UNITS = (
     "steps", "epochs", "samples", "min", "h", "d", "s", "step", "epoch", "sample", "minutes", "hours", "seconds", "days",
 )  # fmt: skip
+
+
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Return the one of *known* that *word* is most likely a slip of; none if none is near."""
+    import difflib  # most files hold no mistake
+
+    return difflib.get_close_matches(word, list(known), 1)
 
 
 def is_table(value: object) -> bool:
@@ -61,7 +69,7 @@ def unit_help(value: object) -> str | None:
     number, unit = found.groups()
     if not unit:
         return f'add a unit: "{number} steps" or "{number} min"'
-    if unit not in _UNITS and (near := difflib.get_close_matches(unit, _UNITS, 1)):
+    if unit not in _UNITS and (near := nearest(unit, _UNITS)):
         return f'did you mean "{number} {near[0]}"?'
     return None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
 from elasticflow.spec.findings.diagnostics import Diagnostic, at
+from elasticflow.spec.findings.remedies import nearest
 from elasticflow.spec.positions import Span
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def near_files(path: Path) -> list[str]:
         names = [each.name for each in path.parent.iterdir() if each.suffix == ".toml"]
     except (OSError, ValueError):
         return []
-    return difflib.get_close_matches(path.name, [name for name in names if name != "pyproject.toml"], 1)
+    return nearest(path.name, [name for name in names if name != "pyproject.toml"])
 
 
 def _printable(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class Source:
         found = at(
             code, message, file=layer.shown, text=layer.text, span=span, severity=severity, remedy=remedy
         )
-        return found if span.end else replace(found, excerpt=None)  # no line shows what is missing
+        return found if span.end else found._replace(excerpt=None)  # no line shows what is missing
 
     def find(self, path: KeyPath, *, at_key: bool = False) -> tuple[Layer, Span]:
         """Return the layer that has the last word on *path*, and the span there."""
