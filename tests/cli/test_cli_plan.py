@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.cli.main import call
+from tests.cli.small_job import JOB as SMALL
+from tests.cli.small_job import PIECES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,40 +34,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "one_worker": ("restarts.budget=0",),
 }
 RUN = "20261120-120000-0000"
-JOB = """\
-[job]
-name = "small"
-[model]
-entry = "pieces:net"
-loss = "pieces:loss"
-[optimizer]
-entry = "pieces:optimizer"
-args = { lr = 0.1 }
-[dataset]
-entry = "pieces:Data"
-global_batch_size = 8
-[evaluation]
-entry = "pieces:Data"
-metrics = { accuracy = "pieces:loss" }
-[train]
-epochs = 3
-[nodes]
-max = 2
-nproc_per_node = 2
-endpoint = "head:29400"
-[restarts]
-refill = "1 h"
+JOB = f"""{SMALL}\
 [snapshots]
 every = "20 steps"
 uri = "s3://bucket/small"
-"""
-PIECES = """\
-def net(): ...
-def loss(a, b): ...
-def optimizer(params, lr): ...
-class Data:
-    def __len__(self): ...
-    def __getitem__(self, i): ...
 """
 
 
