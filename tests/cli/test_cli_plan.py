@@ -109,7 +109,7 @@ def made(case: str) -> str:
 
 @pytest.mark.parametrize("case", CASES)
 def test_plans_are_the_golden_ones(case: str) -> None:
-    """Jobs of several kinds, each with its plan; made again by `python tests/cli/test_cli_plan.py`, then read."""
+    """Jobs of several kinds, each with its plan; made again by `python -m tests.cli.test_cli_plan`, then read."""
     assert (PLANS / f"{case}.txt").read_text() == made(case)
 
 
