@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,8 +25,6 @@ from elasticflow.spec.units import parse_duration
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from elasticflow.spec.job import Job
 
 # Fields of torch's LaunchConfig that no key of a job reaches.
@@ -39,7 +38,11 @@ def parsed(args: tuple[str, ...]) -> tuple[Any, str]:
     """Return torch's own LaunchConfig of an argv, and its training script."""
     from torch.distributed.run import config_from_args, get_args_parser
 
-    config, _, command = config_from_args(get_args_parser().parse_args(list(args)))
+    given = get_args_parser().parse_args(list(args))
+    config, _, command = config_from_args(given)
+    assert config.logs_specs is not None
+    if given.log_dir is None:  # torch has made a folder then, whether it is used or not (2.13)
+        Path(config.logs_specs.root_log_dir).rmdir()
     return config, command[-1]
 
 

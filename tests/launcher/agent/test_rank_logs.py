@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,7 +107,8 @@ def test_streams_of_a_generation_have_a_folder_of_their_own(folder: RunFolder) -
 
 def test_filter_leaves_out_what_is_shown_and_nothing_that_is_kept(folder: RunFolder) -> None:
     """`[torchrun] local_ranks_filter` and `tee` as torchrun reads them; each rank's files are there all the same."""
-    arguments = ["--nnodes=1", "--tee=3", "--redirects=1", "--local-ranks-filter=1", "train.py"]
+    arguments = ["--nnodes=1", "--tee=3", "--redirects=1", "--local-ranks-filter=1"]
+    arguments += [f"--log-dir={os.devnull}", "train.py"]
     launch, _, _ = config_from_args(get_args_parser().parse_args(arguments))
     assert launch.logs_specs is not None
     made = GenerationLogs.like(launch.logs_specs, folder).reify({r: {"RANK": str(r)} for r in range(3)})
