@@ -11,6 +11,8 @@ def project_root_of(path: Path) -> Path:
     Without one it is the job file's folder, or the folder above when that is called `jobs`.
     """
     folder = path.absolute().parent
+    if ".." in folder.parts:  # else what lies above it is not what its name says
+        folder = folder.resolve()
     for candidate in (folder, *folder.parents):
         if (candidate / "pyproject.toml").is_file() or (candidate / ".git").exists():
             return candidate

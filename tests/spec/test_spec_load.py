@@ -79,6 +79,17 @@ def test_the_project_root_is_the_nearest_marked_folder(tmp_path: Path) -> None:
     assert project_root_of(job) == tmp_path / "a"
 
 
+def test_project_of_a_file_beside_the_working_folder_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder one stands in lies on the way to `../other/jobs`, not above it."""
+    for name in ("tool", "other/jobs"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "tool" / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path / "tool")
+    assert tmp_path / "other" == project_root_of(Path("../other/jobs/mnist.toml"))
+
+
 @FUZZ
 @given(st.binary(max_size=300))
 @example(b"\xef\xbb\xbf")
