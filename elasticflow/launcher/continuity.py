@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler import drift_table
 from elasticflow.compiler.materialize import TRAIN_PY, entry_point_is_edited
@@ -72,16 +72,17 @@ def record_job(folder: RunFolder, catalog: Catalog, plan: LaunchPlan, made: Made
 
 def take_in_failures(folder: RunFolder, catalog: Catalog) -> None:
     """Have the run folder's ledger hold what other machines charged to the budget since it was last written."""
-    known = _newest_known(folder)
+    known = int(_last_state(folder).get("generation") or 0)
     Ledger(folder.ledger).take_in(catalog.generations(after=known).values())
 
 
-def _newest_known(folder: RunFolder) -> int:
-    """Return the newest generation that this machine led; 0 if none, or if that cannot be read."""
+def _last_state(folder: RunFolder) -> dict[str, Any]:
+    """Return state.json as the last launch here left it; empty if there was none, or if it cannot be read."""
     try:
-        return int(json.loads(folder.state.read_text(encoding="utf-8"))["generation"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
+        state = json.loads(folder.state.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 def check_drift(
@@ -124,8 +125,5 @@ def edited_entry_point(
 
 
 def _ended_with_user_error(folder: RunFolder) -> bool:
-    try:
-        state = json.loads(folder.state.read_text(encoding="utf-8"))
-        return bool(state["verdict"]["class"] == "user_error")
-    except (OSError, ValueError, KeyError, TypeError):  # a first launch, or one that ended otherwise
-        return False
+    verdict = _last_state(folder).get("verdict") or {}  # none: a first launch, or one that was killed
+    return bool(verdict.get("class") == "user_error")
