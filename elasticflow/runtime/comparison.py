@@ -63,6 +63,7 @@ class Comparison:
         self._me, self._state = me, state
         self._due = None if every is None or me.world_size == 1 else Due((every,))
         self._last: Place | None = None
+        self._equal_at = 0  # step after which the replicas were last known to be equal
         self._asked: _Asked | None = None
         self._thread: ThreadPoolExecutor | None = None
 
@@ -71,7 +72,7 @@ class Comparison:
 
         Ranks of different kinds may round otherwise: they are not compared, which rank 0 says once.
         """
-        self._last = position
+        self._last, self._equal_at = position, position.step
         if self._due is None or self._me.is_exact:  # exact mode has refused them
             return
         found = kind.difference(self._me)
@@ -101,6 +102,7 @@ class Comparison:
         sums = sums_of(self._compared(self._state.capture()))
         if not self._are_equal(sums):
             self._refuse(position.step, sums, tier)
+        self._equal_at = position.step
 
     def ask(self, position: Position, captured: Captured, then: Callable[[], None]) -> None:
         """Have the replicas compared as they are after this step, and *then* called if they are equal. Every rank.
@@ -131,6 +133,7 @@ class Comparison:
             now = sums_of(self._compared(self._state.capture()))
             if not self._are_equal(now):
                 self._refuse(asked.step, now, tier)
+        self._equal_at = asked.step
         asked.then()
 
     def _is_done(self, position: Position) -> bool:
@@ -164,9 +167,10 @@ class Comparison:
         return bool(most == -least)
 
     def _refuse(self, step: int, sums: Sums, tier: Tier | None) -> None:
-        ranks = [json.loads(text) for text in self._me.gather_text(json.dumps(sums))]
         if tier is not None:
-            tier.forget()
+            # Before the ranks hear from each other: whoever ends first leaves nothing that its successors could go on from.
+            tier.forget(self._equal_at)
+        ranks = [json.loads(text) for text in self._me.gather_text(json.dumps(sums))]
         error = difference(step, ranks)
         if self._me.rank not in error.ranks:
             self._me.barrier()

@@ -160,10 +160,13 @@ class Tier:
         """True if the state after *position* is what was held last, by this generation."""
         return self._held == position.step
 
-    def forget(self) -> None:
-        """Have nothing that this rank holds be recalled."""
-        self._copier.finish()
-        self._holding.forget()
+    def forget(self, equal_at: int) -> None:
+        """Have nothing be gone on from that was held, or taken of it after step *equal_at*; no rank is waited for.
+
+        Raises:
+            SnapshotError: the writer died, and what was held with it.
+        """
+        self._holding.forget(equal_at)
 
     def recall(self, catalog: Catalog) -> Held | None:
         """Return what the generation before held, if all ranks have it and nothing committed is newer.

@@ -30,6 +30,7 @@ class ShareSet:
         error: Why the snapshot cannot be committed.
         listeners: Who is told of the outcome, by rank.
         is_over: No more shares can come.
+        is_published: Its manifest is there.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ShareSet:
     error: str | None = None
     listeners: dict[int, Any] = field(default_factory=dict)
     is_over: bool = False
+    is_published: bool = False
 
     @property
     def is_alone(self) -> bool:
@@ -143,6 +145,18 @@ class Board:
             share_set.files[rank] = files
             share_set.error = share_set.error or error
             self._changed.notify_all()
+
+    def refuse(self, share_set: ShareSet, reason: str) -> bool:
+        """Have *share_set* not be committed; False if it was: who asks has to set it aside."""
+        with self._changed:
+            share_set.error = share_set.error or reason
+            return not share_set.is_published
+
+    def published(self, share_set: ShareSet) -> str | None:
+        """Note that the manifest is there; return why it was refused meanwhile: who published has to set it aside."""
+        with self._changed:
+            share_set.is_published = True
+            return share_set.error
 
     def end_all(self) -> None:
         """No more shares can come at all: once every open set is settled, `next_settled` has no more."""

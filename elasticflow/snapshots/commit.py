@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 FENCED = "fenced"
 
 
+class SetAsideError(PublishError):
+    """A snapshot was committed and set aside: its files stay for inspection."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """How long the writer waits, in seconds.
@@ -142,6 +146,9 @@ class Committer:
         faults.reach("commit.before_fence")
         self._check_fence(share_set)
         self._publisher.publish(record)
+        if (reason := self._board.published(share_set)) is not None:
+            self._catalog.quarantine(share_set.name, reason)
+            raise SetAsideError(reason)
         self._tell(
             share_set, "snapshot.committed", bytes=record.size, seconds=record.seconds, trigger=record.trigger
         )
@@ -185,7 +192,9 @@ class Committer:
             for name in (shards.shard_name, shards.frozen_name)
             for rank in share_set.staged
         ]
-        if share_set.is_alone:
+        if isinstance(error, SetAsideError):
+            pass
+        elif share_set.is_alone:
             self._publisher.discard(share_set.name)
         elif 0 in share_set.staged or share_set.error is not None:
             self._publisher.discard(

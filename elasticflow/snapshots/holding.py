@@ -122,12 +122,16 @@ class Holding:
             slot.unlock()
         return is_told
 
-    def forget(self) -> None:
-        """Take the labels off all slots but one that the writer is writing: nobody goes on from them."""
-        for slot in self._slots:
-            if slot.lock():
-                slot.open()
-                slot.unlock()
+    def forget(self, equal_at: int) -> None:
+        """Have nobody go on from anything that the ranks of this generation hold.
+
+        Nor from a snapshot that the writer took of it after step *equal_at*: it is not committed, or set aside. One rank
+        that says so is enough, and it may end right after.
+
+        Raises:
+            SnapshotError: the writer died, and what was held with it.
+        """
+        self._link.send({"forget": {"equal_at": equal_at}})
 
     def recall(self) -> Recalled | None:
         """Return what the newest earlier generation held, or None if this node has no whole set. Before `reserve`.

@@ -39,23 +39,30 @@ class Keeper:
         pool: Where slots come from.
         board: Snapshots on their way to the store.
         write: Starts writing a share: rank, set, message (as of `StagingClient.stage`), buffer.
+        set_aside: Has a committed snapshot never be restored: name, reason.
     """
 
     def __init__(
-        self, pool: Pool, board: Board, write: Callable[[int, ShareSet, Message, Buffer], None]
+        self,
+        pool: Pool,
+        board: Board,
+        write: Callable[[int, ShareSet, Message, Buffer], None],
+        set_aside: Callable[[str, str], None],
     ) -> None:
-        self._board, self._write = board, write
+        self._board, self._write, self._set_aside = board, write, set_aside
         board.on_free = self.begin
         self._tier = Tier(pool)
         self._berths: dict[Listener, Berth] = {}
         self._beginning = threading.Lock()
         self._begun: dict[str, Message] = {}
         self._committed: Message | None = None  # place of the newest snapshot committed out of the tier
+        self._taken: list[ShareSet] = []  # of the newest generation: out of the tier, not known to be refused
         self._handlers: dict[str, Callable[[Any, Any], None]] = {
             "slots": self._settle_in,
             "outline": self._outline,
             "wish": self._wish,
             "recall": self._recall,
+            "forget": self._forget,
         }
 
     def handle(self, worker: Listener, message: Message) -> None:
@@ -117,6 +124,8 @@ class Keeper:
             record=record,
             listeners=dict(listeners),
         )
+        self._taken = [taken for taken in self._taken if taken.generation == held.generation]
+        self._taken.append(share_set)
         self._board.enter(share_set)
         for listener in listeners.values():
             listener.send({"begun": {"name": name, "step": held.step, "trigger": wish.trigger}})
@@ -150,6 +159,24 @@ class Keeper:
         ):  # a zombie has nothing to wish for
             self._tier.wish(Wish(worker.generation, message["step"], message["trigger"]))
             self.begin()
+
+    def _forget(self, worker: Listener, message: Message) -> None:
+        """The replicas of *worker*'s generation differ: what was taken of them since they were equal is not to be used.
+
+        Every rank says so before it ends. New workers are answered only after this was handled.
+        """
+        self._tier.forget(worker.generation)
+        with self._beginning:  # no other set is taken meanwhile, and of all ranks the first sets aside
+            doubtful = [
+                taken
+                for taken in self._taken
+                if taken.generation == worker.generation and taken.step > message["equal_at"]
+            ]
+            self._taken = [taken for taken in self._taken if taken not in doubtful]
+            reason = f"the ranks' replicas differ, and were last known to be equal after step {message['equal_at']}"
+            for share_set in doubtful:
+                if not self._board.refuse(share_set, reason):
+                    self._set_aside(share_set.name, reason)
 
     def _recall(self, worker: Listener, _: None) -> None:
         is_alone = worker.local_world_size == worker.world_size

@@ -105,6 +105,7 @@ class Tier:
         self._berths: dict[int, Berth] = {}
         self._wish: Wish | None = None
         self._written = (0, 0)  # place of the set last handed out to be written
+        self._forgotten = 0  # nothing that this generation or an older one held is handed out
 
     def settle_in(
         self, rank: int, world_size: int, generation: int, nbytes: int, before: Berth | None
@@ -175,7 +176,7 @@ class Tier:
             worlds = {berth.world_size for berth in self._berths.values()}
             if worlds != {len(found)}:
                 return None
-            common = set(found[0]).intersection(*found[1:])
+            common = {place for place in set(found[0]).intersection(*found[1:]) if place[0] > self._forgotten}
             if not common:
                 return None
             generation, step = max(common)
@@ -190,6 +191,12 @@ class Tier:
         with self._lock:
             if wish is None or wish.place > self._written:
                 self._wish = wish
+
+    def forget(self, generation: int) -> None:
+        """Nothing that *generation* or an older one holds is handed out any more, to the store or to successors."""
+        with self._lock:
+            self._forgotten = max(self._forgotten, generation)
+            self._wish = None
 
     def granted(self) -> tuple[HeldSet, Wish] | None:
         """Return the newest set, locked for writing, if a snapshot is wished for; the same set only once."""

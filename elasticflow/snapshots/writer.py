@@ -73,7 +73,7 @@ class Writer:
         self._loader = Loader(catalog)
         self._pool = Pool(config.staging_limit)
         self._board = Board()
-        self._keeper = Keeper(self._pool, self._board, self._submit)
+        self._keeper = Keeper(self._pool, self._board, self._submit, catalog.quarantine)
         self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
         self._committer = Committer(config, catalog, self._board, self._report)
         self._out: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: no more

@@ -184,6 +184,59 @@ def test_zombie_keeps_successors_from_its_memory(bench: Bench) -> None:
     assert [content(2), content(2)] == recalled(joined(bench, writer, generation=3))
 
 
+def test_nothing_is_recalled_once_a_rank_found_that_replicas_differ(bench: Bench) -> None:
+    """One rank says so and ends, while the writer has a set in its hands: no set is whole for their successors.
+
+    What was committed while the replicas were equal stays good.
+    """
+    writer = bench.writer()
+    first = settled(joined(bench, writer))
+    for rank in first:
+        rank.hold(3)
+    for rank in first:
+        rank.client.wish(3, "steps")
+    while not first[0].client.reports():
+        time.sleep(0.001)
+    writer.process.send_signal(signal.SIGSTOP)
+    for step in (4, 5):
+        for rank in first:
+            rank.hold(step)
+    first[1].holding.forget(equal_at=3)
+    die(first)
+    writer.process.send_signal(signal.SIGCONT)
+    second = joined(bench, writer, generation=2)
+    assert [None, None] == recalled(second)
+    assert [3] == [found.step for found in bench.catalog.committed()]
+    for rank in settled(second):
+        rank.hold(4)
+    die(second)
+    assert [content(4), content(4)] == recalled(joined(bench, writer, generation=3))
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_what_was_taken_after_the_last_comparison_is_not_gone_on_from(
+    bench: Bench, is_committed: bool
+) -> None:
+    """A wish of step 4 took step 5, and then the replicas were found to differ: 5 is set aside or never committed."""
+    writer = bench.writer()
+    first = settled(joined(bench, writer))
+    for step in (4, 5):
+        for rank in first:
+            rank.hold(step)
+    for rank in first:
+        rank.client.wish(4, "steps")
+    if is_committed:
+        assert [("snapshot.committed", 5)] == bench.outcomes(first[0].client.flush(20))
+    for rank in first:
+        rank.holding.forget(equal_at=4)
+    die(first)
+    joined(bench, writer, generation=2)
+    assert [] == bench.catalog.committed()
+    if is_committed:
+        (reason,) = bench.catalog.quarantined().values()
+        assert "last known to be equal after step 4" in reason
+
+
 def test_group_over_two_nodes_is_not_whole_here(bench: Bench) -> None:
     """A newcomer on another node makes what this one holds old: nothing is given out then or later."""
     writer = bench.writer()
