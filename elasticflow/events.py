@@ -40,6 +40,7 @@ BUDGET_REFILLED = "budget.refilled"
 DATASET_OPENED = "dataset.opened"
 DATASET_PASSED = "dataset.passed"
 STATE_LEFT_OUT = "state.left_out"
+BEST_RESET = "best.reset"
 KIND_CHANGED = "kind.changed"
 REPLICAS_NOT_COMPARED = "replicas.not_compared"
 PRELOAD_REFUSED = "preload.refused"
@@ -153,6 +154,10 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         ("modules", "files", "device"),
     ),
     STEP: ("one finished optimizer step", ("epoch", "samples", "loss", "lr", "time", "seconds")),
+    BEST_RESET: (
+        "the best value so far was measured by another evaluation: it is looked for anew",
+        ("best", "measured_by", "now"),
+    ),
     EVALUATION: ("metrics over the evaluation set", ("epoch", "eval", "best", "time")),
 }
 
@@ -174,6 +179,7 @@ FROM_WORKERS = frozenset(
         DATASET_OPENED,
         DATASET_PASSED,
         STATE_LEFT_OUT,
+        BEST_RESET,
         KIND_CHANGED,
         REPLICAS_NOT_COMPARED,
         LOSS_SKIPPED,

@@ -47,6 +47,7 @@ FROZEN = {
     "dataset.opened": {"fingerprint", "name", "samples", "shards", "source"},
     "dataset.passed": {"samples", "shard"},
     "state.left_out": {"name", "type"},
+    "best.reset": {"best", "measured_by", "now"},
     "kind.changed": {"changed"},
     "replicas.not_compared": {"reason"},
     "preload.refused": {"module", "reason"},
@@ -70,6 +71,7 @@ FROZEN = {
     "evaluation": {"best", "epoch", "eval", "time"},
 }
 FROZEN_FROM_WORKERS = {
+    "best.reset",
     "dataset.opened",
     "dataset.passed",
     "loss.skipped",

@@ -20,6 +20,10 @@ _NOT_THERE = object()
 _OTHER_STATE = "the snapshots hold other state than the job would"
 _OTHER_CURVE = "the rest of the run is trained in another way"
 
+_OTHER_EVALUATION = (
+    "the weights do not depend on it; if the data is another, the best value is looked for anew"
+)
+
 # The longest prefix of a key that stands here decides; what is in no table of this kind changes the trajectory.
 _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "job": ("harmless", "names and places only"),
@@ -43,9 +47,13 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "dataset.micro_batch_size": ("harmless", "the global batch stays the same"),
     "dataset.num_workers": ("harmless", "who loads a sample does not change it"),
     "evaluation": ("harmless", "the weights do not depend on it"),
-    "evaluation.args": ("trajectory", "other data is refused when the run starts, by its fingerprint"),
-    "evaluation.best": ("trajectory", "the best value so far cannot be compared with the new ones"),
-    "evaluation.entry": ("trajectory", "the best value so far was measured on other data"),
+    "evaluation.args": ("harmless", _OTHER_EVALUATION),
+    "evaluation.best": ("harmless", "the weights do not depend on it; the best value is looked for anew"),
+    "evaluation.entry": ("harmless", _OTHER_EVALUATION),
+    "evaluation.metrics": (
+        "harmless",
+        "the weights do not depend on it; where it is the metric of `best`, the best value is looked for anew",
+    ),
     "train": ("trajectory", _OTHER_CURVE),
     "train.epochs": ("harmless", "the run ends sooner or later"),
     "train.steps": ("harmless", "the run ends sooner or later"),
@@ -79,7 +87,7 @@ _EXACT_WEIGHTS: dict[str, tuple[Weight, str]] = {
 }
 
 # Keys whose coming or going gives the snapshot other parts.
-_PARTS = frozenset({"lr_scheduler.entry", "evaluation.entry", "train.ema"})
+_PARTS = frozenset({"lr_scheduler.entry", "train.ema"})
 
 
 @dataclass(frozen=True)

@@ -213,8 +213,10 @@ def _evaluate(job: Job, collate: dict[str, Name]) -> dict[str, Line]:
         return {}
     functions = {metric: Name(function) for metric, function in metric_functions(job).items()}
     batch_size = table.batch_size or job.dataset.micro_batch_size
-    optional = {} if batch_size is None else {"batch_size": batch_size}
+    optional: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     uses_loss = {} if job.model.loss else {"uses_loss": False}
+    best_of = _best_of(job)
+    optional = optional if best_of is None else {**optional, "best_of": best_of}
     arguments = ("me", "model", "training_step", "test_set", "schedule")
     named = {"every": Name("EVALUATE_EVERY"), "metrics": Name("metrics"), "best": Name("BEST")}
     return {
@@ -227,6 +229,14 @@ def _evaluate(job: Job, collate: dict[str, Name]) -> dict[str, Line]:
             call("evaluate.Evaluation", *arguments, **named, **optional, **collate, **uses_loss),
         ),
     }
+
+
+def _best_of(job: Job) -> str | None:
+    """Return the entry of what `evaluation.best` names: a metric's, or that of the loss."""
+    if job.evaluation is None or job.evaluation.best is None:
+        return None
+    name = job.evaluation.best.partition(" ")[2]
+    return job.evaluation.metrics.get(name) or job.model.loss or job.model.step
 
 
 def _state(job: Job) -> Code:

@@ -59,6 +59,7 @@ class Story:
             events.BUDGET_CHARGED: self._budget_charged,
             events.DATASET_OPENED: self._dataset_opened,
             events.DATASET_PASSED: self._dataset_passed,
+            events.BEST_RESET: self._best_reset,
             events.NODE_JOINED: self._node_joined,
             events.NODE_LOST: self._node_lost,
             events.AGENT_RESTARTED: self._agent_restarted,
@@ -231,6 +232,13 @@ class Story:
     def _dataset_passed(self, record: Record) -> Line:
         samples = plural(whole(record, "samples"), "sample")
         return Line("note", "quiet", "data", f"shard {record.get('shard')}: {samples} read again")
+
+    def _best_reset(self, record: Record) -> Line:
+        self._best = None
+        before = amount(record, "best")
+        was = "" if before is None else f" (it was {number(before)})"
+        text = f"looked for anew{was}: another evaluation measured it"
+        return Line("note", "notice", "best", text)
 
     def _node_joined(self, record: Record) -> Line | None:
         if self._world is None:

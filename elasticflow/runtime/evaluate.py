@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.order import Position
 
 _LOSS = "loss"
+EVALUATION_DATA = "evaluation"
+"""Name of the evaluation's data among fingerprints."""
 
 
 class Evaluation:
@@ -41,6 +43,7 @@ class Evaluation:
         every: Intervals, any of which makes an evaluation due.
         metrics: Name to callable: (outputs, targets) -> mean over the batch, or (model, batch) without uses_loss.
         best: "max accuracy" or "min loss"; None remembers nothing.
+        best_of: What measures the value that *best* names, as the job file has it: "metrics:accuracy".
         batch_size: Samples per forward.
         collate: Makes a batch of a list of samples; None for torch's.
         uses_loss: training_step calls the model once on the inputs of (inputs, targets).
@@ -60,6 +63,7 @@ class Evaluation:
         every: tuple[str, ...] = ("1 epoch",),
         metrics: Mapping[str, Callable[..., Any]] | None = None,
         best: str | None = None,
+        best_of: str | None = None,
         batch_size: int = 256,
         collate: Callable[[list[Any]], Any] | None = None,
         uses_loss: bool = True,
@@ -71,6 +75,9 @@ class Evaluation:
         self.best_mode: Literal["max", "min"] | None = {"max": "max", "min": "min"}.get(mode)  # type: ignore[assignment]
         self._batch_size, self._uses_loss = batch_size, uses_loss
         self._reader = Reader(dataset, collate, me.seed, use=EVALUATION, generators=me.generators)
+        # What a best value is the best of. Values of another metric or on other data cannot be compared with it.
+        self.ranked_by = None if best is None else f"{best} by {best_of}"
+        self._data = me.fingerprints.get(EVALUATION_DATA)
         self._best: float | None = None
         self._last: Position | None = None
         self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
@@ -133,14 +140,28 @@ class Evaluation:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a snapshot keeps."""
-        return {"best": self._best, "measured": self._measured, "owed": self.is_owed}
+        return {
+            "best": self._best,
+            "measured": self._measured,
+            "owed": self.is_owed,
+            "ranked_by": self.ranked_by,
+            "data": self._data,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what a snapshot kept."""
-        self._best = self._me.best = state["best"]
+        """Take over what a snapshot kept; not the best value if another evaluation measured it (event)."""
         self.is_owed = state.get("owed", False)  # older snapshots do not say it
-        measured = state["measured"]
+        # Older snapshots do not say what ranked them: it is taken to be what ranks now.
+        ranked_by, data = state.get("ranked_by") or self.ranked_by, state.get("data") or self._data
+        is_the_same = ranked_by == self.ranked_by and data == self._data
+        best, measured = (state["best"], state["measured"]) if is_the_same else (None, None)
+        self._best = self._me.best = best
         self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
+        is_lost = not is_the_same and state["best"] is not None
+        if is_lost and self.best_mode is not None and self._me.rank == 0:
+            now = {"ranked_by": self.ranked_by, "data": self._data}
+            before = {"ranked_by": ranked_by, "data": data}
+            self._me.event(events.BEST_RESET, best=state["best"], measured_by=before, now=now)
 
     def _sums(self) -> Tensor | None:
         """Return the sums over the set, added batch by batch: the same bits at every world size. Collective.

@@ -158,6 +158,13 @@ def position_of(content: dict[str, Any]) -> Position:
     return Position(**{**position, "cursors": tuple(position.get("cursors", ()))})  # JSON has no tuples
 
 
+def complete_evaluation(content: dict[str, Any], manifest: Manifest) -> None:
+    """Have the evaluation's state in *content* say what data it was measured on; older snapshots said it beside it."""
+    state = content["state"].get("evaluation")
+    if isinstance(state, dict):
+        state.setdefault("data", manifest.fingerprints.get("evaluation"))
+
+
 def _text(error: Exception) -> str:
     return getattr(error, "message", None) or f"{type(error).__name__}: {error}"
 

@@ -211,6 +211,7 @@ class Snapshots:
         me, manifest, content = self._me, found.manifest, found.state
         samples = self._schedule.samples, content["schedule"]["samples"]
         require_same(me.fingerprints, manifest.fingerprints, *samples)
+        restore.complete_evaluation(content, manifest)
         kind.tell_changes(me, manifest.versions)
         position = restore.position_of(content)
         if me.rank == 0:  # before anything of it is used: what happens now may be its doing

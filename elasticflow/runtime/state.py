@@ -28,6 +28,7 @@ __all__ = ["Captured", "State", "check_fit"]
 
 _INCLUDE = "include."
 _METHODS = ("state_dict", "load_state_dict")
+_EVALUATION = "evaluation"
 _PARAMETERS = "parameters"  # beside the parts: which parameter each number of the optimizer's stands for
 
 
@@ -90,7 +91,7 @@ class State:
             "scheduler": scheduler,
             "scaler": scaler,
             "ema": ema,
-            "evaluation": evaluation,
+            _EVALUATION: evaluation,
             **{f"{_INCLUDE}{name}": _stateful(name, thing) for name, thing in (include or {}).items()},
         }
         self._parts = {name: part_of(name, thing) for name, thing in things.items() if thing is not None}
@@ -168,10 +169,9 @@ class State:
         faults.reach("restore.before_apply")
         self._check_parts(content)
         view, own = (tree.Decoder(tensors, memory_formats, copies=copies) for copies in (False, True))
-        decoded = {
-            name: load.decoded(part.thing, content[name], view, own) for name, part in self._parts.items()
-        }
-        for name, part in self._parts.items():
+        parts = {name: part for name, part in self._parts.items() if name in content}
+        decoded = {name: load.decoded(part.thing, content[name], view, own) for name, part in parts.items()}
+        for name, part in parts.items():
             if isinstance(part.thing, nn.Module):
                 fit.check_module(part.thing, decoded[name], name)
             elif isinstance(part.thing, Optimizer):
@@ -179,10 +179,10 @@ class State:
                 fit.check_optimizer(part.thing, decoded[name], name, saved=saved, own=mine)
             elif name == "scheduler":
                 fit.check_schedule(part.thing, decoded[name], name)
-        for name in sorted(self._parts, key=self._when_loaded):
+        for name in sorted(parts, key=self._when_loaded):
             faults.reach("restore.mid_apply")
             try:
-                load.load(self._parts[name].thing, decoded[name])
+                load.load(parts[name].thing, decoded[name])
             except Exception as error:
                 if name.startswith(_INCLUDE) or isinstance(error, RuntimeError | ValueError | KeyError):
                     raise StateError(f"the snapshot does not fit the job's {name}: {error}") from error
@@ -195,7 +195,8 @@ class State:
         return 0 if name.startswith(_INCLUDE) else 1
 
     def _check_parts(self, content: Mapping[str, Any]) -> None:
-        for name in sorted(set(self._parts) ^ (set(content) - {_PARAMETERS})):
+        # An evaluation may come or go: what it keeps is about the run, no weight depends on it.
+        for name in sorted((set(self._parts) ^ set(content)) - {_PARAMETERS, _EVALUATION}):
             is_own = name.startswith(_INCLUDE)
             short = name.removeprefix(_INCLUDE)
             if name in self._parts:

@@ -65,6 +65,7 @@ class Manifest:
         created: Unix time of the commit.
         parent: Name of the snapshot this generation was restored from, if any.
         metric: Value that `keep.best` ranks by, if an evaluation preceded.
+        ranked_by: What *metric* is, such as "max accuracy by metrics:accuracy"; None: older snapshots do not say it.
         samples: Samples consumed.
         aliases: Tensors that share another's memory (tied weights): key to key.
         memory_formats: Tensors stored contiguous that live in another format.
@@ -85,6 +86,7 @@ class Manifest:
     tensors: dict[str, TensorPlace]
     parent: str | None = None
     metric: float | None = None
+    ranked_by: str | None = None
     epoch: int = 0
     samples: int = 0
     aliases: dict[str, str] = field(default_factory=dict)
@@ -99,6 +101,11 @@ class Manifest:
     def size(self) -> int:
         """Bytes of its own files but the manifest; what it borrows is not counted."""
         return sum(entry.size for entry in self.files.values())
+
+    @property
+    def measured_by(self) -> tuple[str | None, str | None]:
+        """What *metric* is and the identity of the data it was measured on; None matches any, it was not recorded."""
+        return self.ranked_by, self.fingerprints.get("evaluation")
 
     @property
     def lenders(self) -> frozenset[str]:

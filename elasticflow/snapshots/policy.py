@@ -50,6 +50,10 @@ class Kept(Place, Protocol):
         """Value `keep.best` ranks by."""
 
     @property
+    def measured_by(self) -> tuple[str | None, str | None]:
+        """What *metric* is and what data it was measured on: others cannot be compared. None matches any."""
+
+    @property
     def created(self) -> float:
         """Unix time of the commit."""
 
@@ -123,7 +127,7 @@ class Keep:
 
     Attributes:
         last: How many of the newest.
-        best: How many of the best by metric; of equals, the newer.
+        best: How many of the best by metric, among those measured like the newest one; of equals, the newer.
         every: The first one at or after each multiple of this interval; a time counts from 1970 on.
         within: Those that are at most this time older than the newest, like "2 h".
         best_mode: Whether the largest or the smallest metric is the best; None: `best` keeps nothing.
@@ -206,10 +210,17 @@ def _best(newest_first: list[Kept], rules: Keep) -> set[str]:
     if not rules.best or rules.best_mode is None:
         return set()
     sign = -1.0 if rules.best_mode == "max" else 1.0
-    measured = [
-        (sign * s.metric, s.name) for s in newest_first if s.metric is not None and not math.isnan(s.metric)
-    ]
-    return {name for _, name in sorted(measured, key=lambda pair: pair[0])[: rules.best]}
+    measured = [s for s in newest_first if s.metric is not None and not math.isnan(s.metric)]
+    alike = [s for s in measured if _is_measured_like(s, measured[0])]
+    ranked = sorted(((sign * (s.metric or 0.0), s.name) for s in alike), key=lambda pair: pair[0])
+    return {name for _, name in ranked[: rules.best]}
+
+
+def _is_measured_like(one: Kept, other: Kept) -> bool:
+    """Return whether two metrics can be compared: the same measure, on the same data."""
+    return all(
+        None in pair or pair[0] == pair[1] for pair in zip(one.measured_by, other.measured_by, strict=True)
+    )
 
 
 def _milestones(newest_first: list[Kept], every: str | None) -> set[str]:

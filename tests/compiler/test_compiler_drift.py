@@ -57,16 +57,30 @@ def test_one_change(
     assert found.reason
 
 
-def test_a_table_that_comes_or_goes_changes_the_snapshots_parts() -> None:
-    """A schedule or an evaluation that was not there before has no state in the snapshots."""
-    for table, entry in (
-        ("lr_scheduler", "torch.optim.lr_scheduler:ConstantLR"),
-        ("evaluation", "pieces:digits"),
-    ):
-        with_it = make_job(**{f"{table}__entry": entry})
-        for old, new in ((make_job(), with_it), (with_it, make_job())):
-            weights = {difference.key: difference.weight for difference in compare(old, new)}
-            assert weights[f"{table}.entry"] == "corrupting"
+def test_a_schedule_that_comes_or_goes_changes_the_snapshots_parts() -> None:
+    """One that was not there before has no state in the snapshots."""
+    with_it = make_job(lr_scheduler__entry="torch.optim.lr_scheduler:ConstantLR")
+    for old, new in ((make_job(), with_it), (with_it, make_job())):
+        weights = {difference.key: difference.weight for difference in compare(old, new)}
+        assert weights["lr_scheduler.entry"] == "corrupting"
+
+
+def test_no_change_of_an_evaluation_needs_consent() -> None:
+    """No weight depends on it, whether it comes, goes or measures something else on other data; `best` is told."""
+    entry, accuracy = {"evaluation__entry": "pieces:digits"}, {"accuracy": "pieces:accuracy"}
+    plain = make_job(**entry, evaluation__metrics=accuracy, evaluation__best="max accuracy")
+    others = [
+        make_job(),
+        make_job(evaluation__entry="pieces:others"),
+        make_job(**entry, evaluation__args={"split": "b"}, evaluation__every="3 steps"),
+        make_job(**entry, evaluation__metrics={"accuracy": "pieces:other"}, evaluation__best="max accuracy"),
+        make_job(**entry, evaluation__best="min loss"),
+    ]
+    for other in others:
+        for old, new in ((plain, other), (other, plain)):
+            found = compare(old, new)
+            assert {"harmless"} == {difference.weight for difference in found}
+            assert any("looked for anew" in difference.reason for difference in found)
 
 
 def test_the_same_job_has_no_differences() -> None:

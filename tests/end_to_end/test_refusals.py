@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from elasticflow import events
-from tests.end_to_end.harness import ROOT, Project, named
+from tests.end_to_end.harness import ROOT, Project, named, read_lines
 
 QUICK = ("train.epochs=2",)
 
@@ -170,3 +170,36 @@ def test_missing_torch_is_one_clear_line(project: Project) -> None:
     assert running.end(30) == 2, running.told()
 
     assert "error: torch is not installed\nhelp: pip install 'elasticflow[torch]'" in running.told()
+
+
+def test_changed_evaluation_begins_the_best_value_anew_and_no_more(project: Project) -> None:
+    """Other data, another metric and direction: told as harmless, no consent asked for; the training goes on."""
+    sets = ("train.steps=100000", "train.epochs=", "evaluation.every=10 steps", "snapshots.every=10 steps")
+    first = project.run("jobs/mnist.toml", "other", *sets)
+    first.wait_for("an evaluation", lambda: any("eval" in line for line in read_lines(first.run.metrics)))
+    os.kill(first.process.pid, signal.SIGTERM)
+    assert first.end(30) == 75, first.told()
+    step = first.state()["step"]
+
+    changed = (
+        "evaluation.args.split=train",
+        "evaluation.best=min loss",
+        f"train.steps={step + 20}",
+        "train.epochs=",
+    )
+    told = project.start("plan", "jobs/mnist.toml", *(f"--set={text}" for text in changed), run_id="other")
+    assert told.end(30) == 0, told.told()
+    assert "it could go on as this job" in told.told()
+    assert "--accept-drift" not in told.told()
+
+    second = project.run("jobs/mnist.toml", "other", *sets[2:], *changed)
+    assert second.end() == 0, second.told()
+    assert re.search(r"evaluation\.args\.split +test -> train", second.told())
+    assert "looked for anew (it was " in second.told()
+    (reset,) = named(second.events(), events.BEST_RESET)
+    assert reset["measured_by"]["ranked_by"] == "max accuracy by examples.mnist:accuracy"
+    assert reset["now"]["ranked_by"] == "min loss by torch.nn.functional:cross_entropy"
+    steps = [line["step"] for line in read_lines(second.run.metrics) if "eval" not in line]
+    assert steps == list(range(1, step + 21))
+    evaluations = [line for line in read_lines(second.run.metrics) if "eval" in line and line["step"] > step]
+    assert evaluations[-1]["best"] == min(line["eval"]["loss"] for line in evaluations)

@@ -266,3 +266,14 @@ def test_steps_are_remembered_and_get_no_line() -> None:
     assert story.metrics(step(1, 7)) is None
     assert story.step == 7
     assert story.metrics(evaluation(1, 7, 0.5, 0.5)) is not None
+
+
+def test_a_best_value_of_another_evaluation_is_told() -> None:
+    """The value that counts no more is named; the next evaluation is the best one of its kind."""
+    lines = told(
+        [
+            event(1, "best.reset", best=0.97, measured_by={}, now={}),
+            event(2, "evaluation", epoch=3, eval={"loss": 0.5}, best=0.5),
+        ]
+    )
+    assert "looked for anew (it was 0.9700): another evaluation measured it" == lines[0].text

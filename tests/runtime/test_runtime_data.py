@@ -282,7 +282,7 @@ def test_samples_that_make_no_batch_are_named(me: Any, odd: Any, what: str) -> N
 )
 def test_other_data_than_the_snapshots_is_refused(mark: str, samples: int, what: str) -> None:
     """Another content, or another length under the same fingerprint: a position would mean other samples."""
-    dataset.require_same({"train": "a", "evaluation": "c"}, {"train": "a"}, 20, 20)
+    dataset.require_same({"train": "a", "evaluation": "c"}, {"train": "a", "evaluation": "d"}, 20, 20)
     with pytest.raises(DatasetError) as refused:
         dataset.require_same({"train": mark}, {"train": "a"}, samples, 20)
     assert refused.value.message == f"the data of `train` is not what the snapshot was trained on: {what}"

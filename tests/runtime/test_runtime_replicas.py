@@ -274,3 +274,41 @@ def test_evaluation_is_due_by_epochs_and_at_the_end(me: Any) -> None:
         if evaluation.due(position):
             due.append(position.step)
     assert due == [5, 8]
+
+
+@pytest.mark.parametrize(
+    ("best", "best_of", "data", "is_kept"),
+    [
+        ("max m", "metrics:m", "d1", True),
+        ("min m", "metrics:m", "d1", False),
+        ("max m", "metrics:other", "d1", False),
+        ("max m", "metrics:m", "d2", False),
+        (None, None, "d1", False),
+    ],
+)
+def test_best_value_is_that_of_one_evaluation(
+    me: Any, best: str | None, best_of: str | None, data: str, is_kept: bool
+) -> None:
+    """Another metric, direction or other data: the value cannot be compared, is looked for anew, and that is told."""
+
+    def make_evaluation(best: str | None, best_of: str | None) -> evaluate.Evaluation:
+        given: dict[str, Any] = {"metrics": {"m": lambda *_: 2.0}, "best": best, "best_of": best_of}
+        return evaluate.Evaluation(me, nn.Linear(1, 1), loss_step, Pairs(), SCHEDULE, **given)
+
+    me.fingerprints["evaluation"] = "d1"
+    first = make_evaluation("max m", "metrics:m")
+    first.run(SCHEDULE.end)
+    state = first.state_dict()
+    me.fingerprints["evaluation"], me.best = data, None
+    me.events.clear()
+    second = make_evaluation(best, best_of)
+    second.load_state_dict(state)
+    assert (2.0 if is_kept else None) == me.best == second.metric_at(SCHEDULE.end)
+    told = [each["measured_by"] for each in me.events if each["event"] == "best.reset"]
+    expected = [{"ranked_by": "max m by metrics:m", "data": "d1"}]
+    assert told == ([] if is_kept or best is None else expected)
+
+    del state["ranked_by"]  # an older snapshot, which says the data's identity in its manifest only
+    state["data"] = data
+    make_evaluation("max m", "metrics:m").load_state_dict(state)
+    assert 2.0 == me.best

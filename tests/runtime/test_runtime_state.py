@@ -229,3 +229,35 @@ def test_shares_are_balanced_and_complete() -> None:
     loads = [sum(sizes[key] for key in part) for part in found]
     assert max(loads) - min(loads) <= 5
     assert balanced({}, 2) == [[], []]
+
+
+def test_an_evaluation_may_come_and_go() -> None:
+    """No weight depends on what it keeps: a snapshot without it, or a job without it, goes on."""
+
+    class Best:
+        """Keeps a value, as an evaluation does."""
+
+        best: float | None = None
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"best": self.best}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.best = state["best"]
+
+    def make_state(evaluation: Any) -> State:
+        model = nn.Linear(2, 1)
+        return State(model=model, optimizer=torch.optim.SGD(model.parameters()), evaluation=evaluation)
+
+    def carry(old: State, new: State) -> None:
+        captured = old.capture()
+        new.apply(json.loads(json.dumps(captured.tree)), captured.tensors, captured.memory_formats)
+        assert torch.equal(old.model.weight, new.model.weight)  # type: ignore[arg-type]
+
+    known, fresh = Best(), Best()
+    known.best = 0.5
+    carry(make_state(known), make_state(None))
+    carry(make_state(None), make_state(fresh))
+    assert fresh.best is None
+    carry(make_state(known), make_state(fresh))
+    assert 0.5 == fresh.best

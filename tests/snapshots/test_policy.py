@@ -24,6 +24,7 @@ class Place:
     created: float = 0.0
     parent: str | None = None
     lenders: frozenset[str] = frozenset()
+    measured_by: tuple[str | None, str | None] = (None, None)
 
     @property
     def name(self) -> str:
@@ -261,3 +262,23 @@ def test_a_milestone_may_be_a_time() -> None:
     found = [Place(step, created=step * 1200.0 + 600.0) for step in range(1, 10)]
     kept = policy.keep(found, policy.Keep(last=1, every="1 h"))
     assert {"3", "6", "9"} == {str(s.step) for s in found if s.name in kept}
+
+
+def test_values_of_another_evaluation_are_no_better_or_worse() -> None:
+    """The best is looked for among those measured like the newest: the same measure, on the same data."""
+    other_metric, other_data, newest = (
+        ("max f1 by m:f1", "a"),
+        ("max acc by m:acc", "b"),
+        ("max acc by m:acc", "a"),
+    )
+    found = [
+        Place(1, metric=0.7, measured_by=(None, None)),  # of an older version
+        Place(2, metric=0.99, measured_by=other_metric),
+        Place(3, metric=0.98, measured_by=other_data),
+        Place(4, metric=0.6, measured_by=newest),
+        Place(5, metric=0.5, measured_by=newest),
+        Place(6),
+    ]
+    rules = policy.Keep(last=0, best=2, best_mode="max")
+    best = {name for name, why in policy.reasons(found, rules).items() if "best" in why}
+    assert {found[0].name, found[3].name} == best

@@ -132,6 +132,7 @@ def main() -> None:
         every=EVALUATE_EVERY,
         metrics=metrics,
         best=BEST,
+        best_of="tests.compiler.golden.pieces:training_step",
         collate=collate,
         uses_loss=False,
     )

@@ -134,6 +134,7 @@ def main() -> None:
         metrics=metrics,
         best=BEST,
         batch_size=8,
+        best_of="examples.mnist:accuracy",
     )
     state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
