@@ -65,6 +65,7 @@ def command(
     elasticflow chaos jobs/mnist.toml --faults 20 --seed 7 --steps 200
     """
     from elasticflow.cli.chaos_text import View
+    from elasticflow.compiler.importable import require_importable
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError
     from elasticflow.launcher.launch import check_torch
     from elasticflow.launcher.trials import chaos_plan, trials
@@ -79,6 +80,7 @@ def command(
     assert job is not None  # else it would have raised
     show_warnings(loaded)
     check_torch(warn)
+    require_importable(loaded)
     least = trials.check(job, [workers], steps, 0)
     if plan_file is None:
         plan = chaos_plan.drawn(faults or 5, seed, least, workers)

@@ -40,6 +40,7 @@ def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log
 
 
 def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool) -> Request:
+    from elasticflow.compiler.importable import require_importable
     from elasticflow.compiler.materialize import (
         read_job,
         recorded_case,
@@ -76,4 +77,5 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
         return Request(read_job(before), files, overrides, root, folder, accept_drift, case=case)
     loaded = job_of(files[0], overrides, case)
     assert loaded.job is not None
+    require_importable(loaded)
     return Request(loaded.job, loaded.files, overrides, root, folder, accept_drift, case=case)

@@ -138,10 +138,16 @@ class _Training:
         return self.launch(self.request(loaded, folder))
 
     def request(self, loaded: LoadedJob, folder: RunFolder) -> Request:
-        """Return what is to be launched."""
+        """Return what is to be launched.
+
+        Raises:
+            JobRefusedError: a package that the job's modules import is not installed here.
+        """
+        from elasticflow.compiler.importable import require_importable
         from elasticflow.launcher.launch import Request
 
         assert loaded.job is not None
+        require_importable(loaded)
         facts = (loaded.job, loaded.files, self.overrides, loaded.project_root, folder)
         return Request(*facts, self.accept_drift, self.scale, self.node_rank, loaded.case)
 

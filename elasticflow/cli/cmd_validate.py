@@ -112,6 +112,8 @@ def wants_colour() -> bool:
 
 
 def _summary(found: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, strict: bool) -> str:
+    from elasticflow.spec import codes
+
     numbers = {each: sum(d.severity == each for d in found) for each in ("error", "warning")}
     counts = [f"{number} {each}{'s' if number > 1 else ''}" for each, number in numbers.items() if number]
     num_cases = sum(len(job.cases) for job in jobs)
@@ -122,7 +124,7 @@ def _summary(found: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, strict: 
     if strict and numbers["warning"]:
         text += " (with --strict, warnings are errors)"
     absent = sorted(
-        {_reason(each) for each in found if each.severity == "note" and "not installed" in each.message}
+        {_reason(each) for each in found if each.severity == "note" and each.code == codes.NOT_INSTALLED}
     )
     return f"{text} (some entry points were not looked at: {', '.join(absent)})" if absent else text
 

@@ -82,6 +82,7 @@ def command(
         --set train.virtual_shards=4
     """
     from elasticflow.cli.verify_text import View
+    from elasticflow.compiler.importable import require_importable
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError
     from elasticflow.launcher.launch import check_torch
     from elasticflow.launcher.trials import trials
@@ -93,6 +94,7 @@ def command(
     assert job is not None  # else it would have raised
     show_warnings(loaded)
     check_torch(warn)
+    require_importable(loaded)
     steps = trials.check(job, worlds, steps, count_gpus())
     interrupted_by_signals()
     view = View(job, worlds, steps, tolerance, quiet=form == "json")

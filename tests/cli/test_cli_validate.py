@@ -108,7 +108,7 @@ def test_notes_are_for_machines_that_collect_them(ran: Callable[..., Ran], tmp_p
     job = tmp_path / "job.toml"
     text = (GALLERY / "jobs" / "good_base.toml").read_text().replace("shop:Net", "no_such_package:Net")
     job.write_text(text)
-    assert "EF209" in ran("validate", "--output-format", "json", str(job))[1]
+    assert "EF215" in ran("validate", "--output-format", "json", str(job))[1]
     assert ran("validate", "--output-format", "github", str(job))[1] == ""
     assert "not looked at" in ran("validate", str(job))[1]
 

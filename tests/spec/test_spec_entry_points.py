@@ -179,7 +179,8 @@ UNTOLD = {
 @pytest.mark.parametrize("name", UNTOLD)
 def test_what_reading_does_not_show_is_never_an_error(said: Callable[..., Said], name: str) -> None:
     """Where source does not tell, there is a note and no guess."""
-    assert [code for code, _ in said(UNTOLD[name], args="{ a = 1 }", n=N)] == ["EF209"]
+    expected = "EF215" if name.endswith("not installed") else "EF209"
+    assert [code for code, _ in said(UNTOLD[name], args="{ a = 1 }", n=N)] == [expected]
 
 
 WRONG = {
@@ -268,7 +269,7 @@ def test_datasets_with_length_pass_whatever_they_inherit_from(said: Callable[...
     base = "class Base:\n    def __len__(self): ...\n"
     source = f"{base}class D(Base):\n    def __getitem__(self, i): ...\ndef it(): ..."
     assert said(source, dataset="pkg.m:D") == []
-    assert said("from no_such import B\nclass D(B): ...\ndef it(): ...", dataset="pkg.m:D")[0][0] == "EF209"
+    assert said("from no_such import B\nclass D(B): ...\ndef it(): ...", dataset="pkg.m:D")[0][0] == "EF215"
     source = "class D:\n    def __getitem__(self, i): ...\ndef it(): ..."
     assert said(source, dataset="pkg.m:D") == [("EF206", "pkg.m:D has no __len__")]
 
@@ -294,7 +295,44 @@ def test_a_package_that_is_not_installed_here_cannot_be_judged(
     """Without torch, as in a hook's environment, its names are notes."""
     monkeypatch.setattr(entry_points, "installed_places", tuple)
     message = "torch.nn:Linear is not checked: torch is not installed here"
-    assert said("", "torch.nn:Linear") == [("EF209", message)]
+    assert said("", "torch.nn:Linear") == [("EF215", message)]
+
+
+def test_a_near_module_of_the_job_is_what_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error where training can run, or where the near module has the name; in a hook's environment else a warning."""
+    (tmp_path / "dataset.py").write_text("def digits(): ...")
+    job = tmp_path / "job.toml"
+
+    def found(entry: str) -> tuple[str, str, str | None]:
+        job.write_text(f'[dataset]\nentry = "{entry}"\nglobal_batch_size = 8\n')
+        (one,) = [each for each in load_job(job).diagnostics if each.code == "EF201"]
+        return one.severity, one.message, one.help
+
+    here = entry_points.installed_places()
+    told = "there is no module datasset on the job's path, and it is not installed here"
+    help_ = f'did you mean "dataset"? (looked in {entry_points.shown(tmp_path)})'
+    for places in (here, ()):
+        monkeypatch.setattr(entry_points, "installed_places", lambda places=places: places)
+        assert ("error", told, help_) == found("datasset:digits")
+    assert "warning" == found("datasets:load_dataset")[0]
+    (tmp_path / "site" / "torch").mkdir(parents=True)
+    monkeypatch.setattr(entry_points, "installed_places", lambda: (tmp_path / "site",))
+    assert "error" == found("datasets:load_dataset")[0]
+
+
+def test_what_import_hooks_find_is_installed(
+    said: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable installation lies in none of Python's folders; it is not called missing."""
+
+    class Hook:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> object:
+            return name == "edited" or None
+
+    assert [code for code, _ in said("", "edited:it")] == ["EF215"]
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook])
+    assert [code for code, _ in said("", "edited:it")] == ["EF209"]
 
 
 @pytest.mark.parametrize(

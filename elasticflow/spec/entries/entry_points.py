@@ -22,6 +22,7 @@ from elasticflow.spec.entries.modules import (
     Module,
     NoModuleError,
     NotInstalledError,
+    is_found_by_hooks,
 )
 from elasticflow.spec.entries.parameters import Misfit, misfits
 from elasticflow.spec.entries.resolve import Resolver
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
     from elasticflow.spec.text.source import Source
 
 _Result = TypeVar("_Result")
+# What is installed under another name than it is imported by.
+_DISTRIBUTIONS = {
+    "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "google": "protobuf",
+    "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml", "webdataset": "webdataset",
+    "pytorch_lightning": "pytorch-lightning", "dateutil": "python-dateutil", "streaming": "mosaicml-streaming",
+}  # fmt: skip
 
 
 def installed_places() -> tuple[Path, ...]:
@@ -80,6 +87,16 @@ def check_entry_points(source: Source, root: Path, known: KnownCalls | None = No
             found += problems
             known.clean |= set() if problems else {call}
     return found
+
+
+def install_help(top: str, finder: Finder) -> str:
+    """Return how a package that is not here comes to be."""
+    name = "'elasticflow[torch]'" if top == "torch" else _DISTRIBUTIONS.get(top, top)
+    return f"pip install {name}; or, for code of your own, add its folder to job.path (looked in {_looked_in(finder)})"
+
+
+def _looked_in(finder: Finder) -> str:
+    return ", ".join(shown(place) for place in finder.own)
 
 
 def shown(folder: Path) -> str:
@@ -167,17 +184,36 @@ class _Check:
         return self._problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
 
     def _not_installed(self, top: str) -> Diagnostic:
-        near = nearest(top, self.resolver.finder.names())
+        finder = self.resolver.finder
+        if is_found_by_hooks(top):
+            return self._note(f"{top} is not installed as files")
+        near = nearest(top, finder.names())
         if not near:
-            return self._note(f"{top} is not installed here")
-        folders = ", ".join(shown(place) for place in self.resolver.finder.own)
+            message = f"{self.use.text} is not checked: {top} is not installed here"
+            return self._problem(codes.NOT_INSTALLED, message, install_help(top, finder), "note")
         message = f"there is no module {top} on the job's path, and it is not installed here"
-        remedy = f'did you mean "{near[0]}"? (looked in {folders})'
-        return self._problem(codes.NO_MODULE, message, remedy, "warning")
+        remedy = f'did you mean "{near[0]}"? (looked in {_looked_in(finder)})'
+        is_sure = finder.has_torch or self._is_in(top, near[0])
+        return self._problem(codes.NO_MODULE, message, remedy, "error" if is_sure else "warning")
+
+    def _is_in(self, top: str, near: str) -> bool:
+        """Return whether the entry is found once its top-level module is called *near*.
+
+        Without torch this may be a hook's environment: `datasets` beside a dataset.py can be the installed package.
+        """
+        if self.module.partition(".")[0] != top:
+            return False  # the module is there, and something in it is imported from *top*
+        try:
+            self.resolver.entry(near + self.module.removeprefix(top), self.attribute)
+        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+            return False
+        return True
 
     def _arguments(self, found: Definition) -> list[Diagnostic]:
         try:
             signature = self._once("signature", lambda: signature_of(found, self.resolver))
+        except NotInstalledError as error:
+            return [self._not_installed(str(error))]
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError) as error:
             return [self._note(str(error))]
         arguments = self.named_arguments()

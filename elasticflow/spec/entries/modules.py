@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.machinery
 import re
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from elasticflow.spec.findings.remedies import nearest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class CannotTellError(Exception):
@@ -96,16 +95,34 @@ class Finder:
             CannotTellError: a folder without __init__.py gives way to an installed package of its name, and
                 without torch this is not the environment the job trains in.
         """
-        has_torch = any((place / "torch").is_dir() for place in self.installed)
-        is_sure = module.file is not None or (has_torch and not _has_editable_installs())
+        is_sure = module.file is not None or (self.has_torch and not _has_editable_installs())
         if not is_sure and not nearest(name, beside):
             raise CannotTellError(
                 f"{module.name} has no __init__.py: an installed package may take its place"
             )
 
+    @property
+    def has_torch(self) -> bool:
+        """Whether torch is installed: this may be the environment that the job trains in."""
+        return any((place / "torch").is_dir() for place in self.installed)
+
     def names(self) -> list[str]:
         """Return the top-level modules on the job's own path."""
         return _names_in(self.own)
+
+
+def is_found_by_hooks(top: str) -> bool:
+    """Return whether Python finds a top-level module that lies in none of its folders; nothing is imported.
+
+    So it finds editable installations, which are found by code of setuptools, and what lies in archives.
+    """
+    archives = [each for each in sys.path if each and Path(each).is_file()]
+    for finder in sys.meta_path:
+        place = archives if finder is importlib.machinery.PathFinder else None
+        with contextlib.suppress(Exception):  # other people's code
+            if finder.find_spec(top, place) is not None:
+                return True
+    return False
 
 
 def _has_editable_installs() -> bool:

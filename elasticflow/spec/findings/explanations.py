@@ -149,6 +149,14 @@ EXPLANATIONS: dict[str, Explanation] = {
         "@registered\ndef digits(split): ...",
         "def digits(split): ...",
     ),
+    codes.NOT_INSTALLED: Explanation(
+        "a package is not installed here (note; an error when a run is to start)",
+        "An entry point, or a module it is in, imports a package that is neither on the job's path nor installed on this "
+        "machine. `validate` may run where nothing is installed, so there it is a note, shown in JSON and SARIF output "
+        "only. `run`, `resume`, `chaos` and `verify-elastic` train here, and refuse the job before anything starts.",
+        '[model]\nentry = "no_such_package:Net"\nloss = "torch.nn.functional:cross_entropy"',
+        '[model]\nentry = "examples.mnist:Net"  # your own, or of an installed package\nloss = "torch.nn.functional:cross_entropy"',
+    ),
     codes.NOT_A_FUNCTION: Explanation(
         "a class where a function is called",
         "A loss is called with outputs and targets and returns the loss. Calling a class makes an object instead: "
