@@ -153,12 +153,18 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         "what rank 0 has imported and runs on; kept in environment.json, not in events.jsonl",
         ("modules", "files", "device"),
     ),
-    STEP: ("one finished optimizer step", ("epoch", "samples", "loss", "lr", "time", "seconds")),
+    STEP: (
+        "one finished optimizer step, in_epoch counted from 1; lr has names where there are several parameter groups",
+        ("epoch", "in_epoch", "samples", "loss", "lr", "time", "seconds"),
+    ),
     BEST_RESET: (
         "the best value so far was measured by another evaluation: it is looked for anew",
         ("best", "measured_by", "now"),
     ),
-    EVALUATION: ("metrics over the evaluation set", ("epoch", "eval", "best", "time")),
+    EVALUATION: (
+        "metrics over the evaluation set, of the weights named (ema, raw), and of the raw ones beside the average's",
+        ("epoch", "in_epoch", "eval", "weights", "eval_raw", "best", "time", "seconds"),
+    ),
 }
 
 # Lines of a worker's log that the supervisor copies into events.jsonl; by convention one rank writes each.

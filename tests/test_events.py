@@ -67,8 +67,8 @@ FROZEN = {
         "step",
     },
     "loss.skipped": {"loss"},
-    "step": {"epoch", "loss", "lr", "samples", "seconds", "time"},
-    "evaluation": {"best", "epoch", "eval", "time"},
+    "step": {"epoch", "in_epoch", "loss", "lr", "samples", "seconds", "time"},
+    "evaluation": {"best", "epoch", "eval", "eval_raw", "in_epoch", "seconds", "time", "weights"},
 }
 FROZEN_FROM_WORKERS = {
     "best.reset",

@@ -12,7 +12,7 @@ from elasticflow.cli.snapshot_words import find, find_one, find_rows, option_opt
 from elasticflow.cli.terminal import paint, print_json
 from elasticflow.errors import SnapshotNotFoundError
 from elasticflow.observe.formats import plural, size
-from elasticflow.snapshots.export import Export
+from elasticflow.snapshots.export import Export, measured_part
 
 if TYPE_CHECKING:
     from elasticflow.observe.snapshot_place import Place
@@ -36,8 +36,7 @@ _ENDINGS: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt", "d
 @click.option(
     "--part",
     type=click.Choice(["model", "ema", "optimizer", "all"]),
-    default="model",
-    help="What of it; default: model.",
+    help="What of it; default: the weights that evaluations measured, ema or model.",
 )
 @click.option("--force", is_flag=True, help="Replace what is there, in one act, once the new one is whole.")
 @click.option("--json", "as_json", is_flag=True, help="Say what was written as JSON.")
@@ -47,7 +46,7 @@ def command(
     options: tuple[str, ...],
     form: Format,
     output: Path | None,
-    part: Part,
+    part: Part | None,
     *,
     force: bool,
     as_json: bool,
@@ -59,8 +58,10 @@ def command(
     torch        what torch.load(PATH, weights_only=True) returns as model.state_dict()
     dcp          a folder for torch.distributed.checkpoint.load, in one process or many
 
-    `ema` is written under the model's own names. `all` is model, optimizer, schedule and the rest, each under its
-    own key; `optimizer` is its state_dict().
+    Without --part it is what the run's metrics are of, so that the best snapshot gives the best weights: the averaged
+    ones (`ema`) where evaluations measured those, as they do with train.ema, else the model's. `ema` is written under
+    the model's own names. `all` is model, optimizer, schedule and the rest, each under its own key; `optimizer` is its
+    state_dict().
 
     \b
     elasticflow snapshots export best --format safetensors
@@ -73,6 +74,9 @@ def command(
         raise SnapshotNotFoundError(
             f"{row.name} is {row.state}: {row.reason}", "export one that is committed"
         )
+    if part is None:
+        with told():
+            part = measured_part(place.catalog, row.manifest)
     path = output or _default(place, row, form, part)
     total = sum(entry.size for entry in row.manifest.locations().values())
     with told(), Meter(f"exporting {row.name}", total) as meter:
@@ -82,7 +86,10 @@ def command(
         facts = {"snapshot": row.name, "path": str(path), "format": form, "part": part}
         print_json({**facts, "tensors": count, "bytes": nbytes})
         return
-    click.echo(f"{paint(str(path), bold=True)}  {plural(count, 'tensor')}, {size(nbytes)}, from {row.name}")
+    what = f"{part}, " if part != "model" else ""
+    click.echo(
+        f"{paint(str(path), bold=True)}  {what}{plural(count, 'tensor')}, {size(nbytes)}, from {row.name}"
+    )
     if part in {"model", "ema"}:
         click.echo(f"load it with: {_recipe(form, path)}")
 

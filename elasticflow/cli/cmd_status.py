@@ -9,7 +9,7 @@ import click
 from elasticflow.cli.facts import COLOURS, facts_of, progress_of
 from elasticflow.cli.terminal import paint, print_json, short
 from elasticflow.observe.formats import elapsed, local_time, number, plural
-from elasticflow.observe.lines import user_frames, values
+from elasticflow.observe.lines import of_weights, user_frames, values
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.run_folder import SNAPSHOT_NAME
@@ -58,7 +58,9 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         rows.append(("loss", number(status.loss)))
     if status.evaluation:
         best = "" if status.best is None else f", best {number(status.best)}"
-        rows.append(("evaluation", f"{values(status.evaluation)} at step {status.evaluated_step}{best}"))
+        told = of_weights(status.evaluation, status.weights)
+        raw = f"; raw: {values(status.evaluation_raw)}" if status.evaluation_raw else ""
+        rows.append(("evaluation", f"{told} at step {status.evaluated_step}{best}{raw}"))
     if status.status == "running" and status.samples_per_s is not None:
         left = "" if status.seconds_left is None else f", {elapsed(status.seconds_left).split('.')[0]} left"
         rows.append(("speed", f"{status.samples_per_s:,.0f} samples/s{left}"))

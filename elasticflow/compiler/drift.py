@@ -54,6 +54,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
         "harmless",
         "the weights do not depend on it; where it is the metric of `best`, the best value is looked for anew",
     ),
+    "evaluation.weights": ("harmless", "the weights do not depend on it; the best value is looked for anew"),
     "train": ("trajectory", _OTHER_CURVE),
     "train.epochs": ("harmless", "the run ends sooner or later"),
     "train.steps": ("harmless", "the run ends sooner or later"),

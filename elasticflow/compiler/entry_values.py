@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.compiler.entry_data import reading
 from elasticflow.compiler.entry_factories import (
@@ -217,6 +217,9 @@ def _evaluate(job: Job, collate: dict[str, Name]) -> dict[str, Line]:
     uses_loss = {} if job.model.loss else {"uses_loss": False}
     best_of = _best_of(job)
     optional = optional if best_of is None else {**optional, "best_of": best_of}
+    weights = measured_weights(job)
+    average = {} if weights == "raw" else {"average": Name("average")}
+    also_raw = {"also_raw": True} if weights == "both" else {}
     arguments = ("me", "model", "training_step", "test_set", "schedule")
     named = {"every": Name("EVALUATE_EVERY"), "metrics": Name("metrics"), "best": Name("BEST")}
     return {
@@ -226,7 +229,16 @@ def _evaluate(job: Job, collate: dict[str, Name]) -> dict[str, Line]:
         ),
         "evaluate": (
             "evaluation = ",
-            call("evaluate.Evaluation", *arguments, **named, **optional, **collate, **uses_loss),
+            call(
+                "evaluate.Evaluation",
+                *arguments,
+                **named,
+                **optional,
+                **collate,
+                **uses_loss,
+                **average,
+                **also_raw,
+            ),
         ),
     }
 
@@ -237,6 +249,12 @@ def _best_of(job: Job) -> str | None:
         return None
     name = job.evaluation.best.partition(" ")[2]
     return job.evaluation.metrics.get(name) or job.model.loss or job.model.step
+
+
+def measured_weights(job: Job) -> Literal["ema", "raw", "both"]:
+    """Return which weights evaluations measure; of both, the average's metrics are what `best` goes by."""
+    chosen = None if job.evaluation is None else job.evaluation.weights
+    return chosen or ("raw" if job.train.ema is None else "ema")
 
 
 def _state(job: Job) -> Code:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from elasticflow import events
 from elasticflow.observe.formats import elapsed, moment, number
-from elasticflow.observe.lines import Line, Record, Symbol, Tone, amount, whole
+from elasticflow.observe.lines import Line, Record, Symbol, Tone, epoch_of, rates_of, whole
 from elasticflow.observe.story import Story
 
 if TYPE_CHECKING:
@@ -195,11 +195,10 @@ class Console:
     def _parts(self, record: Record, step: int, steps: int | None) -> list[str]:
         # What matters most comes first: a narrow terminal shows only so many.
         parts = [f"loss {number(record.get('loss'))}", *self._speed(step, steps)]
-        if record.get("epoch") is not None:
-            # The record counts finished passes; a person wants the one that is going on.
-            parts.append(f"epoch {whole(record, 'epoch') + (step != steps)}")
-        if record.get("lr") is not None:
-            parts.append(f"lr {amount(record, 'lr') or 0:.1e}")
+        if (epoch := epoch_of(record)) is not None:
+            parts.append(f"epoch {epoch}")
+        if rates := rates_of(record):
+            parts.append(f"lr {rates}")
         if self._story.snapshot:
             parts.append(f"snapshot at {self._story.snapshot}")
         return parts

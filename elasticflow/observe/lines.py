@@ -66,6 +66,34 @@ def values(metrics: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {number(metrics[name])}" for name in names)
 
 
+def of_weights(metrics: object, weights: object) -> str:
+    """Return `accuracy 0.9806`, or `ema: accuracy 0.9806` where they are of the averaged weights."""
+    told = values(metrics) if isinstance(metrics, Mapping) else ""
+    return f"ema: {told}" if weights == "ema" and told else told
+
+
+def epoch_of(record: Record) -> int | None:
+    """Return the pass over the data that the record's step was made in, from 1; None if it does not say."""
+    if record.get("in_epoch") is not None:
+        return whole(record, "in_epoch")
+    if record.get("epoch") is None:
+        return None
+    # Of an earlier version: finished passes, and an evaluation mostly stood at the end of one.
+    return max(1, whole(record, "epoch") + ("eval" not in record))
+
+
+def rates_of(record: Record) -> str:
+    """Return `1.0e-03`, or `decay 1.0e-03, bias 2.0e-03` of several parameter groups; at most three of them."""
+    found = record.get("lr")
+    if not isinstance(found, Mapping):
+        one = amount(record, "lr")
+        return "" if one is None else f"{one:.1e}"
+    told = [f"{name} {amount(found, name) or 0:.1e}" for name in found]
+    if len({text.rpartition(" ")[2] for text in told}) == 1:
+        return told[0].rpartition(" ")[2]
+    return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+
+
 def user_frames(traceback: str) -> tuple[str, ...]:
     """Return the lines of *traceback* without frames of torch, elasticflow and the standard library.
 
@@ -146,7 +174,8 @@ def _entry_point_edited(record: Record) -> Line:
 
 
 def _drift_found(record: Record) -> Line:
-    found = [each for each in record.get("differences") or [] if isinstance(each, dict)]
+    differences = record.get("differences")
+    found = [each for each in differences if isinstance(each, dict)] if isinstance(differences, list) else []
     weighty = [each for each in found if each.get("weight") != "harmless"]
     if not weighty:
         return Line(

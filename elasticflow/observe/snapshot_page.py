@@ -49,7 +49,8 @@ def tensors_by_prefix(manifest: Manifest) -> list[dict[str, Any]]:
 def _step(row: Row) -> str:
     if row.manifest is None:
         return str(row.step)
-    return f"{row.step} (epoch {row.manifest.epoch}, {plural(row.manifest.samples, 'sample')})"
+    passes = plural(row.manifest.epoch, "epoch")
+    return f"{row.step} ({passes} finished, {plural(row.manifest.samples, 'sample')})"
 
 
 def _facts(row: Row, rules: Keep | None, now: float) -> Iterator[tuple[str, str]]:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 _GAP = "  "
 _COLUMNS = (
-    "SNAPSHOT", "STEP", "EPOCH", "SAMPLES", "SIZE", "AGE", "GEN", "WORKERS", "TRIGGER", "METRIC", "KEPT", "STATE",
+    "SNAPSHOT", "STEP", "EPOCHS", "SAMPLES", "SIZE", "AGE", "GEN", "WORKERS", "TRIGGER", "METRIC", "KEPT", "STATE",
 )  # fmt: skip
 # Where there is no room, these go, in this order: the name tells the generation, JSON has them all.
-_FIRST_TO_GO = ("GEN", "SAMPLES", "EPOCH", "WORKERS", "TRIGGER", "METRIC", "SIZE", "STEP")
+_FIRST_TO_GO = ("GEN", "SAMPLES", "EPOCHS", "WORKERS", "TRIGGER", "METRIC", "SIZE", "STEP")
 
 
 def table(rows: Sequence[Row], now: float, width: int | None) -> list[tuple[str, ...]]:
@@ -70,7 +70,7 @@ def _cells(row: Row, now: float) -> dict[str, str]:
     return {
         "SNAPSHOT": row.name,
         "STEP": str(row.step),
-        "EPOCH": str(found.epoch) if found else "-",
+        "EPOCHS": str(found.epoch) if found else "-",
         "SAMPLES": f"{found.samples:,}" if found else "-",
         "SIZE": size(found.size) if found else "-",
         "AGE": span(max(0.0, now - found.created)) if found else "-",

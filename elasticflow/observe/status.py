@@ -43,6 +43,8 @@ class RunStatus:
         workers: Of the group that runs; empty when none does.
         evaluation: The newest metrics over the evaluation set.
         evaluated_step: The step they belong to.
+        weights: Whose they are: "ema", the average's, or "raw"; None where the run does not say.
+        evaluation_raw: The raw weights' beside the average's, where both were measured.
         best: The best value of the metric that `evaluation.best` names.
         samples_per_s: Speed over the last steps.
         seconds_left: To the end of training at that speed, while the run is running.
@@ -67,6 +69,8 @@ class RunStatus:
     workers: tuple[Worker, ...]
     evaluation: dict[str, Any]
     evaluated_step: int | None
+    weights: str | None
+    evaluation_raw: dict[str, Any]
     best: float | None
     samples_per_s: float | None
     seconds_left: float | None
@@ -110,7 +114,7 @@ def read_status(folder: RunFolder) -> RunStatus:
     happened = tail(folder.events)
     failures = [e for e in happened if e.get("event") == events.WORKER_FAILED]
     committed = [e for e in happened if e.get("event") == events.SNAPSHOT_COMMITTED]
-    found = evaluation.get("eval")
+    found, raw = evaluation.get("eval"), evaluation.get("eval_raw")
     return RunStatus(
         folder=folder,
         status=status,
@@ -124,6 +128,8 @@ def read_status(folder: RunFolder) -> RunStatus:
         workers=_workers(state) if is_running else (),
         evaluation=found if isinstance(found, dict) else {},
         evaluated_step=evaluation.get("step"),
+        weights=evaluation.get("weights"),
+        evaluation_raw=raw if isinstance(raw, dict) else {},
         best=amount(evaluation, "best"),
         samples_per_s=per_s,
         seconds_left=(total - step) / steps_per_s if is_running and total and steps_per_s else None,

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.observe.formats import moment, number, plural, size, span
-from elasticflow.observe.lines import ALONE, Line, Record, amount, user_frames, values, whole
+from elasticflow.observe.lines import (
+    ALONE,
+    Line,
+    Record,
+    amount,
+    epoch_of,
+    of_weights,
+    user_frames,
+    values,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +53,7 @@ class Story:
         self._error: str | None = None
         self._quoted: set[str] = set()
         self._evaluation: dict[str, Any] = {}
+        self._measured = ""  # the same in words
         self._best: float | None = None
         self._snapshot_line_at: float | None = None
         self._told: dict[str, Callable[[Record], Line | None]] = {
@@ -93,12 +104,14 @@ class Story:
             return None
         before = self._best
         self._evaluation, self._best = dict(found), amount(record, "best")
-        at = f"epoch {record['epoch']}" if record.get("epoch") is not None else f"step {record.get('step')}"
+        self._measured = of_weights(found, record.get("weights"))
+        epoch = epoch_of(record)
+        at = f"step {record.get('step')}" if epoch is None else f"epoch {epoch}, step {record.get('step')}"
         is_best = self._best is not None and self._best != before and self._best in found.values()
-        best = " (best)" if is_best else ""
-        return Line(
-            "done", "plain", "evaluation", f"{at}: {values(found)}{best}", seconds=self.seconds(record)
-        )
+        text = f"{at}: {self._measured}{' (best)' if is_best else ''}"
+        if isinstance(raw := record.get("eval_raw"), Mapping):
+            text += f"; raw: {values(raw)}"
+        return Line("done", "plain", "evaluation", text, seconds=self.seconds(record))
 
     def _run_started(self, record: Record) -> Line:
         parts = [f"{record.get('job')} {record.get('run_id')}"]
@@ -114,7 +127,7 @@ class Story:
         return Line("start", "head", "resume" if record.get("resumed") else "run", ", ".join(parts))
 
     def _run_finished(self, record: Record) -> Line:
-        parts = [values(self._evaluation)] if self._evaluation else []
+        parts = [self._measured] if self._evaluation else []
         if self._best is not None and self._best not in self._evaluation.values():
             parts[0] += f" (best {number(self._best)})"
         parts.append(f"{plural(whole(record, 'step'), 'step')} in {span(amount(record, 'seconds') or 0)}")

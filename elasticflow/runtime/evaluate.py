@@ -22,6 +22,8 @@ from elasticflow.snapshots.policy import Due
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from torch.optim.swa_utils import AveragedModel
+
     from elasticflow.runtime.cursors import AnySchedule
     from elasticflow.runtime.member import Worker
     from elasticflow.runtime.order import Position
@@ -30,13 +32,16 @@ _LOSS = "loss"
 EVALUATION_DATA = "evaluation"
 """Name of the evaluation's data among fingerprints."""
 
+Weights = Literal["ema", "raw"]
+"""Which weights were measured: their average, or those that are trained."""
+
 
 class Evaluation:
     """Measures a model when it is due and remembers the best value.
 
     Args:
         me: This worker.
-        model: The bare model (or an average of it): a forward through DDP would be a collective.
+        model: The bare model: a forward through DDP would be a collective.
         training_step: Gives the loss.
         dataset: What `open_dataset` returned.
         schedule: Its end is always due.
@@ -47,6 +52,8 @@ class Evaluation:
         batch_size: Samples per forward.
         collate: Makes a batch of a list of samples; None for torch's.
         uses_loss: training_step calls the model once on the inputs of (inputs, targets).
+        average: The average of the model's weights, which is measured then, and which `best` is of.
+        also_raw: The model's own weights are measured beside the average's.
 
     Attributes:
         is_owed: The one after the step gone on from was cut short, since all ranks left: it is to be made now.
@@ -67,16 +74,23 @@ class Evaluation:
         batch_size: int = 256,
         collate: Callable[[list[Any]], Any] | None = None,
         uses_loss: bool = True,
+        average: AveragedModel | None = None,
+        also_raw: bool = False,
     ) -> None:
-        self._me, self._model, self._training_step = me, model, training_step
+        self._me, self._training_step = me, training_step
+        self._model = model if average is None else average.module
+        self._weights: Weights = "raw" if average is None else "ema"
+        self._raw = model if also_raw and average is not None else None
         self._dataset, self._schedule, self._due = dataset, schedule, Due(every)
         self._metrics = dict(metrics or {})
         mode, _, self._best_name = (best or "").partition(" ")
         self.best_mode: Literal["max", "min"] | None = {"max": "max", "min": "min"}.get(mode)  # type: ignore[assignment]
         self._batch_size, self._uses_loss = batch_size, uses_loss
         self._reader = Reader(dataset, collate, me.seed, use=EVALUATION, generators=me.generators)
-        # What a best value is the best of. Values of another metric or on other data cannot be compared with it.
-        self.ranked_by = None if best is None else f"{best} by {best_of}"
+        # What a best value is the best of. Values of another metric, on other data or of other weights cannot be
+        # compared with it.
+        of_average = "" if average is None else " of ema"
+        self.ranked_by = None if best is None else f"{best} by {best_of}{of_average}"
         self._data = me.fingerprints.get(EVALUATION_DATA)
         self._best: float | None = None
         self._last: Position | None = None
@@ -98,33 +112,31 @@ class Evaluation:
         Nothing is measured, and `me.stopped` set, if the job's own code raised StopTraining on some rank. So it is if
         some rank was asked to leave; then the evaluation is owed.
         """
-        me, began = self._me, time.time()
+        me, began, since = self._me, time.time(), time.monotonic()
         phase = me.heartbeat.phase("evaluate")
-        buffers.make_equal(me, self._model)
         me.generators.look()  # before this evaluation draws from them
-        was_training = self._model.training
-        self._model.eval()
-        try:
-            with torch.no_grad():
-                sums = self._sums()
-        finally:
-            self._model.train(was_training)
-        found: dict[str, float] = {}
-        if sums is None:
+        found = self._measured_of(self._model)
+        raw = None if found is None or self._raw is None else self._measured_of(self._raw)
+        if found is None or (self._raw is not None and raw is None):
             me.agree_to_stop()
             assert me.stopped is not None
             self.is_owed = me.owes_evaluation = not me.stopped.is_end
+            found = {}
         else:
             self.is_owed = me.owes_evaluation = False
-            loss, weight, *measured = sums.tolist()
-            found[_LOSS] = loss / weight if weight else math.nan
-            found |= {
-                name: value / len(self._dataset) for name, value in zip(self._metrics, measured, strict=True)
-            }
             self._remember(position, found)
             if me.rank == 0:
+                beside: dict[str, Any] = {} if raw is None else {"eval_raw": raw}
                 me.event(
-                    events.EVALUATION, epoch=position.epoch, eval=found, best=self._best, time=round(began, 3)
+                    events.EVALUATION,
+                    epoch=position.epoch,
+                    in_epoch=position.in_epoch,
+                    eval=found,
+                    weights=self._weights,
+                    **beside,
+                    best=self._best,
+                    time=round(began, 3),
+                    seconds=round(time.monotonic() - since, 6),
                 )
         self._last_time = time.monotonic()
         me.generators.rest()  # what an evaluation draws is no step's business
@@ -146,25 +158,43 @@ class Evaluation:
             "owed": self.is_owed,
             "ranked_by": self.ranked_by,
             "data": self._data,
+            "weights": self._weights,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what a snapshot kept; not the best value if another evaluation measured it (event)."""
         self.is_owed = state.get("owed", False)  # older snapshots do not say it
-        # Older snapshots do not say what ranked them: it is taken to be what ranks now.
+        # Older snapshots do not say what ranked them: it is taken to be what ranks now. They never measured an average.
         ranked_by, data = state.get("ranked_by") or self.ranked_by, state.get("data") or self._data
-        is_the_same = ranked_by == self.ranked_by and data == self._data
+        weights = state.get("weights", "raw")
+        is_the_same = (ranked_by, data, weights) == (self.ranked_by, self._data, self._weights)
         best, measured = (state["best"], state["measured"]) if is_the_same else (None, None)
         self._best = self._me.best = best
         self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
         is_lost = not is_the_same and state["best"] is not None
         if is_lost and self.best_mode is not None and self._me.rank == 0:
-            now = {"ranked_by": self.ranked_by, "data": self._data}
-            before = {"ranked_by": ranked_by, "data": data}
+            now = {"ranked_by": self.ranked_by, "data": self._data, "weights": self._weights}
+            before = {"ranked_by": ranked_by, "data": data, "weights": weights}
             self._me.event(events.BEST_RESET, best=state["best"], measured_by=before, now=now)
 
-    def _sums(self) -> Tensor | None:
-        """Return the sums over the set, added batch by batch: the same bits at every world size. Collective.
+    def _measured_of(self, model: nn.Module) -> dict[str, float] | None:
+        """Return the metrics of *model* over the whole set; None as `_sums`. Collective."""
+        buffers.make_equal(self._me, model)  # rank 0's, as in a snapshot
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                sums = self._sums(model)
+        finally:
+            model.train(was_training)
+        if sums is None:
+            return None
+        loss, weight, *measured = sums.tolist()
+        means = [value / len(self._dataset) for value in measured]
+        return {_LOSS: loss / weight if weight else math.nan} | dict(zip(self._metrics, means, strict=True))
+
+    def _sums(self, model: nn.Module) -> Tensor | None:
+        """Return *model*'s sums over the set, added batch by batch: the same bits at every world size. Collective.
 
         They are the loss's, of what it is a mean over, and the metrics'.
         None, on every rank, if StopTraining was raised on some rank, or it was asked to leave.
@@ -184,7 +214,7 @@ class Evaluation:
                     break
                 batch, count = self._batch(number)
                 me.generators.seed_model(streams.model_key(me.seed, 0, 0, number))
-                rows[number] = torch.tensor(self._measure(batch, count), dtype=torch.float64)
+                rows[number] = torch.tensor(self._measure(model, batch, count), dtype=torch.float64)
                 me.heartbeat.beat()
             else:
                 rows[-1] = 0.0
@@ -204,15 +234,15 @@ class Evaluation:
         batch = self._reader.read(begin, list(range(begin, end)))
         return data.to_device(batch, self._me.device), end - begin
 
-    def _measure(self, batch: Any, count: int) -> list[float]:
+    def _measure(self, model: nn.Module, batch: Any, count: int) -> list[float]:
         given: tuple[Any, Any]  # to each metric
         if self._uses_loss:
-            recorder = _Recorder(self._model)
+            recorder = _Recorder(model)
             loss = self._training_step(recorder, batch)  # type: ignore[arg-type]  # called like a model
             given = recorder.outputs, batch[1]
         else:
-            loss = self._training_step(self._model, batch)
-            given = self._model, batch
+            loss = self._training_step(model, batch)
+            given = model, batch
         measured = [float(metric(*given)) * count for metric in self._metrics.values()]
         return [*_loss_and_weight(loss, count), *measured]
 

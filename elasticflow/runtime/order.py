@@ -45,6 +45,11 @@ class Position(NamedTuple):
     is_epoch_end: bool
     cursors: tuple[int, ...] = ()
 
+    @property
+    def in_epoch(self) -> int:
+        """The pass that the last step was made in, from 1; of a step that crossed an epoch's end, the one it ended."""
+        return self.epoch + (not self.is_epoch_end)
+
 
 class Permutation:
     """A shuffle of `range(samples)` in constant memory: alternating Feistel network with cycle walking.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events, logs
 from elasticflow.environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
+from elasticflow.runtime.learning_rates import LearningRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.optim import Optimizer
-
+    from elasticflow.runtime.learning_rates import AnyOptimizers, Rates
     from elasticflow.runtime.order import Position
 
 
@@ -94,8 +94,10 @@ class Progress:
         self._log_every = 1
         self._since, self._steps = time.perf_counter(), 0
         self._second, self._date = 0, ""
-        self._waiting: list[tuple[Position, float, float, float, float]] = []
+        self._waiting: list[tuple[Position, float, Rates, float, float]] = []
         self._written = self._since
+        self._learning_rates = LearningRates()
+        self._rates: Rates | None = None  # of the step that is being made, if they were noted
 
     def start(self, step: int, log_every: int) -> None:
         """Begin counting at *step* finished steps."""
@@ -107,8 +109,16 @@ class Progress:
         """Leave out of the next line's seconds what passed since the last step."""
         self._since, self._steps = time.perf_counter(), 0
 
-    def step(self, position: Position, loss: float, optimizer: Optimizer) -> None:
-        """Report a finished step with the global batch's mean loss. Every rank; rank 0 logs it."""
+    def note_rates(self, optimizers: AnyOptimizers) -> None:
+        """Remember the learning rates that the optimizer has just used, before a schedule sets those of the next step."""
+        if self._outputs and (self.number + 1) % self._log_every == 0:
+            self._rates = self._learning_rates.read(optimizers)
+
+    def step(self, position: Position, loss: float, optimizers: AnyOptimizers) -> None:
+        """Report a finished step with the global batch's mean loss. Every rank; rank 0 logs it.
+
+        Its learning rates are those that were noted, else those that stand in *optimizers* now.
+        """
         number = self.number = position.step
         self._steps += 1
         self._heartbeat.beat(number)
@@ -116,8 +126,8 @@ class Progress:
             now = time.perf_counter()
             seconds = (now - self._since) / self._steps
             self._since, self._steps = now, 0
-            rate = float(optimizer.param_groups[0]["lr"])
-            self._waiting.append((position, loss, rate, time.time(), seconds))
+            rates, self._rates = self._rates or self._learning_rates.read(optimizers), None
+            self._waiting.append((position, loss, rates, time.time(), seconds))
             if now - self._written >= _LATE_S or len(self._waiting) >= _MOST_WAITING:
                 self.flush()
                 self._written = now
@@ -136,14 +146,14 @@ class Progress:
         for output in self._outputs:
             os.write(output, lines)
 
-    def _line(self, facts: tuple[Position, float, float, float, float]) -> str:
-        position, loss, rate, unix, seconds = facts
+    def _line(self, facts: tuple[Position, float, Rates, float, float]) -> str:
+        position, loss, rates, unix, seconds = facts
         second = int(unix)
         if second != self._second:  # formatting the date anew would be half of the line's cost
             self._second, self._date = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return (
             f'{{"timestamp": "{self._date}.{int((unix - second) * 1e6):06d}Z", {self._bound}, "step": {position.step}, '
-            f'"epoch": {position.epoch}, "samples": {position.samples}, '
-            f'"loss": {loss if math.isfinite(loss) else "null"}, "lr": {rate}, '
+            f'"epoch": {position.epoch}, "in_epoch": {position.in_epoch}, "samples": {position.samples}, '
+            f'"loss": {loss if math.isfinite(loss) else "null"}, "lr": {self._learning_rates.json(rates)}, '
             f'"time": {unix:.3f}, "seconds": {seconds:.6f}}}\n'
         )

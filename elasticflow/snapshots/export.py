@@ -115,6 +115,18 @@ class Export:
         return reader.read_state(self.catalog, self.manifest)
 
 
+def measured_part(catalog: Catalog, manifest: Manifest) -> Literal["model", "ema"]:
+    """Return which weights of the snapshot its run's evaluations measure: their average, or the model's own.
+
+    Raises:
+        DamagedSnapshotError: the snapshot is not what was written.
+        SnapshotError: it cannot be read.
+    """
+    parts = reader.read_state(catalog, manifest)["state"]
+    evaluation = decode(parts["evaluation"]) if "evaluation" in parts else {}
+    return "ema" if evaluation.get("weights") == "ema" and "ema" in parts else "model"
+
+
 def _check_target(path: Path, form: Format, *, replaces: bool) -> None:
     if not os.path.lexists(path):
         return

@@ -155,6 +155,10 @@ class EvaluationTable(Table):
         default=None,
         description='What keep.best means: "max accuracy", "min loss".',
     )
+    weights: Literal["ema", "raw", "both"] | None = Field(
+        default=None,
+        description="Whose metrics: ema (the average; default with train.ema), raw, or both; best goes by the average's.",
+    )
 
     @model_validator(mode="after")
     def _best_names_a_metric(self) -> EvaluationTable:

@@ -137,6 +137,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "epoch",
         "evaluated_step",
         "evaluation",
+        "evaluation_raw",
         "failure",
         "folder",
         "generation",
@@ -156,6 +157,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "steps",
         "updated",
         "verdict",
+        "weights",
         "workers",
     ]
     assert facts["folder"] == str(project / "runs" / "mnist" / RUN_ID)

@@ -135,13 +135,13 @@ def flip(catalog: Catalog, name: str, file: str = "shard-00000-of-00001.safetens
 
 TABLE = """\
 small 20261120-100000-4f2a  6 snapshots, * kB
-SNAPSHOT                    STEP  EPOCH  SAMPLES  SIZE    AGE  GEN  WORKERS  TRIGGER  METRIC  KEPT          STATE
-000000000050-0002-00000032  50    2      300      * kB  * s  2    1        steps    -       newest, last  committed
-000000000040-0002-00000028  40    2      240      * kB  * s  2    1        steps    0.8500  last          committed
-000000000030-0002-0000001e  30    1      180      * kB  * s  2    1        steps    0.8000  -             committed
-000000000030-0001-0000001e  30    1      180      * kB  * s  1    2        steps    -       -             committed
-000000000020-0001-00000014  20    1      120      * kB  * s  1    2        steps    0.9000  best, parent  committed
-000000000010-0001-0000000a  10    0      60       * kB  * s  1    2        steps    0.7000  -             committed
+SNAPSHOT                    STEP  EPOCHS  SAMPLES  SIZE    AGE  GEN  WORKERS  TRIGGER  METRIC  KEPT          STATE
+000000000050-0002-00000032  50    2       300      * kB  * s  2    1        steps    -       newest, last  committed
+000000000040-0002-00000028  40    2       240      * kB  * s  2    1        steps    0.8500  last          committed
+000000000030-0002-0000001e  30    1       180      * kB  * s  2    1        steps    0.8000  -             committed
+000000000030-0001-0000001e  30    1       180      * kB  * s  1    2        steps    -       -             committed
+000000000020-0001-00000014  20    1       120      * kB  * s  1    2        steps    0.9000  best, parent  committed
+000000000010-0001-0000000a  10    0       60       * kB  * s  1    2        steps    0.7000  -             committed
 """
 
 
@@ -250,7 +250,7 @@ def test_show_tells_all_and_draws_the_lineage(ran: Callable[..., Ran]) -> None:
     assert (0, "") == (code, err)
     assert out.endswith(LINEAGE)
     for line in (
-        "step        40 (epoch 2, 240 samples)",
+        "step        40 (2 epochs finished, 240 samples)",
         "state       committed",
         "kept        last (ephemeral)",
         "by          generation 2, 1 worker",

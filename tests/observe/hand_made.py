@@ -33,6 +33,7 @@ def step(seconds: float, number: int, generation: int = 1) -> dict[str, Any]:
     return {
         "step": number,
         "epoch": number // 20,
+        "in_epoch": -(-number // 20),
         "samples": number * 64,
         "loss": 2.0 / number,
         "lr": 3e-3,
@@ -44,7 +45,15 @@ def step(seconds: float, number: int, generation: int = 1) -> dict[str, Any]:
 def evaluation(seconds: float, number: int, accuracy: float, best: float) -> dict[str, Any]:
     """Return an evaluation record."""
     metrics = {"loss": 0.1, "accuracy": accuracy}
-    return {"step": number, "epoch": number // 20, "eval": metrics, "best": best, "time": START + seconds}
+    return {
+        "step": number,
+        "epoch": number // 20,
+        "in_epoch": -(-number // 20),
+        "eval": metrics,
+        "weights": "raw",
+        "best": best,
+        "time": START + seconds,
+    }
 
 
 def story_of_a_kill() -> list[dict[str, Any]]:

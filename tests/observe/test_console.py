@@ -50,14 +50,14 @@ PLAIN = """\
   0:00.2  → workers        2 workers on 1 node
   0:02.3  · data           train: 1,437 samples of examples/mnist, fingerprint 4be1a09c
   0:02.4  → training       from the beginning, 60 steps on cpu, 23,466 parameters
-  0:03.5  ✓ evaluation     epoch 1: accuracy 0.9000, loss 0.1000 (best)
+  0:03.5  ✓ evaluation     epoch 1, step 20: accuracy 0.9000, loss 0.1000 (best)
   0:03.6  ✓ snapshot       step 20, 291.2 kB in 4 ms
   0:05.0  ✗ worker killed  rank 1 (pid 4711) by SIGKILL, after step 47
                            1 other rank: connection closed by peer
   0:05.1  ↻ restart        2 workers on 1 node, generation 2; 4 restarts left
   0:05.2  ↻ restored       from the snapshot of step 40, 7 steps to do again
   0:05.3  ✓ going on       step 41 done 0.27 s after the failure
-  0:06.4  ✓ evaluation     epoch 3: accuracy 0.9800, loss 0.1000
+  0:06.4  ✓ evaluation     epoch 3, step 60: accuracy 0.9800, loss 0.1000
   0:06.4  ✓ snapshot       step 60, 291.2 kB in 4 ms
   0:06.6  ✓ finished       accuracy 0.9800, loss 0.1000 (best 0.9850), 60 steps in 6.60 s, 1 restart
                            runs/mnist/x

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow import events
-from elasticflow.observe.lines import ALONE, LONGEST_QUOTE, Line, user_frames
+from elasticflow.observe.lines import ALONE, LONGEST_QUOTE, Line, epoch_of, rates_of, user_frames
 from elasticflow.observe.story import Story
 from tests.observe.hand_made import evaluation, event, step, story_of_a_kill
 
@@ -31,13 +31,13 @@ def test_a_killed_worker_reads_as_a_story() -> None:
         ("workers", "2 workers on 1 node"),
         ("data", "train: 1,437 samples of examples/mnist, fingerprint 4be1a09c"),
         ("training", "from the beginning, 60 steps on cpu, 23,466 parameters"),
-        ("evaluation", "epoch 1: accuracy 0.9000, loss 0.1000 (best)"),
+        ("evaluation", "epoch 1, step 20: accuracy 0.9000, loss 0.1000 (best)"),
         ("snapshot", "step 20, 291.2 kB in 4 ms"),
         ("worker killed", "rank 1 (pid 4711) by SIGKILL, after step 47"),
         ("restart", "2 workers on 1 node, generation 2; 4 restarts left"),
         ("restored", "from the snapshot of step 40, 7 steps to do again"),
         ("going on", "step 41 done 0.27 s after the failure"),
-        ("evaluation", "epoch 3: accuracy 0.9800, loss 0.1000"),
+        ("evaluation", "epoch 3, step 60: accuracy 0.9800, loss 0.1000"),
         ("snapshot", "step 60, 291.2 kB in 4 ms"),
         ("finished", "accuracy 0.9800, loss 0.1000 (best 0.9850), 60 steps in 6.60 s, 1 restart"),
     ]
@@ -277,3 +277,49 @@ def test_a_best_value_of_another_evaluation_is_told() -> None:
         ]
     )
     assert "looked for anew (it was 0.9700): another evaluation measured it" == lines[0].text
+
+
+def test_an_evaluation_says_whose_metrics_it_holds() -> None:
+    """The average's have its name, and stand at the end as well; the raw weights' follow where both were measured."""
+    story = Story()
+    measured = evaluation(1, 20, 0.9, 0.9) | {"weights": "ema", "eval_raw": {"loss": 0.3, "accuracy": 0.8}}
+    line = story.metrics(measured)
+    assert line is not None
+    assert line.text == (
+        "epoch 1, step 20: ema: accuracy 0.9000, loss 0.1000 (best); raw: accuracy 0.8000, loss 0.3000"
+    )
+    finished = story.event(event(2, "run.finished", step=20, seconds=2.0, restarts=0))
+    assert finished is not None
+    assert finished.text.startswith("ema: accuracy 0.9000, loss 0.1000, ")
+
+
+@pytest.mark.parametrize(("number", "epoch"), [(19, 1), (20, 1), (21, 2)])
+def test_steps_and_evaluations_are_of_the_same_epoch(number: int, epoch: int) -> None:
+    """A step that ends a pass is of that pass, whether it was trained or evaluated."""
+    assert epoch_of(step(1, number)) == epoch_of(evaluation(1, number, 0.9, 0.9)) == epoch
+
+
+@pytest.mark.parametrize(("line", "epoch"), [(step, 1), (evaluation, 1)], ids=["step", "evaluation"])
+def test_epochs_of_an_earlier_version_can_be_read(line: Any, epoch: int) -> None:
+    """Its lines know finished passes only."""
+    old = line(1, 8) if line is step else line(1, 8, 0.9, 0.9)
+    del old["in_epoch"]
+    assert epoch_of(old) == epoch
+    del old["epoch"]
+    assert epoch_of(old) is None
+
+
+@pytest.mark.parametrize(
+    ("lr", "text"),
+    [
+        (1e-3, "1.0e-03"),
+        ({"decay": 1e-3, "bias": 2e-3}, "decay 1.0e-03, bias 2.0e-03"),
+        ({"decay": 1e-3, "bias": 1e-3}, "1.0e-03"),
+        ({str(n): n / 10 for n in range(1, 6)}, "1 1.0e-01, 2 2.0e-01, 3 3.0e-01 and 2 more"),
+        (None, ""),
+        ({}, ""),
+    ],
+)
+def test_learning_rates_have_their_groups_names(lr: Any, text: str) -> None:
+    """Where they differ; one number says it all where they do not."""
+    assert rates_of({"lr": lr}) == text

@@ -305,7 +305,7 @@ def test_best_value_is_that_of_one_evaluation(
     second.load_state_dict(state)
     assert (2.0 if is_kept else None) == me.best == second.metric_at(SCHEDULE.end)
     told = [each["measured_by"] for each in me.events if each["event"] == "best.reset"]
-    expected = [{"ranked_by": "max m by metrics:m", "data": "d1"}]
+    expected = [{"ranked_by": "max m by metrics:m", "data": "d1", "weights": "raw"}]
     assert told == ([] if is_kept or best is None else expected)
 
     del state["ranked_by"]  # an older snapshot, which says the data's identity in its manifest only

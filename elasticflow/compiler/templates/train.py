@@ -238,6 +238,9 @@ def main() -> None:
         scaler.step(optimizer)
         scaler.update()
         # end
+        # if: scheduler
+        me.progress.note_rates(optimizer)  # this step's: the schedule sets the next one's
+        # end
         # if: scheduler_step
         with me.stoppable:
             scheduler.step()

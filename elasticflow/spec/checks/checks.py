@@ -33,6 +33,7 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
     return [
         *_batch(source, tables),
         *_best(source, tables),
+        *_measured(source, tables),
         *exact.check(source, tables),
         *data_shards.check(source, tables),
         *_not_built(source, tables),
@@ -78,6 +79,12 @@ def _batch(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         yield source.problem(
             codes.NO_STEP, message, path, remedy='use a smaller batch, or tail = "spill" or "short"'
         )
+    elif dataset.samples is not None and dataset.samples < size:
+        message = (
+            f"one batch of {size:,} samples is more than the whole dataset, which has {dataset.samples:,}"
+        )
+        remedy = f"a pass over the data is not even one step: use a batch of at most {dataset.samples:,}"
+        yield source.problem(codes.BATCH_OVER_DATA, message, path, severity="warning", remedy=remedy)
 
 
 def _best(source: Source, tables: Tables) -> Iterator[Diagnostic]:
@@ -95,6 +102,20 @@ def _best(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         example = "min loss" if names == ["loss"] else f"max {names[0]}"
         remedy = f'add to [evaluation]: best = "{example}"'
         yield source.problem(codes.NO_METRIC, message, path, remedy=remedy)
+
+
+def _measured(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    evaluation, train = tables.get("evaluation"), tables.get("train")
+    if evaluation is None:
+        return
+    if "loss" in evaluation.metrics:
+        message = "evaluation.metrics has a metric named `loss`, which every evaluation measures already"
+        remedy = "leave it out: `loss` is what the training step gives, as a mean over the whole set; or give it another name"
+        yield source.problem(codes.LOSS_TWICE, message, ("evaluation", "metrics", "loss"), remedy=remedy)
+    if evaluation.weights in {"ema", "both"} and train is not None and train.ema is None:
+        message = f'evaluation.weights = "{evaluation.weights}" measures averaged weights, and train.ema is not given'
+        remedy = "add to [train]: ema = 0.999; or leave evaluation.weights out"
+        yield source.problem(codes.NO_AVERAGE, message, ("evaluation", "weights"), remedy=remedy)
 
 
 def _not_built(source: Source, tables: Tables) -> Iterator[Diagnostic]:

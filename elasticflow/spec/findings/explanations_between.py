@@ -77,6 +77,20 @@ BETWEEN_KEYS: dict[str, Explanation] = {
         '[train]\nsteps = 2000\n\n[lr_scheduler]\nentry = "torch.optim.lr_scheduler:OneCycleLR"\nargs = { max_lr = 0.1, total_steps = 1000 }',
         '[train]\nsteps = 2000\n\n[lr_scheduler]\nentry = "torch.optim.lr_scheduler:OneCycleLR"\nargs = { max_lr = 0.1, total_steps = 2000 }',
     ),
+    codes.LOSS_TWICE: Explanation(
+        "a metric named loss",
+        "Every evaluation measures the loss, with what model.loss or model.step gives, and calls it `loss`; `best` and the "
+        "metrics' file know it by that name. A metric of the job's own has another one.",
+        '[evaluation]\nentry = "examples.mnist:digits"\nargs = { split = "test" }\nmetrics = { loss = "examples.mnist:accuracy" }',
+        '[evaluation]\nentry = "examples.mnist:digits"\nargs = { split = "test" }\nmetrics = { accuracy = "examples.mnist:accuracy" }',
+    ),
+    codes.NO_AVERAGE: Explanation(
+        "there are no averaged weights to measure",
+        "With train.ema an average of the weights is kept, and evaluations measure it unless evaluation.weights says otherwise: "
+        '"raw" for the trained weights themselves, "both" for the two. Without train.ema there is nothing but the weights.',
+        '[evaluation]\nentry = "examples.mnist:digits"\nargs = { split = "test" }\nweights = "both"',
+        '[train]\nepochs = 5\nema = 0.999\n\n[evaluation]\nentry = "examples.mnist:digits"\nargs = { split = "test" }\nweights = "both"',
+    ),
     codes.NO_ENDPOINT: Explanation(
         "several nodes and no endpoint (warning)",
         "Other machines join at the first machine's address. Without one the job runs on this machine alone.",
@@ -151,5 +165,12 @@ BETWEEN_KEYS: dict[str, Explanation] = {
         "`elasticflow validate --deep` finds out; it compares with snapshots.staging_limit and with this machine's memory.",
         '[snapshots]\nstaging_limit = "10 MB"  # and a snapshot has 2 GiB',
         '[snapshots]\nstaging_limit = "4 GiB"',
+    ),
+    codes.BATCH_OVER_DATA: Explanation(
+        "a batch is more than the whole dataset (warning)",
+        "A step takes global_batch_size samples. Where the dataset has fewer, one step holds some samples several times, or the "
+        "whole of an epoch, and a training of several epochs may be a single step.",
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nsamples = 400\nglobal_batch_size = 100000',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nsamples = 400\nglobal_batch_size = 100',
     ),
 }  # fmt: skip

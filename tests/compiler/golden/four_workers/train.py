@@ -1,6 +1,6 @@
 """Train the job `four-workers`.
 
-Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 16316a16edf19588).
+Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest a9d806309e0aafa6).
 Make it again:          elasticflow compile tests/compiler/golden/four_workers/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "four-workers"
-JOB_DIGEST = "16316a16edf19588"
+JOB_DIGEST = "a9d806309e0aafa6"
 SEED = 7
 EPOCHS = 10  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
@@ -151,6 +151,7 @@ def main() -> None:
             break
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)
         optimizer.step()
+        me.progress.note_rates(optimizer)  # this step's: the schedule sets the next one's
         position = batch.end  # finished step, samples consumed
         if position.is_epoch_end:
             with me.stoppable:

@@ -129,6 +129,7 @@ def main() -> None:
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
+        me.progress.note_rates(optimizer)  # this step's: the schedule sets the next one's
         with me.stoppable:
             scheduler.step()
         position = batch.end  # finished step, samples consumed
