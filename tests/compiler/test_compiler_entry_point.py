@@ -181,4 +181,4 @@ def test_relative_places_start_at_the_project_root() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_entry_points_can_be_read_at_one_sitting(case: str) -> None:
     """Even with everything switched on, train.py stays short."""
-    assert 60 <= len((HERE / case / "train.py").read_text().splitlines()) <= 170
+    assert 60 <= len((HERE / case / "train.py").read_text().splitlines()) <= 180
