@@ -67,7 +67,8 @@ class Judge:
         tables, found = read_tables(source, self._tables)
         if is_part:
             found = [each for each in found if each.code not in {codes.MISSING, codes.EXCLUSIVE}]
-        found += [*check(source, tables), *check_entry_points(source, self._root, self._calls)]
+        entries = check_entry_points(source, self._root, self._calls)
+        found += [*check(source, tables), *_without_echoes(entries, found)]
         found = [references.mask(each) for each in _without_echoes(found, references.problems)]
         found += references.problems
         if any(each.severity == "error" for each in found):
@@ -77,7 +78,7 @@ class Judge:
         return Judged(job, in_order(found))
 
 
-def _without_echoes(found: list[Diagnostic], references: list[Diagnostic]) -> list[Diagnostic]:
-    """Return the findings but those about a text whose reference is wrong already."""
-    told = {(each.file, each.line, each.column) for each in references if each.severity == "error"}
+def _without_echoes(found: list[Diagnostic], before: list[Diagnostic]) -> list[Diagnostic]:
+    """Return the findings but those about what is known to be wrong: its reference, or that it stands there at all."""
+    told = {(each.file, each.line, each.column) for each in before if each.severity == "error" and each.line}
     return [each for each in found if (each.file, each.line, each.column) not in told]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elasticflow.spec.wording import Finding
 
 # Of each pair exactly one key must be given; looked at before types, so that both problems show.
-_ONE_OF = {"model": ("loss", "step"), "train": ("epochs", "steps")}
+ONE_OF = {"model": ("loss", "step"), "train": ("epochs", "steps")}
 _EXAMPLES = {
     "job": 'name = "mnist"',
     "model": 'entry = "examples.mnist:Net" and loss = "torch.nn.functional:cross_entropy"',
@@ -54,27 +54,36 @@ def read_tables(source: Source, known: KnownTables) -> tuple[dict[str, Any], lis
         known: Tables that need not be validated again; those that are right are added.
     """
     tables: dict[str, Any] = {}
-    found = [_foreign(source, name) for name in source.raw if name not in Job.model_fields]
+    problems: list[Diagnostic] = []
+    found: list[Finding] = []
+    for name in source.raw:
+        if name not in Job.model_fields:
+            problems += _foreign(source, name, found)
     for name, field in Job.model_fields.items():
         if name not in source.raw:
             if not field.is_required():
                 tables[name] = None if field.default is None else known.default(name)
-            elif not any(f'did you mean "{name}"' in (each.help or "") for each in found):
-                found.append(_missing_table(source, name))
+            else:
+                found.append(_missing_table(name))
             continue
         content = name, content_of(source.raw[name])
         if content not in known:
-            table, problems = read_table(source, name)
-            found += problems
-            if problems:
+            table, findings = _read(source, name)
+            found += findings
+            if findings:
                 continue
             known[content] = table
         tables[name] = known[content]
-    return tables, found
+    return tables, problems + _placed(source, found) if found else problems
 
 
 def read_table(source: Source, name: str) -> tuple[Any, list[Diagnostic]]:
     """Return a table that is there, and what is wrong with it; one that is wrong is None."""
+    table, findings = _read(source, name)
+    return table, _placed(source, findings) if findings else []
+
+
+def _read(source: Source, name: str) -> tuple[Any, list[Finding]]:
     findings, table = _one_of(name, source.raw[name]), None
     try:
         table = model_of(name).model_validate(source.raw[name])
@@ -83,66 +92,54 @@ def read_table(source: Source, name: str) -> tuple[Any, list[Diagnostic]]:
 
         details = error.errors(include_url=False, include_input=False)
         findings += _sifted([find(each, name, source.raw) for each in details])
-    return table, [_placed(source, each) for each in _without_echoes(findings)]
+    return table, findings
 
 
-def _placed(source: Source, finding: Finding) -> Diagnostic:
-    return source.problem(
-        finding.code, finding.message, finding.path, at_key=finding.at_key, remedy=finding.remedy
+def _placed(source: Source, findings: list[Finding]) -> list[Diagnostic]:
+    from elasticflow.spec.echoes import placed
+
+    return placed(source, findings)
+
+
+def _foreign(source: Source, name: str, found: list[Finding]) -> list[Diagnostic]:
+    if name in RESERVED_TABLES:
+        message = f"[{name}] is not supported by this version"
+        return [source.problem(codes.NOT_BUILT, message, (name,), at_key=True, remedy="take the table out")]
+    if name == "extends":  # files' own were taken out on reading
+        message = "extends cannot be set by a flag"
+        remedy = "write it in the job file"
+        return [source.problem(codes.BAD_SET, message, (name,), at_key=True, remedy=remedy)]
+    from elasticflow.spec.wording import unknown_key
+
+    found.append(unknown_key((name,), source.raw[name]))
+    return []
+
+
+def _missing_table(name: str) -> Finding:
+    from elasticflow.spec.wording import Finding
+
+    return Finding(
+        codes.MISSING, f"missing table [{name}]", (name,), False, f"add [{name}] with {_EXAMPLES[name]}"
     )
 
 
-def _foreign(source: Source, name: str) -> Diagnostic:
-    if name in RESERVED_TABLES:
-        message = f"[{name}] is not supported by this version"
-        return source.problem(codes.NOT_BUILT, message, (name,), at_key=True, remedy="take the table out")
-    if name == "extends":  # files' own were taken out on reading
-        message = "extends cannot be set by a flag"
-        return source.problem(codes.BAD_SET, message, (name,), at_key=True, remedy="write it in the job file")
-    from elasticflow.spec.wording import unknown_key
-
-    return _placed(source, unknown_key((name,), source.raw[name]))
-
-
-def _missing_table(source: Source, name: str) -> Diagnostic:
-    remedy = f"add [{name}] with {_EXAMPLES[name]}"
-    return source.problem(codes.MISSING, f"missing table [{name}]", (name,), remedy=remedy)
-
-
 def _one_of(name: str, raw: object) -> list[Finding]:
-    if name not in _ONE_OF or not isinstance(raw, dict):
+    if name not in ONE_OF or not isinstance(raw, dict):
+        return []
+    first, second = ONE_OF[name]
+    if (first in raw) is not (second in raw):
         return []
     from elasticflow.spec.wording import Finding
 
-    first, second = _ONE_OF[name]
-    if first in raw and second in raw:
+    if first in raw:
         message = f"{dotted((name, first))} and {dotted((name, second))} exclude each other"
         remedy = (
             f"keep one of them; where the other comes from a base, leave it out with --set {name}.{first}="
         )
         return [Finding(codes.EXCLUSIVE, message, (name, second), True, remedy)]
-    if first not in raw and second not in raw:
-        message = f"[{name}] needs {first} or {second}"
-        examples = {"loss": 'loss = "torch.nn.functional:cross_entropy"', "epochs": "epochs = 5"}
-        return [Finding(codes.EXCLUSIVE, message, (name,), True, f"add a line such as: {examples[first]}")]
-    return []
-
-
-def _without_echoes(findings: list[Finding]) -> list[Finding]:
-    """Return the findings less what only follows from a mistyped key: `epoch` for `epochs` is one mistake, not two."""
-    meant = " ".join(each.remedy or "" for each in findings if each.code == codes.UNKNOWN_KEY)
-    return [
-        each
-        for each in findings
-        if each.code not in {codes.MISSING, codes.EXCLUSIVE}
-        or not any(f'did you mean "{key}"' in meant for key in _wanted(each))
-    ]
-
-
-def _wanted(finding: Finding) -> tuple[str, ...]:
-    if finding.code == codes.EXCLUSIVE:
-        return _ONE_OF[str(finding.path[0])] if len(finding.path) == 1 else ()
-    return (str(finding.path[-1]),)
+    message = f"[{name}] needs {first} or {second}"
+    examples = {"loss": 'loss = "torch.nn.functional:cross_entropy"', "epochs": "epochs = 5"}
+    return [Finding(codes.EXCLUSIVE, message, (name,), True, f"add a line such as: {examples[first]}")]
 
 
 def _sifted(findings: list[Finding]) -> list[Finding]:

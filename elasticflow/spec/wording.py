@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.spec import codes
-from elasticflow.spec.expectations import annotation_at, choices, describe, keys_at, kind_of_key
-from elasticflow.spec.findings.remedies import entry_help, is_table, name_help, nearest, type_help, unit_help
-from elasticflow.spec.findings.showing import dotted, show
-from elasticflow.spec.job import Job
-from elasticflow.spec.torchrun_options import DECIDED_ELSEWHERE
+from elasticflow.spec.expectations import annotation_at, choices, describe, kind_of_key
+from elasticflow.spec.findings.remedies import is_table, nearest
+from elasticflow.spec.findings.showing import dotted, show, written
+from elasticflow.spec.places import Place, place_of
+from elasticflow.spec.repairs import bare_entry, key_repaired, repaired, with_units
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,38 +18,13 @@ if TYPE_CHECKING:
 
     from elasticflow.spec.positions import KeyPath
 
-# Words people know from elsewhere, and what they are called here.
-_ELSEWHERE = {
-    "amp": "train.precision",
-    "batch_size": "dataset.global_batch_size",
-    "checkpoint": "snapshots",
-    "checkpoints": "snapshots",
-    "data": "dataset",
-    "eval": "evaluation",
-    "eval_every": "evaluation.every",
-    "keep_last": "snapshots.keep = { last = 3 }",
-    "learning_rate": "optimizer.args = { lr = 1e-3 }",
-    "log_level": "logging.level",
-    "lr": "optimizer.args = { lr = 1e-3 }",
-    "max_epochs": "train.epochs",
-    "max_norm": "optimizer.clip_grad_norm",
-    "max_restarts": "restarts.budget",
-    "max_steps": "train.steps",
-    "nnodes": "nodes.min and nodes.max",
-    "num_epochs": "train.epochs",
-    "nproc": "nodes.nproc_per_node",
-    "rdzv_endpoint": "nodes.endpoint",
-    "save_every": "snapshots.every",
-    "scheduler": "lr_scheduler",
-    "target": "entry",
-    "workers": "nodes.nproc_per_node, or dataset.num_workers for loader processes",
-}
 _BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "more than"),
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "less than"),
 }
+_EXAMPLES = {"entry": '"examples.mnist:Net"', "name": '"mnist"'}
 
 
 class Finding(NamedTuple):
@@ -60,7 +35,8 @@ class Finding(NamedTuple):
         message: What is wrong.
         path: The key it is about.
         at_key: Point at the key, not at its value.
-        remedy: What to do.
+        remedy: What to do; None: what `belongs` says.
+        belongs: Where the key belongs that stands here, if that is known.
     """
 
     code: str
@@ -68,6 +44,7 @@ class Finding(NamedTuple):
     path: KeyPath
     at_key: bool
     remedy: str | None
+    belongs: Place | None = None
 
 
 def find(error: ErrorDetails, table: str, raw: object) -> Finding:
@@ -77,7 +54,8 @@ def find(error: ErrorDetails, table: str, raw: object) -> Finding:
     context: Mapping[str, Any] = error.get("ctx", {})
     if error["loc"] and error["loc"][-1] == "[key]":
         message = f"{dotted(path[:-1])}: {show(path[-1])} must be {kind_of_key(path)}"
-        return Finding(codes.MALFORMED, message, path, True, name_help(path[-1], kind_of_key(path)))
+        near = key_repaired(path)
+        return Finding(codes.MALFORMED, message, path, True, f"did you mean {show(near)}?" if near else None)
     if kind == "bad_key":
         at = (*path, context["key"])
         return Finding(context["code"], context["message"], at, False, context.get("remedy"))
@@ -92,7 +70,7 @@ def find(error: ErrorDetails, table: str, raw: object) -> Finding:
         return Finding(codes.OUT_OF_RANGE, message, path, False, None)
     if kind == "value_error":
         message = f"{dotted(path)} {context['error']}, not {show(value)}"
-        return Finding(codes.MALFORMED, message, path, False, unit_help(value))
+        return Finding(codes.MALFORMED, message, path, False, _remedy(path, value))
     if kind == "too_short":
         return Finding(codes.OUT_OF_RANGE, f"{dotted(path)} must not be empty", path, False, None)
     if kind == "finite_number":
@@ -103,53 +81,57 @@ def find(error: ErrorDetails, table: str, raw: object) -> Finding:
 def unknown_key(path: KeyPath, value: object) -> Finding:
     """Return the finding for a key that its table, or the file, does not have."""
     *around, key = path
-    name = str(key)
-    known = keys_at(tuple(around))
-    what = f"unknown key {show(name)} in [{dotted(tuple(around))}]"
+    what = f"unknown key {show(str(key))} in [{dotted(tuple(around))}]"
     if not around:
         what = (
             f"unknown table [{dotted(path)}]"
             if is_table(value)
-            else f"unknown key {show(name)} outside any table"
+            else f"unknown key {show(str(key))} outside any table"
         )
-    near = nearest(name, known)
-    homes = [table for table in Job.model_fields if name in keys_at((table,))]
-    if tuple(around) == ("torchrun",) and name.replace("-", "_") in DECIDED_ELSEWHERE:
-        remedy = DECIDED_ELSEWHERE[name.replace("-", "_")]
-    elif near:
-        remedy = f'did you mean "{near[0]}"?'
-    elif name in _ELSEWHERE:
-        remedy = f"this is {_ELSEWHERE[name]} here"
-    elif homes:
-        remedy = f'"{name}" belongs in {" or ".join(f"[{home}]" for home in homes)}'
-    elif around:
-        remedy = f"[{dotted(tuple(around))}] takes: {', '.join(known)}"
-    else:
-        remedy = f"a job file has the tables: {', '.join(known)}"
-    return Finding(codes.UNKNOWN_KEY, what, path, True, remedy)
+    return Finding(codes.UNKNOWN_KEY, what, path, True, None, place_of(path, value))
 
 
 def _missing(path: KeyPath) -> Finding:
     *around, key = path
     message = f'missing key "{key}" in [{dotted(tuple(around))}]'
-    example = {"entry": 'entry = "examples.mnist:Net"', "name": 'name = "mnist"'}.get(
-        str(key), f"{key} = 256"
-    )
+    example = f"{key} = {_EXAMPLES.get(str(key), 256)}"
     return Finding(codes.MISSING, message, tuple(path), True, f"add a line such as: {example}")
 
 
 def _wrong_value(kind: str, path: KeyPath, value: object) -> Finding:
     expected = describe(annotation_at(path))
     message = f"{dotted(path)} must be {expected}, not {show(value)}"
+    code = codes.WRONG_TYPE
     if kind == "literal_error" and isinstance(value, str):
-        known = [str(choice) for choice in choices(annotation_at(path))]
-        near = nearest(value, known)
-        remedy = f'did you mean "{near[0]}"?' if near else None
-        return Finding(codes.OUT_OF_RANGE, message, path, False, remedy)
-    if kind.startswith("string_") and kind != "string_type":
-        remedy = entry_help(value) or name_help(value, expected)
-        return Finding(codes.MALFORMED, message, path, False, remedy)
-    return Finding(codes.WRONG_TYPE, message, path, False, type_help(path, value, expected))
+        code = codes.OUT_OF_RANGE
+    elif kind.startswith("string_") and kind != "string_type":
+        code = codes.MALFORMED
+    return Finding(code, message, path, False, _remedy(path, value))
+
+
+def _remedy(path: KeyPath, value: object) -> str | None:
+    """Return how a value of the wrong type or form is written rightly."""
+    key, annotation = path[-1], annotation_at(path)
+    expected = describe(annotation)
+    if is_table(value) and isinstance(value, list) and expected == "a table":
+        return f"write [{dotted(path)}], not [[{dotted(path)}]]"
+    meant = repaired(path, value)
+    line = written(meant) if isinstance(key, int) else f"{key} = {written(meant)}"
+    if isinstance(meant, str) and isinstance(value, str):
+        return f"did you mean {written(meant)}?"
+    if isinstance(meant, bool | int | float) and isinstance(value, str):
+        return f"without quotes: {line}"
+    if meant is not None:
+        return f"write {line}"
+    if isinstance(value, int | float | str) and (texts := with_units(path, str(value).strip())):
+        return f"with a unit: {' or '.join(f'{key} = {written(each)}' for each in texts)}"
+    if expected == "a table":
+        return f"write [{dotted(path)}] on a line of its own, its keys below"
+    if isinstance(value, str) and "module:name" in expected:
+        return bare_entry(path, value)
+    known = [str(each) for each in choices(annotation)]
+    near = nearest(value, known) if isinstance(value, str) else []
+    return f'did you mean "{near[0]}"?' if near else None
 
 
 def _real_path(loc: KeyPath, raw: object) -> KeyPath:

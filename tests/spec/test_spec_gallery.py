@@ -10,17 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.spec.findings.diagnostics import render
+from elasticflow.spec.findings.diagnostics import Format, render
 from elasticflow.spec.load import load_job
 
 GALLERY = Path(__file__).parent / "gallery"
 CASES = sorted(path.stem for path in (GALLERY / "jobs").glob("*.toml"))
 
 
-def said(name: str) -> str:
+CONCISE = "concise.txt"
+
+
+def said(name: str, style: Format = "full") -> str:
     """Return what is said about one case, seen from the gallery's folder."""
     loaded = load_job(Path("jobs") / f"{name}.toml")
-    return render([each for each in loaded.diagnostics if each.severity != "note"]) + "\n"
+    return render([each for each in loaded.diagnostics if each.severity != "note"], style) + "\n"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -29,6 +32,12 @@ def test_wrong_job_file_is_explained_in_these_words(name: str, monkeypatch: pyte
     monkeypatch.chdir(GALLERY)
     expected = (GALLERY / "expected" / f"{name}.txt").read_text("utf-8")
     assert expected == said(name)
+
+
+def test_wrong_job_files_are_explained_in_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in the format for editors: one line for each finding."""
+    monkeypatch.chdir(GALLERY)
+    assert (GALLERY / CONCISE).read_text("utf-8") == "".join(said(name, "concise") for name in CASES)
 
 
 def test_gallery_has_no_leftovers() -> None:
@@ -45,6 +54,7 @@ def write_expected() -> None:
         old.unlink()
     for name in CASES:
         (folder / f"{name}.txt").write_text(said(name), "utf-8")
+    Path(CONCISE).write_text("".join(said(name, "concise") for name in CASES), "utf-8")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
-from elasticflow.spec.cases.axes import Axis, leaves, read_axes
+from elasticflow.spec.cases.axes import AXES, Axis, leaves, read_axes
 from elasticflow.spec.cases.exclusions import read_exclusions
 from elasticflow.spec.findings.showing import dotted, show
+from elasticflow.spec.job import RESERVED_TABLES, Job
+from elasticflow.spec.tables import model_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +59,7 @@ def expand(source: Source) -> tuple[list[Case], list[Diagnostic]]:
     table = source.raw["matrix"]
     axes, problems = read_axes(source)
     excluded, more = read_exclusions(source, axes)
-    problems += [*more, *_own_keys(source, axes)]
+    problems += [*more, *_own_keys(source, axes), *_unknown_keys(source, axes)]
     given = table.get("cases", {})
     # Before anything is expanded: a few axes of many values are more than any machine holds.
     count = math.prod(len(axis.values) for axis in axes) * bool(axes) + len(given)
@@ -145,6 +147,23 @@ def _own_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
         for place in found:
             message = f"a case cannot change {dotted(path)}: {why}"
             yield source.problem(codes.CASE_KEY, message, place, at_key=True, remedy="take it out")
+
+
+def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
+    """Yield the axes that are no keys: once, and not for each of their values."""
+    for axis in axes:
+        table = axis.path[0]
+        is_known = table in Job.model_fields and (
+            len(axis.path) == 1 or axis.path[1] in model_of(str(table)).model_fields
+        )
+        if not is_known and axis.path not in _OWN and axis.path[0] not in {"matrix", *RESERVED_TABLES}:
+            from elasticflow.spec.wording import unknown_key
+
+            found = unknown_key(axis.path[:2], axis.values)
+            remedy = found.belongs.in_axis() if found.belongs else None
+            yield source.problem(
+                found.code, found.message, (*AXES, *axis.path[:2]), at_key=True, remedy=remedy
+            )
 
 
 def _overridden(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:

@@ -1,0 +1,77 @@
+"""One mistake, one finding: what only follows from another finding is left out, and places are looked up (floor 1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.spec import codes
+from elasticflow.spec.findings.showing import dotted
+from elasticflow.spec.places import Place
+from elasticflow.spec.tables import ONE_OF
+from elasticflow.spec.text.layers import MovedLayer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.spec.findings.diagnostics import Diagnostic
+    from elasticflow.spec.positions import KeyPath
+    from elasticflow.spec.text.source import Source
+    from elasticflow.spec.wording import Finding
+
+
+def placed(source: Source, findings: list[Finding]) -> list[Diagnostic]:
+    """Return the findings at their places, each mistake once."""
+    meant = {key for each in findings if each.belongs for key in each.belongs.keys}
+    if ("extends",) in meant:  # whatever is missing may stand in the file it names
+        findings = [each for each in findings if not _wanted(each)]
+    kept = [each for each in findings if meant.isdisjoint(_wanted(each))]
+    return [_placed(source, _swallowed(source, each)) for each in kept]
+
+
+def _wanted(finding: Finding) -> list[KeyPath]:
+    """Return the keys, any of which would do, whose absence the finding is about."""
+    if finding.code == codes.MISSING:
+        return [finding.path]
+    if finding.code == codes.EXCLUSIVE and len(finding.path) == 1:
+        return [(*finding.path, key) for key in ONE_OF[str(finding.path[0])]]
+    return []
+
+
+def _swallowed(source: Source, finding: Finding) -> Finding:
+    """Return the finding; about the key itself where it stands in a table below the one that misses it."""
+    for wanted in _wanted(finding):
+        table = source.raw.get(str(wanted[0]))
+        if len(wanted) != 2 or not isinstance(table, dict):
+            continue
+        for path in _below(table, (wanted[0],)):
+            if path[-1] == wanted[-1] and len(path) > 2:
+                message = f"{finding.message}: {path[-1]} stands in [{dotted(path[:-1])}]"
+                return finding._replace(
+                    message=message, path=path, at_key=True, remedy=None, belongs=Place((wanted,))
+                )
+    return finding
+
+
+def _below(table: dict[str, Any], path: KeyPath) -> Iterator[KeyPath]:
+    for key, value in table.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from _below(value, (*path, key))
+
+
+def _placed(source: Source, finding: Finding) -> Diagnostic:
+    path, belongs, remedy = finding.path, finding.belongs, finding.remedy
+    found = source.problem(finding.code, finding.message, path, at_key=finding.at_key, remedy=remedy)
+    if belongs is None:
+        return found
+    if found.is_flag:
+        return found._replace(help=belongs.in_flag())
+    if any(isinstance(layer, MovedLayer) and layer.look(path) for layer in source.layers):
+        return found._replace(help=belongs.in_axis())
+    return found._replace(help=belongs.in_file(path, source.raw, has_header=has_header(source, path[:-1])))
+
+
+def has_header(source: Source, table: KeyPath) -> bool:
+    """Return whether a table begins with a header, and not with a brace."""
+    place = source.look(table)
+    return place is not None and place[1].value is None

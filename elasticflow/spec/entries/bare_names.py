@@ -1,0 +1,66 @@
+"""The entry point that a name without its module stands for, of those torch has for a key (floor 1)."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from elasticflow.spec.entries.definitions import Definition, NoAttributeError, UnreadableModuleError
+from elasticflow.spec.entries.entry_points import installed_places
+from elasticflow.spec.entries.modules import CannotTellError, Finder, NoModuleError
+from elasticflow.spec.entries.resolve import Resolver
+from elasticflow.spec.findings.remedies import nearest
+
+if TYPE_CHECKING:
+    from elasticflow.spec.positions import KeyPath
+
+_HOMES = {
+    ("optimizer", "entry"): "torch.optim",
+    ("lr_scheduler", "entry"): "torch.optim.lr_scheduler",
+    ("model", "loss"): "torch.nn.functional",
+}
+# What schedules are called elsewhere.
+_NAMES = {
+    "cosine": "CosineAnnealingLR",
+    "linear": "LinearLR",
+    "constant": "ConstantLR",
+    "onecycle": "OneCycleLR",
+}
+
+
+def with_module(path: KeyPath, name: str) -> str | None:
+    """Return `module:name` for a bare name, its spelling mended; None where torch has nothing like it."""
+    home = _HOMES.get((str(path[0]), str(path[-1])))
+    name = re.sub(r"\s*\(.*\)$", "", name, flags=re.DOTALL)
+    if home is None or not re.fullmatch(r"\w+", name):
+        return None
+    resolver = Resolver(Finder((), installed_places()))
+    wishes = [_NAMES.get(name.lower(), name), *(_as_function(name) if path[-1] == "loss" else [])]
+    for wish in wishes:
+        try:
+            if isinstance(resolver.entry(home, wish), Definition):
+                return f"{home}:{wish}"
+        except CannotTellError:
+            if path[-1] == "loss":  # torch makes some of its functions by calls
+                return f"{home}:{wish}"
+        except (NoAttributeError, NoModuleError, UnreadableModuleError):
+            continue
+    small = {each.lower(): each for each in _names_in(resolver, home)}
+    near = nearest(wishes[0].lower().replace("_torch", "").replace("_", ""), small)
+    return f"{home}:{small[near[0]]}" if near else None
+
+
+def _names_in(resolver: Resolver, home: str) -> list[str]:
+    try:
+        resolver.entry(home, "__no_such_name__")
+    except NoAttributeError as error:
+        return error.beside
+    except (CannotTellError, NoModuleError, UnreadableModuleError):
+        pass
+    return []
+
+
+def _as_function(name: str) -> list[str]:
+    """Return what the function of a loss may be called: CrossEntropyLoss is cross_entropy, MSELoss mse_loss."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    return [words.removesuffix("_loss"), words]
