@@ -144,6 +144,7 @@ def _policy(job: Job) -> Code:
         "memory": table.memory,
         "staging_limit": table.staging_limit,
         "options": _without_secrets(table.options, job.secrets, ("snapshots", "options")) or None,
+        "ignore": tuple(table.ignore) or None,
     }
     uri = None if table.uri is None else Name(flat(from_root(table.uri)))
     if uri is not None and ("snapshots", "uri") in job.secrets:

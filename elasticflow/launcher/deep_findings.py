@@ -27,6 +27,7 @@ _CODES = {
     "memory": codes.DEEP_UNKNOWN,
     "unknown": codes.DEEP_UNKNOWN,
     "left": codes.DEEP_LEFT,
+    "restart": codes.DEEP_RESTART,
 }
 _REMEDIES = {
     "device": "the job needs a GPU, and there is none here: check it on a machine that has one",

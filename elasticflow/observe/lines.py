@@ -211,7 +211,13 @@ def _staging_single(record: Record) -> Line:
 
 
 def _state_left_out(record: Record) -> Line:
-    text = f"the {record.get('name')} ({record.get('type')}) has a state_dict, which snapshots do not hold: they keep its order and position"
+    name = record.get("name")
+    text = f"the {name} ({record.get('type')}) has a state_dict, which snapshots do not hold: they keep its order and position"
+    if name != "dataset":
+        text = (
+            f"{name} changes with the steps, and no snapshot holds it: `validate --deep-step` tells whether a step "
+            f'depends on it; snapshots.ignore = ["{name}"] says that none does'
+        )
     return Line("warning", "notice", "left out", text)
 
 

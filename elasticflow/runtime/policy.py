@@ -28,6 +28,7 @@ class Policy:
         memory: The state is also held in the node's memory at each of these.
         staging_limit: Most memory that the node takes for snapshots, like "4 GiB".
         options: For the file system.
+        ignore: What training moves and no snapshot is to hold: the job says that no step depends on it.
     """
 
     uri: str | None
@@ -40,6 +41,7 @@ class Policy:
     memory: str | None = None
     staging_limit: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
 
     def catalog(self, folder: RunFolder, run_id: str) -> Catalog:
         """Return the run's place at the URI."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -158,9 +159,7 @@ def count(report: Report, job: dict[str, Any], trained: Trained) -> None:
         parameters=sum(p.numel() for p in parameters),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
     )
-    include = {}
-    for name, entry in job["snapshots"]["include"].items():
-        include[name] = report.call("import", f"snapshots.include.{name}", f"importing {entry}", _at(entry))
+    include = included(report, job)
     report.doing("reading the state", "model.entry")
     try:
         state = State(
@@ -173,7 +172,7 @@ def count(report: Report, job: dict[str, Any], trained: Trained) -> None:
         )
         tensors = state.capture().tensors
     except Exception as error:
-        report.problem("state", _key_of(str(error)), error)
+        report.problem("state", key_of(str(error)), error)
         raise BrokenError from error
     sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
     report.learnt(
@@ -183,14 +182,27 @@ def count(report: Report, job: dict[str, Any], trained: Trained) -> None:
     )
 
 
+def included(report: Report, job: dict[str, Any]) -> dict[str, Any]:
+    """Return the job's own objects that snapshots include, by name.
+
+    Raises:
+        BrokenError: one is not there; told.
+    """
+    return {
+        name: report.call("import", f"snapshots.include.{name}", f"importing {entry}", _at(entry))
+        for name, entry in job["snapshots"]["include"].items()
+    }
+
+
 def _at(entry: str) -> Any:
     module, _, attribute = entry.partition(":")
     return lambda: operator.attrgetter(attribute)(import_module(module))
 
 
-def _key_of(message: str) -> str:
+def key_of(message: str) -> str:
     """Return the key of the job file whose state cannot be stored: messages begin with the part's name."""
-    part = message.replace("/", " ").split()[0]
+    part = re.split(r"[/\s\[]", message)[0]
     if part.startswith("include."):
-        return f"snapshots.{part}"
+        return ".".join(["snapshots", *part.split(".")[:2]])
+    part = part.partition(".")[0]
     return {"optimizer": "optimizer.entry", "scheduler": "lr_scheduler.entry"}.get(part, "model.entry")

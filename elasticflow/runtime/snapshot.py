@@ -18,6 +18,7 @@ from elasticflow.runtime.policy import Policy
 from elasticflow.runtime.record import Recorder
 from elasticflow.runtime.share import Sharing, nbytes_of
 from elasticflow.runtime.tier import Tier
+from elasticflow.runtime.unsaved import Unsaved
 from elasticflow.runtime.weights import load_weights
 from elasticflow.snapshots.loaded import NodeLoader
 from elasticflow.snapshots.policy import Due
@@ -66,6 +67,7 @@ class Snapshots:
         self._copier = copier_for(me.device, state.optimizer)
         self._alike = Alike(me)
         self._comparison = Comparison(me, state, compare_every)
+        self._unsaved = Unsaved(me, state, policy.ignore)
         self._tier = None
         if policy.memory is not None and me.local_world_size == me.world_size:  # it covers one node
             self._tier = Tier(
@@ -120,6 +122,7 @@ class Snapshots:
 
         Raises:
             ReplicasDifferError: the replicas were compared, and a rank went astray.
+            StateError: after the first two steps: no snapshot would hold something that training moves.
         """
         faults.reach("training.step")
         self._outcomes.look()
@@ -129,6 +132,7 @@ class Snapshots:
         self._comparison.settle(self._tier)
         if not self._is_prepared:
             self._prepare()
+        self._unsaved.after_step()
         if self._me.skipped_step:
             return False
         if self._comparison.due(position):
@@ -145,11 +149,13 @@ class Snapshots:
 
         Raises:
             ReplicasDifferError: they are not: a rank went astray.
+            StateError: the first few times: it would not hold something that training moves.
         """
         me = self._me
         if position.step == self._last.step:
             return
         began = time.monotonic()
+        self._unsaved.before_snapshot()
         if final or (self._tier is not None and self._is_due):  # what is held may be written at any moment
             self._comparison.require_same(position, self._tier)
         me.progress.flush()  # whoever goes on from this step does not make these lines again

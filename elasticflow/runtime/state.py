@@ -99,6 +99,15 @@ class State:
         self._captured = Captured({}, {}, {}, {})
         self._names: fit.Names = []
 
+    @property
+    def things(self) -> dict[str, Any]:
+        """The objects whose state it is, by the names that snapshots have for them."""
+        return {name: part.thing for name, part in self._parts.items()}
+
+    def scalars(self) -> list[Tensor]:
+        """Return the tensors of one element each that the last capture packed together."""
+        return [tensor for stock in self._stocks for packed in stock.scalars.values() for tensor in packed]
+
     def misses(self, thing: Any) -> bool:
         """True if *thing* could give and take state, and is no part of this one."""
         is_part = any(part.thing is thing for part in self._parts.values())

@@ -74,6 +74,7 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "memory": ["1 step"],
         "keep": [{"last": 3, "best": 1}],
         "include": [{"vocabulary": "examples.text:vocabulary"}],
+        "ignore": [["optimizer.last_norm"]],
         "options": [{"anon": True}],
     },
     "LoggingTable": {"sinks": [["tensorboard"]]},

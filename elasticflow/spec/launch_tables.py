@@ -17,6 +17,7 @@ from elasticflow.spec.fields import (
     Kind,
     ProgressText,
     SizeText,
+    StatePath,
     StepsText,
     Table,
     bad_key,
@@ -136,6 +137,10 @@ class SnapshotsTable(Table):
     include: dict[IncludedName, Entry] = Field(
         default={},
         description="Objects of your modules, by a name for each, whose state_dict() belongs to a snapshot.",
+    )
+    ignore: list[StatePath] = Field(
+        default=[],
+        description="What no snapshot holds and no step depends on, by the names that a refusal has for it.",
     )
     integrity: Literal["crc32", "sha256"] = Field(
         default="crc32", description="Digest of every file, taken while it is written and checked on load."

@@ -96,6 +96,8 @@ class Project(NamedTuple):
         found: Code, key line of the job file (its beginning), and a part of the message of what is found.
         deep_step: It shows in a training step only.
         is_wild: It does what only a process of its own can take.
+        job: Text of the job file that is replaced besides, and by what.
+        more: Text at the end of the job file.
     """
 
     old: str
@@ -103,7 +105,67 @@ class Project(NamedTuple):
     found: tuple[str, str, str] | None
     deep_step: bool = False
     is_wild: bool = False
+    job: tuple[str, str] = ("", "")
+    more: str = ""
 
+
+TWO_ADAMS = """\
+class Two(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        params = list(params)
+        super().__init__(params, {"lr": lr})
+        self.first, self.second = torch.optim.Adam(params[:3], lr), torch.optim.Adam(params[3:], lr)
+
+    def step(self, closure=None):
+        self.first.step()
+        self.second.step()
+
+
+def digits():
+"""
+TWO_ADAMS_WITH_STATE = TWO_ADAMS.replace(
+    "\n\n\ndef digits",
+    """
+
+    def state_dict(self):
+        return {**super().state_dict(), "first": self.first.state_dict(), "second": self.second.state_dict()}
+
+    def load_state_dict(self, state):
+        self.first.load_state_dict(state.pop("first"))
+        self.second.load_state_dict(state.pop("second"))
+        super().load_state_dict(state)
+
+
+def digits""",
+)
+COUNTING = """\
+class Counting(torch.optim.AdamW):
+    seen = 0
+
+    def step(self, closure=None):
+        self.seen += 1
+        return super().step(closure)
+
+
+def digits():
+"""
+CACHING = """\
+import time
+
+
+class Caching(torch.optim.AdamW):
+    norm = mask = began = None
+
+    def step(self, closure=None):
+        self.began = time.perf_counter()
+        if self.mask is None:
+            self.mask = {"ones": torch.ones(3), "of": 3}
+        self.norm = sum(p.grad.norm() for group in self.param_groups for p in group["params"])
+        return super().step(closure)
+
+
+def digits():
+"""
 
 PROJECTS = {
     "good": Project("", "", None, deep_step=True),
@@ -150,6 +212,19 @@ PROJECTS = {
     "empty_shard": Project('entry = "shop:digits"\nglobal', 'entry = "shop:nothing"\nshards = 2\nglobal', None),
     "no_weights": Project("args = { width = 8 }", 'args = { width = 8 }\nweights = "no.safetensors"', ("EF503", 'weights = "no', "reading no.safetensors raises FileNotFoundError")),
     "stops": Project("    def forward(self, inputs):\n", "    def forward(self, inputs):\n        from elasticflow import StopTraining\n        raise StopTraining('enough')\n", None, deep_step=True),
+    "two_optimizers_in_one": Project(
+        "def digits():\n", TWO_ADAMS, ("EF515", 'entry = "shop:Two"', "optimizer.first.state['inner.weight']['step'] (and 17 more like it) changes with the steps, and no snapshot holds it"), deep_step=True, job=('entry = "torch.optim:AdamW"', 'entry = "shop:Two"')
+    ),
+    "two_optimizers_with_a_state": Project("def digits():\n", TWO_ADAMS_WITH_STATE, None, deep_step=True, job=('entry = "torch.optim:AdamW"', 'entry = "shop:Two"')),
+    "a_counter_beside": Project(
+        "def digits():\n", COUNTING, ("EF515", 'entry = "shop:Counting"', "optimizer.seen changes with the steps"), deep_step=True, job=('entry = "torch.optim:AdamW"', 'entry = "shop:Counting"')
+    ),
+    "a_counter_that_is_ignored": Project("def digits():\n", COUNTING, None, deep_step=True, job=('entry = "torch.optim:AdamW"', 'entry = "shop:Counting"'), more='\n[snapshots]\nignore = ["optimizer.seen"]\n'),
+    "a_cache_and_a_clock": Project("def digits():\n", CACHING, None, deep_step=True, job=('entry = "torch.optim:AdamW"', 'entry = "shop:Caching"')),
+    "a_step_that_counts": Project(
+        "    def forward(self, inputs):\n", "    calls = 0\n\n    def forward(self, inputs):\n        self.calls += 1\n        inputs = inputs * self.calls\n",
+        ("EF515", 'entry = "shop:Net"', "the first step after a restart would give inner.weight other values"), deep_step=True,
+    ),
     "averages": Project("epochs = 2", 'epochs = 2\nema = 0.99\nprecision = "bf16"', None, deep_step=True),
     "not_finite": Project("torch.ones(4) * index", "torch.ones(4) / 0 * index", ("EF508", 'loss = "torch', "the loss of the first step is nan"), deep_step=True),
     "metric_raises": Project("(outputs.argmax(1)", "(outputs.argmax(2)", ("EF508", "metrics = ", "measuring accuracy raises IndexError"), deep_step=True),
@@ -162,5 +237,5 @@ def write(folder: Path, project: Project) -> Path:
     assert project.old in JOB + SHOP
     shop, job = (text.replace(project.old, project.new, 1) if project.old else text for text in (SHOP, JOB))
     (folder / "shop.py").write_text(shop)
-    (folder / "job.toml").write_text(job)
+    (folder / "job.toml").write_text(job.replace(*project.job, 1) + project.more)
     return folder / "job.toml"

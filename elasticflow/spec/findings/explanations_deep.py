@@ -84,4 +84,13 @@ DEEP: dict[str, Explanation] = {
         'subprocess.Popen(["redis-server"])',
         'server = subprocess.Popen(["redis-server"])\natexit.register(server.kill)',
     ),
+    codes.DEEP_RESTART: Explanation(
+        "a restart would lose something",
+        "With --deep-step a second step is trained twice: by what was built and trained one step, and by what was built anew and "
+        "given what a snapshot holds of the first. Whatever can be reached from optimizer, schedule and included objects (tensors, "
+        "numbers, random generators) has to be the same then, and so have the weights. A run looks for the same after its first "
+        "steps, in a cheaper way. What no step depends on may be named in snapshots.ignore.",
+        "class TwoAdams(Optimizer):  # holds two optimizers, and has no state_dict of its own\n    def step(self): self.g.step(); self.d.step()",
+        'def optimizers(model):  # for a step(model, batch, optimizers)\n    return {"g": Adam(model.g.parameters()), "d": Adam(model.d.parameters())}',
+    ),
 }

@@ -1,0 +1,183 @@
+"""What training may have left in an object: every tensor, number and random generator that can be reached from it.
+
+Followed are attributes, slots, items of containers, what a function closes over and its defaults, the parts of a
+`functools.partial` and the object of a bound method. Modules, classes, threads and what is torch's or elasticflow's
+own machinery are not followed. Each object is visited once, under the shortest path that leads to it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import random
+from collections import deque
+from collections.abc import Mapping
+from numbers import Number
+from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+MOST_OBJECTS = 200_000
+"""Where a walk stops: what is larger than that is data, not the state of an optimizer."""
+
+_LARGEST_KEY = 2**32
+"""Of a dict with whole numbers as keys: what is larger is the `id` of something, another one in each process."""
+
+_MACHINERY = (
+    "elasticflow",
+    "torch._C",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed",
+    "torch.autograd",
+    "torch.cuda.streams",
+    "torch.fx",
+    "torch.profiler",
+    "torch.utils.hooks",
+    "_thread",
+    "asyncio",
+    "concurrent",
+    "logging",
+    "multiprocessing",
+    "threading",
+    "weakref",
+)
+_OPAQUE = (
+    type,
+    ModuleType,
+    CodeType,
+    BuiltinFunctionType,
+    GeneratorType,
+    str,
+    bytes,
+    bytearray,
+    memoryview,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_VALUES = (Tensor, np.ndarray, *GENERATORS)
+
+
+class Leaf(NamedTuple):
+    """Something that holds a value.
+
+    Attributes:
+        path: How it is reached: `optimizer.gen_adam.state['head.weight']['exp_avg']`.
+        value: A tensor, array, number (never a bool) or random generator.
+    """
+
+    path: str
+    value: Any
+
+
+def leaves(
+    roots: Mapping[str, Any], names: Mapping[int, str], outside: Collection[int] = ()
+) -> Iterator[Leaf]:
+    """Yield what can be reached from *roots*, those first that are nearest.
+
+    Args:
+        roots: Objects, by the name that their paths begin with. What two of them share is reached from the first.
+        names: Of the model's parameters, by `id`: what a path calls them where they are keys.
+        outside: `id` of objects that are neither followed nor yielded.
+    """
+    seen = set(outside) | _globals()
+    waiting = deque(roots.items())
+    kept: list[Any] = []  # an id is told apart only as long as the object lives
+    while waiting and len(kept) < MOST_OBJECTS:
+        path, thing = waiting.popleft()
+        if thing is None or isinstance(thing, bool):
+            continue
+        if isinstance(thing, Number | itertools.count):
+            yield Leaf(path, _next_of(thing) if isinstance(thing, itertools.count) else thing)
+            continue
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        kept.append(thing)
+        if isinstance(thing, _VALUES):
+            yield Leaf(path, thing)
+        elif not isinstance(thing, _OPAQUE) and not _is_machinery(thing):
+            waiting.extend(_inside(path, thing, names))
+
+
+def _globals() -> set[int]:
+    """Return the generators that are seeded anew for each step: nothing of theirs outlives one."""
+    shared = [random._inst, torch.default_generator, np.random.mtrand._rand]  # noqa: SLF001
+    return {id(each) for each in shared}
+
+
+def _next_of(count: itertools.count[Any]) -> Any:
+    """Return what comes next, which stays the next: `count(3)` reads so."""
+    return ast.literal_eval(repr(count)[len("count(") : -1].split(",")[0])
+
+
+def _is_machinery(thing: Any) -> bool:
+    module = thing.__module__ if isinstance(thing, FunctionType) else type(thing).__module__
+    return (module or "").startswith(_MACHINERY)
+
+
+def _inside(path: str, thing: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    """Yield what *thing* holds, each with its path."""
+    if isinstance(thing, Mapping):
+        for number, (key, value) in enumerate(list(thing.items())):
+            yield f"{path}[{_label(key, number, names)}]", value
+    elif isinstance(thing, list | tuple | deque):
+        fields = getattr(thing, "_fields", None)
+        for number, value in enumerate(list(thing)):
+            yield f"{path}.{fields[number]}" if fields else f"{path}[{number}]", value
+    elif isinstance(thing, functools.partial):
+        yield f"{path}.func", thing.func
+        yield f"{path}.args", thing.args
+        yield f"{path}.keywords", thing.keywords
+    elif isinstance(thing, FunctionType):
+        yield from _held_by_function(path, thing)
+    elif isinstance(thing, MethodType):
+        yield path, thing.__self__
+        yield path, thing.__func__
+    else:
+        for name, value in _attributes(thing):
+            yield f"{path}.{name}", value
+
+
+def _held_by_function(path: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"{path}.{name}", cell.cell_contents
+        except ValueError:
+            continue  # nothing was assigned yet
+    for number, value in enumerate(function.__defaults__ or ()):
+        yield f"{path}.__defaults__[{number}]", value
+    for name, value in {**(function.__kwdefaults__ or {}), **vars(function)}.items():
+        yield f"{path}.{name}", value
+
+
+def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
+    yield from list(getattr(thing, "__dict__", {}).items())
+    for kind in type(thing).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            mangled = f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") else name
+            try:
+                yield name, getattr(thing, mangled)
+            except AttributeError:
+                continue
+
+
+def _label(key: Any, number: int, names: Mapping[int, str]) -> str:
+    name = names.get(id(key))
+    if name is None and isinstance(key, int):
+        name = names.get(key)
+    if name is not None:
+        return repr(name)
+    if isinstance(key, str | bool | float | None) or (isinstance(key, int) and key < _LARGEST_KEY):
+        return repr(key)
+    return f"#{number}"
