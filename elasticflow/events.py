@@ -139,7 +139,7 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     STATE_LEFT_OUT: ("an object has state of its own that no snapshot holds", ("name", "type")),
     PRELOAD_REFUSED: ("a module is imported in each worker instead of once per node", ("module", "reason")),
     ENTRY_POINT_EDITED: ("train.py was edited by hand and runs as edited", ("path",)),
-    AGENT_RESTARTED: ("a dead agent was started again, free of charge", ("node", "exit_code")),
+    AGENT_RESTARTED: ("a dead agent was started again", ("node", "exit_code", "error")),
     HANG_DETECTED: (
         "no rank makes progress; which one the others wait for, and where it is",
         ("rank", "node", "phase", "step", "seconds", "limit_s", "reason", "frames", "stacks"),

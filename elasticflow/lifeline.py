@@ -1,4 +1,4 @@
-"""What ends a process: its parent's death, without which a killed launcher leaves orphans, and signals (floor 0).
+"""What ends a process: its parent's death, without which a killed launcher leaves orphans, and signals.
 
 Source: torch 2.13 starts workers with `start_new_session=True` and no death signal; a SIGKILLed agent
 leaves them training to the end (torch/distributed/elastic/multiprocessing/subprocess_handler).
@@ -13,7 +13,11 @@ import sys
 import threading
 import time
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+
+# How a process dies of what it did itself; other signals come from outside.
+FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS, signal.SIGILL})
 
 
 def die_with_parent(parent: int) -> None:
@@ -46,3 +50,18 @@ def leave_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that ask a command to leave: SIGHUP is none where `nohup` has it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def signal_or_code(exit_code: int) -> str:
+    """Return `killed by SIGKILL` for -9, `exit code 3` for 3."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
+
+
+def is_killed_from_outside(exit_code: int | None) -> bool:
+    """Return whether a process that ended with *exit_code* (negative: a signal) was killed by somebody else."""
+    return exit_code is not None and exit_code < 0 and -exit_code not in FAULTS

@@ -54,7 +54,7 @@ FROZEN = {
     "entry_point.edited": {"path"},
     "drift.found": {"differences", "launch"},
     "environment.found": {"device", "files", "modules"},
-    "agent.restarted": {"exit_code", "node"},
+    "agent.restarted": {"error", "exit_code", "node"},
     "hang.detected": {
         "frames",
         "limit_s",

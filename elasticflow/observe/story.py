@@ -267,7 +267,8 @@ class Story:
     def _agent_restarted(self, record: Record) -> Line:
         self._is_after_failure = True
         where = f"{record['node']} " if record.get("node") else ""
-        text = f"{where}ended with code {record.get('exit_code')}, started again free of charge"
+        how = record.get("error") or f"ended with code {record.get('exit_code')}"
+        text = f"{where}{how}; it is started again"
         return Line("again", "notice", "agent", text)
 
     def _place(self) -> tuple[str, ...]:

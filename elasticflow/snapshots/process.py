@@ -21,6 +21,19 @@ _START_LIMIT_S = 60.0
 _END_LIMIT_S = 5.0
 
 
+class WriterNotStartedError(SnapshotError):
+    """The writer ended before it was ready, or was not ready in time.
+
+    Attributes:
+        ended_with: How it ended (negative: a signal); None if it was not ready in time.
+    """
+
+    def __init__(self, exit_code: int | None) -> None:
+        how = f"not ready within {_START_LIMIT_S:g} s" if exit_code is None else f"exit code {exit_code}"
+        super().__init__(f"the snapshot writer did not start ({how}); its standard error says why")
+        self.ended_with = exit_code
+
+
 class WriterProcess:
     """A running writer, seen by the process that started it.
 
@@ -35,18 +48,28 @@ class WriterProcess:
         self._stdout = process.stdout.fileno()
         os.set_blocking(self._stdout, False)
         self._data = b""
+        self._is_closed = False
         self._waiting: list[dict[str, Any]] = []
         self.address = ""
 
     def reports(self) -> list[dict[str, Any]]:
         """Return the reports since the last call (`snapshot.committed`, `.failed`, `.removed`); does not wait."""
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self._stdout, 1 << 16):
-                self._data += chunk
+        self._take_in()
         *lines, self._data = self._data.split(b"\n")
         found = self._waiting + [json.loads(line) for line in lines]
         self._waiting = []
         return found
+
+    def exit_code(self) -> int | None:
+        """Return how the writer ended (negative: a signal), or None while it lives.
+
+        Its output closes before its workers' connections do, so whoever heard from a worker that the writer has died
+        finds it ended here; it is waited for then.
+        """
+        self._take_in()
+        if self._is_closed and self.process.poll() is None:
+            self._end()
+        return self.process.poll()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when there are reports, or when the writer ended."""
@@ -71,13 +94,22 @@ class WriterProcess:
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
+        self._end()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _end(self) -> None:
         try:
             self.process.wait(_END_LIMIT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+
+    def _take_in(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._stdout, 1 << 16):
+                self._data += chunk
+            self._is_closed = True
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + _START_LIMIT_S
@@ -93,9 +125,7 @@ class WriterProcess:
         if not self.address:
             code = self.process.poll()
             self.close()
-            raise SnapshotError(
-                f"the snapshot writer did not start (exit code {code}); its standard error says why"
-            )
+            raise WriterNotStartedError(code)
 
 
 def start_writer(config: dict[str, Any], python: str = sys.executable) -> WriterProcess:
@@ -110,7 +140,7 @@ def start_writer(config: dict[str, Any], python: str = sys.executable) -> Writer
         python: The interpreter.
 
     Raises:
-        SnapshotError: it ended, or was not ready in time.
+        WriterNotStartedError: it ended, or was not ready in time.
     """
     config = {**config, "parent": os.getpid(), "uri": Storage(config["uri"]).absolute_uri}
     # The child inherits the mask, so a signal to the whole group cannot end it before it ignores them itself.

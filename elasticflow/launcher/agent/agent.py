@@ -19,6 +19,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.run import config_from_args, get_args_parser
 
 from elasticflow import environment
+from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.launcher.agent.presence import Presence
 from elasticflow.launcher.agent.rank_logs import GenerationLogs
 from elasticflow.launcher.agent.reports import Reports
@@ -69,7 +70,7 @@ class Agent(LocalElasticAgent):
         self._reports = Reports(self._feed, config.node, self._folder, writer, heartbeats)
         place = RendezvousPlace.parse(config.rendezvous)
         self._interface = interface.variables(place.host, place.port)
-        self._rendezvous_handler.may_wait = self._presence.look
+        self._rendezvous_handler.may_wait = self._look
         self._workers: ForkedWorkers | None = None
         self._ended_alone: set[int] = set()
         self._stands_still = self._has_shown = False
@@ -183,14 +184,12 @@ class Agent(LocalElasticAgent):
         while True:
             select.select([self._server.fileno(), self._writer.fileno()], [], [], _POLL_S)
             self._reports.forward()
-            self._presence.look()
-            # Without its helpers the agent leaves: the supervisor starts it again with new ones, free of charge.
-            if (code := self._writer.process.poll()) is not None:
-                raise RuntimeError(f"the snapshot writer ended with code {code}")
-            result = self._workers.wait(0)  # raises without the fork server
+            self._look()
+            result = self._workers.wait(0)
             if result is not None:
                 if result.is_failed():
                     self._await_root_cause()
+                    self._look()
                 self._reports.forward()
                 self._ended_alone = set(self._workers.exits())
                 return bool(result.is_failed())
@@ -200,6 +199,19 @@ class Agent(LocalElasticAgent):
             if is_requested(self._control, "stop", generation):
                 return False  # what is left of the group is killed next
             self._look_for_hang(generation)
+
+    def _look(self) -> None:
+        """Pass on a wish to leave, and look after the helpers, without which the agent leaves.
+
+        Raises:
+            RendezvousGracefulExitError: this node was let go, or is taken for lost.
+            HelperLostError: the writer or the fork server has ended: whatever workers say then is only what follows.
+        """
+        self._presence.look()
+        if (code := self._writer.exit_code()) is not None:
+            raise HelperLostError("snapshot writer", code)
+        if not self._server.pump():
+            raise self._server.lost()
 
     def _await_root_cause(self) -> None:
         """Wait a moment while all failures so far are exceptions: the rank that caused them may still be ending."""

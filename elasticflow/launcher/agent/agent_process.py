@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import environment
+from elasticflow.launcher.agent.helpers import HELPER_KILLED, STORE_LOST
+from elasticflow.lifeline import is_killed_from_outside, signal_or_code
 
 if TYPE_CHECKING:
     import signal
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan import LaunchPlan
     from elasticflow.rendezvous_place import RendezvousPlace
     from elasticflow.run_folder import RunFolder
+
+# Bytes: enough for a traceback.
+_LAST_WORDS = 2000
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,38 @@ class AgentConfig:
         return json.dumps(asdict(self))
 
 
+@dataclass(frozen=True)
+class AgentEnd:
+    """How an agent ended.
+
+    Attributes:
+        exit_code: As `Popen.returncode` gives it: negative is a signal.
+        last_words: The end of what it and its helpers printed, since it was started.
+    """
+
+    exit_code: int
+    last_words: str = ""
+
+    @property
+    def cause(self) -> str:
+        """In one line: `was killed by SIGKILL`, `ended, since its snapshot writer was killed by SIGKILL`."""
+        if self.exit_code < 0:
+            return f"was {signal_or_code(self.exit_code)}"
+        if self.exit_code == STORE_LOST:
+            return "ended, since the launch's store does not answer"
+        lines = [line.strip() for line in self.last_words.splitlines() if line.strip()]
+        if self.exit_code == 0 or not lines:
+            return f"ended with {signal_or_code(self.exit_code)}"
+        return f"ended, since {lines[-1]}" if lines[-1].startswith("its ") else f"ended: {lines[-1]}"
+
+    @property
+    def is_its_own_doing(self) -> bool:
+        """Whether it may well end so again: nobody killed it, or a helper of its, from outside."""
+        return self.exit_code not in (STORE_LOST, HELPER_KILLED) and not is_killed_from_outside(
+            self.exit_code
+        )
+
+
 class AgentProcess:
     """The agent of a node on this machine; it dies with the thread that started it."""
 
@@ -64,6 +101,7 @@ class AgentProcess:
         self._variables = variables
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0
 
     def start(self) -> None:
         """Start the agent; what it and its helpers print is appended to the log.
@@ -72,6 +110,7 @@ class AgentProcess:
         """
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as output:
+            self._began = output.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "elasticflow.launcher.agent.node", str(os.getpid())],
                 stdin=subprocess.PIPE,
@@ -95,8 +134,10 @@ class AgentProcess:
         self._process.send_signal(number)
 
     def last_words(self) -> str:
-        """Return the end of what it printed."""
-        return self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        """Return the end of what it printed since it was started."""
+        with self._log.open("rb") as log:
+            log.seek(max(self._began, log.seek(0, os.SEEK_END) - _LAST_WORDS))
+            return log.read().decode("utf-8", "replace")
 
     def end(self) -> None:
         """Return when the agent is gone: if it is not, it is killed with everything below it."""

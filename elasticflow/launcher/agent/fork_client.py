@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -10,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.fork_server import Lines
+from elasticflow.launcher.agent.helpers import HelperLostError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +57,9 @@ class ForkServer:
             "modules": modules,
             "start_method": start_method,
         }
-        self._lines.send({"setup": setup})
+        # A server that is gone already is noticed by `wait_ready`.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._lines.send({"setup": setup})
         self.refused: list[dict[str, str]] | None = None
         self.exits: dict[int, tuple[int, float]] = {}
         self._started: dict[int, int] = {}
@@ -71,7 +75,10 @@ class ForkServer:
             False when the server is gone.
         """
         while select.select([self._lines.channel], [], [], timeout)[0]:
-            messages = self._lines.read()
+            try:
+                messages = self._lines.read()
+            except ConnectionResetError:  # it was killed with a request unread
+                return False
             if messages is None:
                 return False
             for message in messages:
@@ -89,19 +96,30 @@ class ForkServer:
         """Return the modules that were refused, once the server has imported all others.
 
         Raises:
-            RuntimeError: the server ended instead; its own message is in the agent's log.
+            HelperLostError: the server ended instead; its own message is in the agent's log.
         """
         while self.refused is None:
             if not self.pump(1.0):
-                raise RuntimeError(f"the fork server ended while importing (exit code {self.process.wait()})")
+                raise self.lost()
         return self.refused
 
     def spawn(self, local_rank: int, environment: dict[str, str], stdout: str, stderr: str) -> int:
-        """Fork one worker and return its process id."""
+        """Fork one worker and return its process id.
+
+        Raises:
+            HelperLostError: the server is gone.
+        """
         self._started.pop(local_rank, None)
         request = {"local_rank": local_rank, "environment": environment, "stdout": stdout, "stderr": stderr}
-        self._lines.send({"spawn": request})
+        try:
+            self._lines.send({"spawn": request})
+        except (BrokenPipeError, ConnectionResetError):
+            raise self.lost() from None
         while local_rank not in self._started:
             if not self.pump(1.0):
-                raise RuntimeError("the fork server is gone")
+                raise self.lost()
         return self._started[local_rank]
+
+    def lost(self) -> HelperLostError:
+        """Return the error that says how the server ended, whose socket was found closed."""
+        return HelperLostError("fork server", self.process.wait())

@@ -15,8 +15,9 @@ from pathlib import Path
 from elasticflow.launcher.agent.agent_process import AgentConfig
 from elasticflow.launcher.agent.fork_client import ForkServer
 from elasticflow.launcher.agent.heartbeats import Heartbeats
+from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.lifeline import die_with_parent
-from elasticflow.snapshots.staging import start_writer
+from elasticflow.snapshots.process import WriterNotStartedError, start_writer
 
 
 def main() -> None:
@@ -32,7 +33,25 @@ def main() -> None:
     heartbeats = Heartbeats(config.hang_timeout_s)
     entry_point = Path(config.launch_folder) / "train.py"
     server = ForkServer(entry_point, config.path, config.modules, config.start_method, (heartbeats.fd,))
-    writer = start_writer(config.writer)
+    code = 0
+    try:
+        _serve(config, server, heartbeats)
+    except HelperLostError as lost:
+        sys.stderr.write(f"{lost}\n")
+        code = lost.agent_exit_code
+    logging.shutdown()
+    sys.stderr.flush()
+    # The interpreter's own end takes torch 0.3 s, and the supervisor waits for it.
+    os._exit(code)
+
+
+def _serve(config: AgentConfig, server: ForkServer, heartbeats: Heartbeats) -> None:
+    try:
+        writer = start_writer(config.writer)
+    except WriterNotStartedError as error:
+        if error.ended_with is None:
+            raise
+        raise HelperLostError("snapshot writer", error.ended_with) from None
     try:
         # Only now, beside the two processes that import on their own.
         from elasticflow.launcher.agent.agent import build_agent
@@ -43,8 +62,6 @@ def main() -> None:
         agent.finish(config.grace_s)
     finally:
         writer.close()
-    logging.shutdown()
-    os._exit(0)  # the interpreter's own end takes torch 0.3 s, and the supervisor waits for it
 
 
 if __name__ == "__main__":

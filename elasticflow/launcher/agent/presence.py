@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
+from elasticflow.launcher.agent.helpers import STORE_LOST
 from elasticflow.launcher.rendezvous.keys import beat_key, is_gone, join_store
 from elasticflow.rendezvous_place import RendezvousPlace
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _BEAT_S = 0.25
 _LONGEST_SILENCE_S = 10.0
-_STORE_LOST = 4  # exit code
 
 
 class Presence:
@@ -92,4 +92,4 @@ class Presence:
 
     def _store_is_lost(self) -> None:
         if not self._is_over.is_set():
-            os._exit(_STORE_LOST)  # the workers end with it
+            os._exit(STORE_LOST)  # the workers end with it

@@ -62,8 +62,8 @@ class ForkedWorkers(PContext):
         }
 
     def _poll(self) -> RunProcsResult | None:
-        if not self._server.pump():  # the server died and its workers with it
-            raise RuntimeError("the fork server is gone")
+        if not self._server.pump():  # its workers have died with it
+            raise self._server.lost()
         exits = self.exits()
         failed = {rank: code for rank, (code, _) in exits.items() if code != 0}
         if failed:

@@ -14,9 +14,11 @@ from elasticflow.launcher.supervisor.aftermath import Aftermath
 from elasticflow.launcher.supervisor.drains import TOO_LATE, UNTRAINED_S, Drains
 from elasticflow.launcher.supervisor.formation import TakenOver
 from elasticflow.launcher.supervisor.hangs import Hangs
+from elasticflow.launcher.supervisor.unready_ends import UnreadyEnds
 from elasticflow.launcher.supervisor.verdict import Verdicts
 
 if TYPE_CHECKING:
+    from elasticflow.launcher.agent.agent_process import AgentEnd
     from elasticflow.launcher.supervisor.drains import Drain
     from elasticflow.launcher.supervisor.formation import Formation, Nodes
     from elasticflow.launcher.supervisor.generation import Generation
@@ -52,6 +54,7 @@ class Course:
         self._verdicts = Verdicts(journal)
         self._drains = Drains(journal, grace_s, untrained_s)
         self._aftermath = Aftermath(journal, restarts, members, formation, self._drains, self._verdicts)
+        self._unready_ends = UnreadyEnds()
         self.hangs = Hangs(journal, nodes)
         self.generation: Generation | None = None
         self.verdict: Verdict | None = None
@@ -74,6 +77,13 @@ class Course:
 
     def node_joined(self, member: Member, refused: list[dict[str, str]]) -> None:
         """A node's agent is ready; its fork server has *refused* to import some modules beforehand."""
+        generation = self.generation
+        if generation is not None and member.node in generation.running:
+            # The agent that was to run its workers died before anybody noticed; this one knows nothing of them.
+            generation.lost[member.node] = ("agent_lost", f"the agent of {member.node} was started again")
+            self._stop(generation, also_alone=True)
+            self._conclude(generation)
+        self._unready_ends.forget(member.node)
         self._members.join(member, time.monotonic())
         self._journal.event(events.NODE_JOINED, node=member.node, host=member.host, nproc=member.nproc)
         for module in refused:
@@ -101,21 +111,25 @@ class Course:
         self._stop(generation)
         self._conclude(generation)
 
-    def agent_died(self, node: str, code: int, last_words: str) -> bool:
+    def agent_died(self, node: str, end: AgentEnd) -> bool:
         """Return whether to start the agent again; its workers have died with it."""
-        error = f"the agent of {node} ended with code {code}"
+        error = f"the agent of {node} {end.cause}"
         was_ready = node in self._members
         was_needed = self.generation is not None and node in self.generation.nodes
         self.node_lost(node, "agent_lost", error)
+        if not was_ready:
+            self._unready_ends.note(node, end)
         if self.verdict is not None or was_needed:
             return self.verdict is None
-        if self._members:  # the others do; a spare that keeps dying is let go
+        if self._members.are_enough:  # a spare that keeps dying is let go
             return self._members.may_come_back(node)
-        if was_ready or self._journal.state["generation"] > 0:
-            self._settle(self._aftermath.restart_or_fail(None, "agent_lost", error))
+        if self._unready_ends.would_come_again(node):
+            error = f"the agent of {node} does not get ready, it {end.cause}\n{end.last_words}".rstrip()
+            why = "it ended in the same way each time"
+            self._settle(self._verdicts.failed("agent_lost", error, errors.ANSWER_IS_NO, why=why))
         else:
-            error = f"{error} before it was ready:\n{last_words}"
-            self._settle(self._verdicts.failed("crash", error, errors.ANSWER_IS_NO))
+            self._settle(self._aftermath.restart_or_fail(None, "agent_lost", error))
+            self._members.expect(node)
         return self.verdict is None
 
     def workers_started(self, message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import signal
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from elasticflow.lifeline import signal_or_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,16 +184,6 @@ def describe(report: Report) -> str:
         return "left with exit code 0 in the middle of training"
     told = signal_or_code(report.exit_code)
     return told if report.exit_code < 0 else f"{told}, without an exception"
-
-
-def signal_or_code(exit_code: int) -> str:
-    """Return `killed by SIGKILL` for -9, `exit code 3` for 3."""
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"killed by signal {-exit_code}"
 
 
 def _noticed(report: Report) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from elasticflow import events
@@ -66,8 +66,14 @@ class Formation:
         self._is_waiting = False
 
     def plan(self, reason: str, at: float, failed_at: float | None = None) -> None:
-        """Have a generation formed from *at* on, in answer to a failure at the unix time *failed_at*, if any."""
-        self._next = _Next(at, reason, failed_at)
+        """Have a generation formed from *at* on, in answer to a failure at the unix time *failed_at*, if any.
+
+        One that is planned already is put off, and keeps its reason.
+        """
+        before = self._next
+        self._next = (
+            _Next(at, reason, failed_at) if before is None else replace(before, at=max(at, before.at))
+        )
 
     def form(self, now: float) -> Generation | None:
         """Return the planned generation if it is time and its nodes are there; its workers are being started then.

@@ -68,7 +68,12 @@ class Generation:
     @property
     def is_over(self) -> bool:
         """Whether no worker of any node is left."""
-        return all(node in self.ended or node in self.lost for node in self.nodes)
+        return not self.running
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Its nodes that have neither told how their workers ended nor are lost."""
+        return tuple(node for node in self.nodes if node not in self.ended and node not in self.lost)
 
     @property
     def failed_at(self) -> float | None:

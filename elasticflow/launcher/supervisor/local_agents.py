@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from elasticflow import events
+from elasticflow.launcher.agent.agent_process import AgentEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,8 +90,9 @@ class LocalAgents:
             course.node_lost(node, "preempted", "it ended before its workers had left")
             self._forget(node)
         elif course.verdict is None:
-            if course.agent_died(node, code, agent.last_words()):
-                self._journal.event(events.AGENT_RESTARTED, node=node, exit_code=code)
+            end = AgentEnd(code, agent.last_words())
+            if course.agent_died(node, end):
+                self._journal.event(events.AGENT_RESTARTED, node=node, exit_code=code, error=end.cause)
                 agent.start()
             elif course.verdict is None:
                 self._forget(node)

@@ -61,6 +61,11 @@ class Members:
         """Fewest nodes that train."""
         return self._least
 
+    @property
+    def are_enough(self) -> bool:
+        """Whether as many could take part as have to."""
+        return len(self) >= self._least
+
     def expect(self, node: str) -> None:
         """Have the first generation wait for *node*, which is on its way."""
         self._expected.add(node)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.errors import StorageError
+from elasticflow.lifeline import FAULTS
 from elasticflow.run_folder import SNAPSHOT_NAME
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _STARTS = 2
 _CLASSES = frozenset({"user_error", "nonfinite"})  # exceptions that restored content can cause
-_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS, signal.SIGILL})
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Suspicion:
 
 def _can_be_caused_by_content(failure: Failure) -> bool:
     if failure.failure_class == "crash":
-        return failure.exit_code is not None and -failure.exit_code in _SIGNALS
+        return failure.exit_code is not None and -failure.exit_code in FAULTS
     return failure.failure_class in _CLASSES
 
 

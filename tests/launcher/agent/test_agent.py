@@ -110,9 +110,8 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
     )
     head = Head(PrefixStore(place.prefix, serve(listener)))
     readable, writable = os.pipe()  # a writer that never says anything
-    process = SimpleNamespace(poll=lambda: None)
     writer = SimpleNamespace(
-        process=process, address="", fileno=lambda: readable, reports=list, finish=lambda _: None
+        exit_code=lambda: None, address="", fileno=lambda: readable, reports=list, finish=lambda _: None
     )
     heartbeats = Heartbeats(3600)
     agent = build_agent(config, warm.server, cast("WriterProcess", writer), heartbeats)

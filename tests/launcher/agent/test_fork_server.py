@@ -301,7 +301,7 @@ def test_killed_server_ends_the_agent_and_not_the_budget(tmp_path: Path) -> None
         server.process.wait()
         wait_until(lambda: not is_alive(pid), 5)
 
-        with pytest.raises(RuntimeError, match="the fork server is gone"):
+        with pytest.raises(RuntimeError, match="its fork server was killed by SIGKILL"):
             wait_until(lambda: group.wait(0), 5)
         with pytest.raises((RuntimeError, OSError)):
             server.spawn(0, {}, "/dev/null", "/dev/null")

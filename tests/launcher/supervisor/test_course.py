@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import errors, events
+from elasticflow.launcher.agent.agent_process import AgentEnd
+from elasticflow.launcher.agent.helpers import HELPER_KILLED
 from elasticflow.launcher.supervisor.budget import FREE_AGENTS
 from tests.launcher.course_trial import GRACE_S, worker
 
@@ -179,7 +181,7 @@ def test_dead_agent_is_free(trial: Trial) -> None:
     """The agent is started again, its generation follows as soon as it is ready, the budget stays."""
     trial.begin()
     trial.step(7)
-    assert trial.course.agent_died("n0", -9, "")
+    assert trial.course.agent_died("n0", AgentEnd(-9))
     trial.wait(5)
     assert 1 == len(trial.claimed)  # the new agent is not ready yet
     trial.begin()
@@ -193,7 +195,7 @@ def test_agent_that_dies_again_and_again_ends_with_3(trial: Trial) -> None:
     """Free, but not for ever: without a step in between the budget is charged, then spent."""
     trial.begin()
     deaths = 0
-    while trial.course.agent_died("n0", 1, ""):
+    while trial.course.agent_died("n0", AgentEnd(1)):
         deaths += 1
         trial.join()
         trial.wait(120)
@@ -204,13 +206,63 @@ def test_agent_that_dies_again_and_again_ends_with_3(trial: Trial) -> None:
 
 
 def test_agent_that_never_gets_ready_fails_with_its_last_words(trial: Trial) -> None:
-    """It died before it could start anything: trying again would be of no use."""
-    assert not trial.course.agent_died("n0", 1, "ImportError: libgomp.so.1")
+    """It ends in the same way each time before it can start anything: no kill, so trying on would be of no use."""
+    ends = [AgentEnd(1, f"Traceback of {pid}\nImportError: libgomp.so.1, process {pid}") for pid in range(3)]
+    assert [True, True, False] == [trial.course.agent_died("n0", end) for end in ends]
 
     assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
+    verdict = trial.course.verdict
+    assert verdict is not None
+    error = "the agent of n0 does not get ready, it ended: ImportError: libgomp.so.1, process 2"
+    assert f"{error}\n{ends[-1].last_words}" == verdict.fields["error"]
+    assert ("agent_lost", "it ended in the same way each time") == (
+        verdict.fields["class"],
+        verdict.fields["why"],
+    )
+
+
+KILLED = AgentEnd(-9)
+WITHOUT_WRITER = AgentEnd(HELPER_KILLED, "its snapshot writer was killed by SIGKILL\n")
+
+
+@pytest.mark.parametrize("end", [KILLED, WITHOUT_WRITER])
+def test_agent_killed_before_it_is_ready_is_started_again(trial: Trial, end: AgentEnd) -> None:
+    """As after any other moment: the budget decides, and its generation is the first one still."""
+    for _ in range(FREE_AGENTS + 1):
+        assert trial.course.agent_died("n0", end)
+    assert 1 == trial.names().count(events.BUDGET_CHARGED)
+    trial.join()
+    trial.wait(120)
+    assert ["start"] == trial.claimed
+    trial.step(1, finished=True)
+    trial.leave()
+
+    assert ("finished", errors.FINISHED) == trial.verdict()
+
+
+def test_agent_that_is_killed_each_time_spends_the_budget(trial: Trial) -> None:
+    """No loop without an end: the cause is named, and exit code 3 says that it is the budget."""
+    deaths = 1
+    while trial.course.agent_died("n0", WITHOUT_WRITER):
+        deaths += 1
+        assert deaths < 20
+
+    assert FREE_AGENTS + trial.budget + 1 == deaths
+    assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
     assert trial.course.verdict is not None
-    expected = "the agent of n0 ended with code 1 before it was ready:\nImportError: libgomp.so.1"
+    expected = "the agent of n0 ended, since its snapshot writer was killed by SIGKILL"
     assert expected == trial.course.verdict.fields["error"]
+
+
+def test_new_agent_of_a_node_whose_workers_run_stands_for_an_old_one_that_died(trial: Trial) -> None:
+    """What an agent killed a moment later had said is taken for the new one's: the generation does not wait for ever."""
+    trial.begin()
+    trial.join()
+    assert [("stop", 1)] == trial.nodes.requests
+    trial.wait(1)
+
+    assert ["start", "agent_lost"] == trial.claimed
+    assert 2 == len(trial.nodes.formed)
 
 
 def test_workers_that_leave_unasked_go_on_free_of_charge(trial: Trial) -> None:
@@ -300,7 +352,7 @@ def test_agent_that_dies_while_draining_is_not_started_again(trial: Trial) -> No
     trial.begin()
     trial.course.asked_to_leave("SIGTERM")
 
-    assert not trial.course.agent_died("n0", -9, "")
+    assert not trial.course.agent_died("n0", AgentEnd(-9))
     assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
 
 

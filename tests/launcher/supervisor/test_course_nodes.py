@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import errors, events
+from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.supervisor.members import SETTLE_S, Member
 from tests.launcher.course_trial import GRACE_S, worker
 
@@ -261,7 +262,7 @@ def test_agent_of_a_spare_that_keeps_dying_is_let_go(cluster: Trial) -> None:
     """It is started again, but not for ever, and the job does not notice."""
     start(cluster, "n0", "n1", "n2")
     deaths = 0
-    while cluster.course.agent_died("n3", 1, ""):
+    while cluster.course.agent_died("n3", AgentEnd(1)):
         deaths += 1
         assert deaths < 20
 
@@ -269,11 +270,21 @@ def test_agent_of_a_spare_that_keeps_dying_is_let_go(cluster: Trial) -> None:
     assert events.BUDGET_CHARGED not in cluster.names()
 
 
+def test_agent_of_a_node_that_is_needed_is_no_spare(cluster: Trial) -> None:
+    """Others are ready, but too few: it is started again at the budget's cost, not let go."""
+    cluster.least = 2
+    cluster.plan(2)
+    cluster.join("n0")
+    assert all(cluster.course.agent_died("n1", AgentEnd(-9)) for _ in range(4))
+
+    assert 1 == cluster.names().count(events.BUDGET_CHARGED)
+
+
 def test_dead_agent_of_several_is_free_and_not_waited_for(cluster: Trial) -> None:
     """The other node goes on alone; the agent is started again and taken in as soon as it is ready."""
     start(cluster, "n0", "n1")
     cluster.step(7)
-    assert cluster.course.agent_died("n0", -9, "")
+    assert cluster.course.agent_died("n0", AgentEnd(-9))
     cluster.killed("n1")
     cluster.course.time_passed()
     assert (2, ("n1",)) == cluster.nodes.formed[-1][:2]

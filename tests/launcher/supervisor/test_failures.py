@@ -11,8 +11,8 @@ from elasticflow.launcher.supervisor.failures import (
     classify,
     describe,
     first_failure,
-    signal_or_code,
 )
+from elasticflow.lifeline import signal_or_code
 
 PEER = {"class": "peer", "error": "RuntimeError: Connection closed by peer [127.0.0.1]:1234"}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import errors, events
+from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.manifest import Manifest
 from elasticflow.snapshots.publish import Publisher
@@ -191,7 +192,7 @@ def test_interruption_between_two_failed_starts_says_nothing(trial: Trial) -> No
     start(trial)
     crash(trial, signal.SIGKILL)
     start(trial)
-    trial.course.agent_died("n0", -9, "")
+    trial.course.agent_died("n0", AgentEnd(-9))
     trial.join()
     start(trial)
     fail(trial)
