@@ -134,7 +134,8 @@ class Struck:
         for process in self.series.running.tree():
             with suppress(psutil.Error):
                 # Workers bear the command line of the fork server that they came from.
-                is_worker = VICTIMS["fork server"] in process.parent().cmdline()
+                parent = process.parent()
+                is_worker = parent is not None and VICTIMS["fork server"] in parent.cmdline()
                 if VICTIMS[victim] in process.cmdline() and not is_worker:
                     process.kill()
                     return True

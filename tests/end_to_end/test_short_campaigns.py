@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from elasticflow import events
-from tests.campaign import tiny_job
+from tests.campaign import starts, tiny_job
 from tests.campaign.census import agents_of
 from tests.campaign.disturbed import Outcome, Series
 from tests.campaign.launching import Course, Expected
@@ -48,6 +48,18 @@ def test_each_kill_costs_one_generation_and_no_bit(tiny: tuple[Project, dict[str
     course.blow("agent", agent.kill, Expected("agent_lost", 0, 2))
 
     assert [] == [problem for done in course.end(expected) for problem in done.problems]
+
+
+def test_no_kill_while_a_launch_starts_ends_the_run(tiny: tuple[Project, dict[str, Any]]) -> None:
+    """Agent, writer and fork server, at start, restart and resumption: six kills in two runs, no bit of either changed."""
+    project, expected = tiny
+    start_s = starts.start_seconds(project.started[0].run)
+    kills = [kill for of_run in starts.plan(2, start_s) for kill in of_run]
+    for run in (0, 1):
+        starts.strike(project, [kill for kill in kills if kill.run == run], expected)
+
+    assert 6 == len(kills)
+    assert [] == [problem for kill in kills for problem in kill.problems]
 
 
 def test_each_failure_is_told_by_its_cause_and_costs_no_bit(tiny: tuple[Project, dict[str, Any]]) -> None:

@@ -200,6 +200,18 @@ def test_dead_writer_is_noticed(bench: Bench) -> None:
         client.flush(20)
 
 
+def test_whoever_hears_of_the_writers_death_finds_it_ended(bench: Bench) -> None:
+    """Its output closes before its connections: the agent blames it, not the worker that noticed."""
+    writer = bench.writer()
+    client = bench.connect(writer)
+    assert writer.exit_code() is None
+    writer.process.kill()
+    with pytest.raises(SnapshotError, match="the snapshot writer died"):
+        client.receive_one(None, "")
+
+    assert -9 == writer.exit_code()
+
+
 def test_nobody_listens() -> None:
     """Connecting to an address without a writer is told at once."""
     with pytest.raises(SnapshotError, match="the snapshot writer cannot be reached"):

@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not r
 from elasticflow.launcher.agent.agent import Agent, build_agent
 from elasticflow.launcher.agent.agent_process import AgentConfig
 from elasticflow.launcher.agent.heartbeats import Heartbeats
+from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.launcher.agent.limits import Limits
 from elasticflow.launcher.agent.standing import Standing
 from elasticflow.launcher.rendezvous.interface import listen
@@ -50,6 +51,7 @@ class Node:
     folder: RunFolder
     thread: threading.Thread
     told: list[dict[str, Any]] = field(default_factory=list)
+    lost: list[HelperLostError] = field(default_factory=list)
 
     def form(self, generation: int, code: str) -> None:
         """Have the agent form *generation* of two workers that run *code*, and wait until they have started."""
@@ -116,7 +118,15 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
     heartbeats = Heartbeats(3600)
     agent = build_agent(config, warm.server, cast("WriterProcess", writer), heartbeats)
     agent.announce()
-    made = Node(head, agent, warm, folder, threading.Thread(target=agent.run, daemon=True))
+    lost: list[HelperLostError] = []
+
+    def run() -> None:
+        try:
+            agent.run()
+        except HelperLostError as error:
+            lost.append(error)
+
+    made = Node(head, agent, warm, folder, threading.Thread(target=run, daemon=True), lost=lost)
     made.thread.start()
     yield made
     head.stop()
@@ -239,6 +249,17 @@ def test_stop_of_a_generation_kills_its_workers(node: Node) -> None:
 
     assert (False, [(-9, True), (-9, True)]) == node.ended(1)
     assert not any(is_alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_agent_leaves_when_the_writer_has_ended(node: Node, *, is_idle: bool) -> None:
+    """Between generations as within one, where what its workers say is only what follows from it."""
+    if not is_idle:
+        node.form(1, "time.sleep(60)")
+    cast("Any", node.agent._writer).exit_code = lambda: -9
+    wait_until(lambda: node.lost)
+
+    assert ["its snapshot writer was killed by SIGKILL"] == [str(error) for error in node.lost]
 
 
 def test_lines_of_the_rank_logs_come_before_the_end(node: Node) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.errors import PortTakenError
-from elasticflow.launcher.agent.agent_process import AgentConfig, AgentProcess
+from elasticflow.launcher.agent.agent_process import AgentConfig, AgentEnd, AgentProcess
+from elasticflow.launcher.agent.helpers import HELPER_KILLED, STORE_LOST, HelperLostError
 from elasticflow.launcher.rendezvous.interface import listen
 from tests.launcher.conftest import wait_until
 
@@ -101,7 +102,7 @@ def test_agent_that_dies_before_it_reads_is_no_error(agent: AgentProcess, tmp_pa
 
 
 def test_last_words_are_the_end_of_all_agents_output(agent: AgentProcess, tmp_path: Path) -> None:
-    """The log is appended to, by both streams; a long one is shown from its end."""
+    """The log is appended to, by both streams; a long one is shown from its end, and nothing of the start before."""
     _program(tmp_path, "printf '%03000d' 7; echo no luck >&2; exit 1")
     for _ in range(2):
         agent.start()
@@ -109,7 +110,53 @@ def test_last_words_are_the_end_of_all_agents_output(agent: AgentProcess, tmp_pa
 
     assert agent.last_words().endswith("7no luck\n")
     assert 2000 == len(agent.last_words())
-    assert 2 * len("no luck\n") + 6000 == (tmp_path / "logs" / "agent.log").stat().st_size
+    _program(tmp_path, "echo more")
+    agent.start()
+    wait_until(lambda: agent.exit_code() is not None)
+    assert "more\n" == agent.last_words()
+    assert len("more\n") + 2 * len("no luck\n") + 6000 == (tmp_path / "logs" / "agent.log").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("end", "cause", "is_its_own_doing"),
+    [
+        (AgentEnd(-9), "was killed by SIGKILL", False),
+        (AgentEnd(-11), "was killed by SIGSEGV", True),
+        (AgentEnd(STORE_LOST, "x\n"), "ended, since the launch's store does not answer", False),
+        (
+            AgentEnd(HELPER_KILLED, "a warning\nits fork server was killed by SIGKILL\n"),
+            "ended, since its fork server was killed by SIGKILL",
+            False,
+        ),
+        (
+            AgentEnd(1, "Traceback\nOSError: no memory\n\nits snapshot writer ended with exit code 1\n"),
+            "ended, since its snapshot writer ended with exit code 1",
+            True,
+        ),
+        (AgentEnd(1, "Traceback\nImportError: libgomp.so.1\n"), "ended: ImportError: libgomp.so.1", True),
+        (AgentEnd(3), "ended with exit code 3", True),
+        (AgentEnd(0, "said something"), "ended with exit code 0", True),
+    ],
+)
+def test_how_an_agent_ended_is_said_by_its_cause(
+    end: AgentEnd, cause: str, *, is_its_own_doing: bool
+) -> None:
+    """A helper's end is the agent's reason; whoever was killed from outside may fare better next time."""
+    assert (cause, is_its_own_doing) == (end.cause, end.is_its_own_doing)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "agent_code"),
+    [
+        (-9, "its fork server was killed by SIGKILL", HELPER_KILLED),
+        (-11, "its fork server was killed by SIGSEGV", 1),
+        (7, "its fork server ended with exit code 7", 1),
+    ],
+)
+def test_lost_helper_decides_how_the_agent_ends(code: int, said: str, agent_code: int) -> None:
+    """Only what was killed from outside has the agent's own exit code for that."""
+    lost = HelperLostError("fork server", code)
+    assert (said, agent_code) == (str(lost), lost.agent_exit_code)
 
 
 def test_free_port_is_found_and_held() -> None:

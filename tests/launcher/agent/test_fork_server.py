@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.launcher.agent.fork_client import ForkServer
 from elasticflow.launcher.agent.rank_logs import GenerationLogs
 from elasticflow.launcher.agent.workers import ForkedWorkers
@@ -301,9 +302,9 @@ def test_killed_server_ends_the_agent_and_not_the_budget(tmp_path: Path) -> None
         server.process.wait()
         wait_until(lambda: not is_alive(pid), 5)
 
-        with pytest.raises(RuntimeError, match="its fork server was killed by SIGKILL"):
+        with pytest.raises(HelperLostError, match="its fork server was killed by SIGKILL"):
             wait_until(lambda: group.wait(0), 5)
-        with pytest.raises((RuntimeError, OSError)):
+        with pytest.raises(HelperLostError, match="its fork server was killed by SIGKILL"):
             server.spawn(0, {}, "/dev/null", "/dev/null")
     finally:
         close(server)
