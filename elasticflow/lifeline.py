@@ -12,9 +12,12 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
+# linux/sched.h
+_PF_EXITING = 0x4
 
 # How a process dies of what it did itself; other signals come from outside.
 FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS, signal.SIGILL})
@@ -65,3 +68,14 @@ def signal_or_code(exit_code: int) -> str:
 def is_killed_from_outside(exit_code: int | None) -> bool:
     """Return whether a process that ended with *exit_code* (negative: a signal) was killed by somebody else."""
     return exit_code is not None and exit_code < 0 and -exit_code not in FAULTS
+
+
+def is_ending(pid: int) -> bool:
+    """Return whether the process is on its way out: the kernel is closing what it held. False where that is not told."""
+    try:
+        fields = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        )
+        return bool(int(fields[6]) & _PF_EXITING)
+    except (OSError, ValueError, IndexError):
+        return False

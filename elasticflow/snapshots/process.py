@@ -15,6 +15,7 @@ from typing import Any
 
 import elasticflow
 from elasticflow.errors import SnapshotError
+from elasticflow.lifeline import is_ending
 from elasticflow.storage import Storage
 
 _START_LIMIT_S = 60.0
@@ -48,13 +49,14 @@ class WriterProcess:
         self._stdout = process.stdout.fileno()
         os.set_blocking(self._stdout, False)
         self._data = b""
-        self._is_closed = False
         self._waiting: list[dict[str, Any]] = []
         self.address = ""
 
     def reports(self) -> list[dict[str, Any]]:
         """Return the reports since the last call (`snapshot.committed`, `.failed`, `.removed`); does not wait."""
-        self._take_in()
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._stdout, 1 << 16):
+                self._data += chunk
         *lines, self._data = self._data.split(b"\n")
         found = self._waiting + [json.loads(line) for line in lines]
         self._waiting = []
@@ -63,13 +65,13 @@ class WriterProcess:
     def exit_code(self) -> int | None:
         """Return how the writer ended (negative: a signal), or None while it lives.
 
-        Its output closes before its workers' connections do, so whoever heard from a worker that the writer has died
-        finds it ended here; it is waited for then.
+        One that is about to end is waited for: it has closed its workers' connections, who may have told of it already.
         """
-        self._take_in()
-        if self._is_closed and self.process.poll() is None:
+        code = self.process.poll()
+        if code is None and is_ending(self.process.pid):
             self._end()
-        return self.process.poll()
+            code = self.process.poll()
+        return code
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when there are reports, or when the writer ended."""
@@ -104,12 +106,6 @@ class WriterProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-    def _take_in(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self._stdout, 1 << 16):
-                self._data += chunk
-            self._is_closed = True
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + _START_LIMIT_S

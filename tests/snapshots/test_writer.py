@@ -201,7 +201,7 @@ def test_dead_writer_is_noticed(bench: Bench) -> None:
 
 
 def test_whoever_hears_of_the_writers_death_finds_it_ended(bench: Bench) -> None:
-    """Its output closes before its connections: the agent blames it, not the worker that noticed."""
+    """Its connections close before it can be waited for: the agent blames it, not the worker that noticed."""
     writer = bench.writer()
     client = bench.connect(writer)
     assert writer.exit_code() is None

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.launcher.agent.fork_client import ForkServer
+from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.launcher.agent.rank_logs import GenerationLogs
 from elasticflow.launcher.agent.workers import ForkedWorkers
 from elasticflow.run_folder import RunFolder
