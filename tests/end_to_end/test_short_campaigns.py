@@ -50,6 +50,7 @@ def test_each_kill_costs_one_generation_and_no_bit(tiny: tuple[Project, dict[str
     assert [] == [problem for done in course.end(expected) for problem in done.problems]
 
 
+@pytest.mark.timeout(300)  # three starts, beside whatever else runs
 @pytest.mark.parametrize("run", [0, 1])
 def test_no_kill_while_a_launch_starts_ends_the_run(tiny: tuple[Project, dict[str, Any]], run: int) -> None:
     """Agent, writer and fork server, one each at start, restart and resumption: the run goes on, and no bit changes."""
