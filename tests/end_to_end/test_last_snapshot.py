@@ -25,6 +25,8 @@ def fail_with_a_busy_writer(project: Project, run_id: str) -> tuple[Running, psu
     writer = next(p for p in running.tree() if "elasticflow.snapshots.writer" in p.cmdline())
     writer.suspend()  # as slow as a store can be
     staged = running.wait_for("a snapshot", lambda: named(running.events(), events.SNAPSHOT_STAGED))
+    # Rank 0 says that it is staged. Two steps on, every rank has handed its share over.
+    running.wait_for_step(int(staged[0]["step"]) + 2)
     os.kill(running.pid_of(1), signal.SIGKILL)
     running.wait_for("the verdict", lambda: named(running.events(), events.BUDGET_SPENT))
     return running, writer, int(staged[0]["step"])
