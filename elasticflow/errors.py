@@ -88,6 +88,10 @@ class StorageError(ElasticflowError):
     """The snapshot URI cannot be read or written."""
 
 
+class RecordError(ElasticflowError):
+    """A file that a run keeps cannot be used, and nothing else tells what it said; the launch has not begun."""
+
+
 class RunFolderError(ElasticflowError):
     """The run folder can no longer be written: the launch has ended, and the same command goes on."""
 

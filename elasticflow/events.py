@@ -48,6 +48,7 @@ ENTRY_POINT_EDITED = "entry_point.edited"
 AGENT_RESTARTED = "agent.restarted"
 HANG_DETECTED = "hang.detected"
 LOSS_SKIPPED = "loss.skipped"
+RECORD_DAMAGED = "record.damaged"
 DRIFT_FOUND = "drift.found"
 ENVIRONMENT_FOUND = "environment.found"
 
@@ -145,6 +146,10 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         ("rank", "node", "phase", "step", "seconds", "limit_s", "reason", "frames", "stacks"),
     ),
     LOSS_SKIPPED: ("a step with a non-finite loss left the weights alone", ("loss",)),
+    RECORD_DAMAGED: (
+        "a file of the run is damaged, and the run goes on without what was in it",
+        ("path", "reason"),
+    ),
     DRIFT_FOUND: (
         "the run goes on with what changed since its last launch: job, own code, libraries, machine",
         ("launch", "differences"),

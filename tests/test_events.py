@@ -53,6 +53,7 @@ FROZEN = {
     "preload.refused": {"module", "reason"},
     "entry_point.edited": {"path"},
     "drift.found": {"differences", "launch"},
+    "record.damaged": {"path", "reason"},
     "environment.found": {"device", "files", "modules"},
     "agent.restarted": {"error", "exit_code", "node"},
     "hang.detected": {

@@ -21,6 +21,7 @@ FLOORS = {
             "stores",
             "durable",
             "lifeline",
+            "records",
             "run_folder",
             "environment",
             "rendezvous_place",

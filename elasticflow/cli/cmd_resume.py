@@ -41,12 +41,7 @@ def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log
 
 def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool) -> Request:
     from elasticflow.compiler.importable import require_importable
-    from elasticflow.compiler.materialize import (
-        read_job,
-        recorded_case,
-        recorded_files,
-        recorded_overrides,
-    )
+    from elasticflow.compiler.launch_record import last_record
     from elasticflow.errors import NothingToResumeError
     from elasticflow.launcher.launch import Request
     from elasticflow.observe.runs import find_run, is_finished, newest_resumable
@@ -63,19 +58,19 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
     numbers = folder.launch_numbers()
     if not numbers:
         raise NothingToResumeError(f"run {folder.run_id} was never started", "start it: elasticflow run JOB")
-    before = folder.launch(numbers[-1])
     root = folder.path.parents[2]
-    files = tuple(root / name for name in recorded_files(before))
-    overrides = (*recorded_overrides(before), *overrides)
-    case = recorded_case(before)
-    if not files[0].exists():
-        if overrides != recorded_overrides(before):
+    before = last_record(folder, root, warn)
+    if before.files is None or not (root / before.files[0]).exists():
+        missing = "the job file" if before.files is None else str(root / before.files[0])
+        if overrides:
             raise NothingToResumeError(
-                f"--set needs the job file, and {files[0]} is gone", "put it back, or leave out --set"
+                f"--set needs the job file, and {missing} is gone", "put it back, or leave out --set"
             )
-        warn(f"{files[0]} is gone; going on with the job as recorded in {before}")
-        return Request(read_job(before), files, overrides, root, folder, accept_drift, case=case)
-    loaded = job_of(files[0], overrides, case)
+        warn(f"{missing} is gone; going on with the job as recorded in {before.place}")
+        files = tuple(root / name for name in before.files or ("job.toml",))
+        return Request(before.made.job, files, before.overrides, root, folder, accept_drift, case=before.case)
+    overrides = (*before.overrides, *overrides)
+    loaded = job_of(root / before.files[0], overrides, before.case)
     assert loaded.job is not None
     require_importable(loaded)
-    return Request(loaded.job, loaded.files, overrides, root, folder, accept_drift, case=case)
+    return Request(loaded.job, loaded.files, overrides, root, folder, accept_drift, case=before.case)

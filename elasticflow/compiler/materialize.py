@@ -8,6 +8,7 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from elasticflow import records
 from elasticflow.compiler import entry_point as train_py
 from elasticflow.compiler import torchrun
 from elasticflow.compiler.factories import first_parameter
@@ -17,6 +18,7 @@ from elasticflow.compiler.resolved import from_json, job_from_json, job_to_json,
 from elasticflow.compiler.sources import own_sources
 from elasticflow.compiler.writing import write_into, write_new
 from elasticflow.errors import LaunchFolderError
+from elasticflow.records import Damage
 from elasticflow.secrecy import public_overrides
 
 if TYPE_CHECKING:
@@ -100,14 +102,14 @@ def launch_files(
     """Return the text of every file of the launch folder by its name; plan.json, which vouches for them, last."""
     overrides = public_overrides(overrides)
     root = Path(os.path.relpath(project_root.resolve(), folder.resolve())).as_posix()
-    rendered = train_py.render(
+    made = rendered(
         job,
+        project_root,
         digest=plan.job_digest,
         job_file=plan.job_files[0],
         root=root,
         overrides=overrides,
         case=plan.case,
-        optimizer_takes_model=first_parameter(job.optimizer.entry, project_root, job.job.path) == "model",
     )
     record = {
         "format": 1,
@@ -127,15 +129,21 @@ def launch_files(
     files = {source_copy(name): text for name, text in texts.items() if text is not None}
     files |= {
         JOB_JSON: _json(record),
-        TRAIN_PY: rendered if entry_point is None else entry_point,
+        TRAIN_PY: made if entry_point is None else entry_point,
         TORCHRUN_ARGS: "".join(f"{argument}\n" for argument in plan.torchrun_args),
         TORCHRUN_SH: torchrun.script(plan.job_name, plan.torchrun_args, plan.environment, plan.reasons),
     }
     # job.json tells the state of git and of the machine, so its digest would differ for the same job.
     written = {name: _sha256(text) for name, text in files.items() if name != JOB_JSON}
     # An edited train.py that is carried forward stays known as edited.
-    written[TRAIN_PY] = _sha256(rendered)
+    written[TRAIN_PY] = _sha256(made)
     return files | {PLAN_JSON: _json({**to_json(plan.public().model_dump()), _WRITTEN: written})}
+
+
+def rendered(job: Job, project_root: Path, **facts: Any) -> str:
+    """Return the text of train.py; *facts* as `entry_point.render` takes them."""
+    takes_model = first_parameter(job.optimizer.entry, project_root, job.job.path) == "model"
+    return train_py.render(job, optimizer_takes_model=takes_model, **facts)
 
 
 def source_copy(name: str) -> str:
@@ -165,34 +173,26 @@ def read_job(folder: Path) -> Job:
     return _checked(folder / JOB_JSON, lambda: job_from_json(record["job"]))
 
 
-def recorded_files(folder: Path) -> tuple[str, ...]:
-    """Return the job file and what it extends, relative to the project root, as *folder* was made from them."""
-    return tuple(_read_json(folder / JOB_JSON)["files"])
-
-
-def recorded_overrides(folder: Path) -> tuple[str, ...]:
-    """Return the `--set` values that *folder* was made with."""
-    return tuple(_read_json(folder / JOB_JSON)["overrides"])
-
-
-def recorded_case(folder: Path) -> str | None:
-    """Return the case of the job file's [matrix] that *folder* was made for, if it is one."""
-    case: str | None = _read_json(folder / JOB_JSON).get("case")
-    return case
+def digest_as_written(folder: Path) -> str | Damage:
+    """Return the SHA-256 of train.py in *folder* as it was written, or what is wrong with plan.json, which tells it."""
+    path = folder / PLAN_JSON
+    found = records.read(path)
+    if not isinstance(found, dict):
+        return found or Damage(str(path), "is absent")
+    written = found.get(_WRITTEN)
+    digest = written.get(TRAIN_PY) if isinstance(written, dict) else None
+    return digest if isinstance(digest, str) else Damage(str(path), "does not tell what was written")
 
 
 def entry_point_is_edited(folder: Path) -> bool:
     """Whether train.py in *folder* differs from what was written there."""
-    written = _read_json(folder / PLAN_JSON).get(_WRITTEN, {})
-    return bool(_digest_of(folder / TRAIN_PY) != written.get(TRAIN_PY))
+    return _digest_of(folder / TRAIN_PY) != digest_as_written(folder)
 
 
 def _vouched(folder: Path) -> dict[str, str | None]:
     """Return the digests of what we wrote to *folder*; none where plan.json is not ours."""
-    try:
-        written = _read_json(folder / PLAN_JSON).get(_WRITTEN)
-    except LaunchFolderError:
-        return {}
+    found = records.read(folder / PLAN_JSON)
+    written = found.get(_WRITTEN) if isinstance(found, dict) else None
     return {**written, PLAN_JSON: None, JOB_JSON: None} if isinstance(written, dict) else {}
 
 
@@ -217,24 +217,19 @@ def _digest_of(path: Path) -> str | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    def read() -> dict[str, Any]:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise TypeError("not a table")
-        return values
-
-    return _checked(path, read)
+    found = records.read(path)
+    if isinstance(found, dict):
+        return found
+    raise LaunchFolderError(
+        f"{path} is absent" if found is None else str(found),
+        "is this a folder that `elasticflow compile` made?" if found is None else "compile the job again",
+    )
 
 
 def _checked(path: Path, read: Callable[[], _Record]) -> _Record:
     try:
         return read()
-    except OSError as error:
-        raise LaunchFolderError(
-            f"cannot read {path}: {error.strerror or error}",
-            "is this a folder that `elasticflow compile` made?",
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:  # ValidationError and JSONDecodeError are ValueErrors
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # a ValidationError is a ValueError
         raise LaunchFolderError(
             f"{path} is damaged, or was written by another version of elasticflow",
             "compile the job again",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elasticflow import records
 from elasticflow.compiler import provenance
 from elasticflow.compiler.resolved import job_from_json
 from elasticflow.compiler.sources import JOB_FILE, SourceFile, own_sources
@@ -101,17 +101,25 @@ def made_from(record: Mapping[str, Any]) -> Made:
         KeyError, TypeError, ValueError: it is none.
     """
     sources = {
-        name: SourceFile(each["sha256"], tuple(each["roles"]))
-        for name, each in record.get("sources", {}).items()
+        name: SourceFile(str(each["sha256"]), tuple(map(str, each["roles"])))
+        for name, each in _object(record, "sources").items()
     }
+    git = record.get("git")
     origins = Origins(
         sources,
-        record.get("git"),
-        record.get("versions", {}),
-        record.get("machine", {}),
-        record.get("launch_id", ""),
+        None if git is None else _object(record, "git"),
+        {name: str(version) for name, version in _object(record, "versions").items()},
+        _object(record, "machine"),
+        str(record.get("launch_id", "")),
     )
-    return Made(job_from_json(record["job"]), origins)
+    return Made(job_from_json(_object(record, "job", record["job"])), origins)
+
+
+def _object(record: Mapping[str, Any], key: str, value: Any = None) -> dict[str, Any]:
+    found = record.get(key, {}) if value is None else value
+    if not isinstance(found, dict):
+        raise TypeError(f"{key} is no object")
+    return found
 
 
 def made_in(folder: Path) -> Made:
@@ -121,28 +129,39 @@ def made_in(folder: Path) -> Made:
         LaunchFolderError: there is no job.json that this version can read.
     """
     path = folder / JOB_JSON
+    content = records.read(path)
+    if not isinstance(content, dict):
+        raise LaunchFolderError(f"{path} is absent" if content is None else str(content))
     try:
-        made = made_from(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise LaunchFolderError(f"cannot read {path}: {error.strerror or error}") from error
+        made = made_from(content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LaunchFolderError(
             f"{path} is not what this version writes: {type(error).__name__}: {error}"
         ) from error
+    return with_environment(made, folder)
+
+
+def with_environment(made: Made, folder: Path) -> Made:
+    """Return what a launch was made from with what its workers, whose launch folder is *folder*, reported."""
     found = environment_of(folder)
-    imported = {name: SourceFile(digest, ("imported",)) for name, digest in found.get("files", {}).items()}
+    files, versions = found.get("files", {}), found.get("versions", {})
+    imported = {name: SourceFile(digest, ("imported",)) for name, digest in files.items()}
     origins = replace(
         made.origins,
         sources={**imported, **made.origins.sources},
-        versions={**made.origins.versions, **found.get("versions", {})},
+        versions={**made.origins.versions, **versions},
     )
     return Made(made.job, origins)
 
 
 def environment_of(folder: Path) -> dict[str, Any]:
-    """Return what the workers of the launch in *folder* reported; empty until they have."""
-    try:
-        found = json.loads((folder / ENVIRONMENT_JSON).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """Return what the workers of the launch in *folder* reported; empty until they have, and where it is damaged."""
+    found = records.read(folder / ENVIRONMENT_JSON)
+    if not isinstance(found, dict):
         return {}
-    return found if isinstance(found, dict) else {}
+    told = (found.get("files", {}), found.get("versions", {}))
+    if not all(isinstance(each, dict) and all(isinstance(v, str) for v in each.values()) for each in told):
+        return {}
+    datasets = found.get("datasets")
+    is_told = isinstance(datasets, dict) and all(isinstance(each, dict) for each in datasets.values())
+    return {**found, "datasets": datasets if is_told else {}}

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import json
+import ast
+import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import records
 from elasticflow.compiler import drift_table
-from elasticflow.compiler.materialize import TRAIN_PY, entry_point_is_edited
+from elasticflow.compiler.launch_record import (
+    LaunchRecord,
+    newest_record,
+    record_from,
+    record_in,
+    rendered_again,
+)
+from elasticflow.compiler.materialize import TRAIN_PY, digest_as_written
 from elasticflow.compiler.origin_drift import compare_made
-from elasticflow.compiler.origins import Made, made_from, made_in
+from elasticflow.compiler.origins import JOB_JSON, Made
 from elasticflow.compiler.resolved import job_to_json
-from elasticflow.errors import DriftRefusedError, StorageError
+from elasticflow.errors import DriftRefusedError, RecordError
 from elasticflow.launcher.supervisor.ledger import Ledger
+from elasticflow.records import Damage
+from elasticflow.secrecy import public_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from elasticflow.compiler.drift import Difference
     from elasticflow.compiler.plan import LaunchPlan
@@ -28,33 +40,48 @@ _REMEDIES = {
 }
 
 
-def made_before(folder: RunFolder, catalog: Catalog) -> Made | None:
+def made_before(
+    folder: RunFolder, catalog: Catalog, warn: Callable[[str], None], *, accept_drift: bool = False
+) -> Made | None:
     """Return what the run's newest launch was made from, on whatever machine; None for a run that is new.
 
     JOB.json beside the snapshots tells the newest launch anywhere; if that is the newest one here, its own folder tells
-    more.
+    more. Where the newest record is damaged, the next best one is taken, and that is said.
 
     Raises:
-        LaunchFolderError: the record of the newest launch here cannot be read.
-        StorageError: JOB.json cannot be read.
+        RecordError: no record of the run can be read, and drift is not accepted.
+        OSError: the snapshot URI does not answer.
     """
-    numbers = folder.launch_numbers()
-    here = made_in(folder.launch(numbers[-1])) if numbers else None
-    record = catalog.read_job_record()
-    if record is None or (here is not None and not record.get("launch_id")):
-        return here
-    try:
-        there = made_from(record)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StorageError(
-            f"JOB.json at {catalog.storage.uri} is not what this version writes: {error}",
-            "go on with the version of elasticflow that began the run",
-        ) from error
-    is_ours = here is not None and here.origins.launch_id == there.origins.launch_id
-    return here if is_ours else there
+    content = catalog.look_at_job_record()
+    place = f"{catalog.storage.uri.rstrip('/')}/{catalog.prefix}JOB.json"
+    beside = record_from(content, place) if isinstance(content, dict) else content
+    here, damages = newest_record(folder)
+    if isinstance(beside, Damage):
+        damages.insert(0, beside)
+    elif beside is not None and not (here and _is_of_one_launch(folder, here, beside.made)):
+        here = beside if here is None or beside.made.origins.launch_id else here
+    if here is None and damages and not accept_drift:
+        raise RecordError(
+            f"nothing tells what run {folder.run_id} was made from: {'; '.join(map(str, damages))}",
+            "put one of these files back; or, if the job is as it was, go on without comparing: --accept-drift",
+        )
+    for damage in damages:
+        warn(
+            f"{damage}; " + (f"{here.place} is used instead" if here else "nothing is compared, as accepted")
+        )
+    return None if here is None else here.made
 
 
-def record_job(folder: RunFolder, catalog: Catalog, plan: LaunchPlan, made: Made) -> None:
+def _is_of_one_launch(folder: RunFolder, here: LaunchRecord, there: Made) -> bool:
+    """Return whether *here*, the newest record here that is whole, tells of the launch that JOB.json tells of."""
+    newest = folder.launch(folder.launch_numbers()[-1]) / JOB_JSON
+    is_newest = here.place == str(newest)
+    return is_newest and here.made.origins.launch_id == there.origins.launch_id
+
+
+def record_job(
+    folder: RunFolder, catalog: Catalog, plan: LaunchPlan, made: Made, overrides: Sequence[str] = ()
+) -> None:
     """Leave what the launch is made from beside the snapshots, for launches on machines that have no run folder."""
     before = catalog.read_job_record() or {}
     now = time.time()
@@ -63,6 +90,9 @@ def record_job(folder: RunFolder, catalog: Catalog, plan: LaunchPlan, made: Made
         "run_id": folder.run_id,
         "digest": plan.job_digest,
         "job": job_to_json(made.job),
+        "files": list(plan.job_files),
+        "overrides": list(public_overrides(overrides)),
+        "case": plan.case,
         "created": before.get("created", now),
         "updated": now,
         **made.origins.to_json(),
@@ -72,17 +102,15 @@ def record_job(folder: RunFolder, catalog: Catalog, plan: LaunchPlan, made: Made
 
 def take_in_failures(folder: RunFolder, catalog: Catalog) -> None:
     """Have the run folder's ledger hold what other machines charged to the budget since it was last written."""
-    known = int(_last_state(folder).get("generation") or 0)
+    generation = _last_state(folder).get("generation")
+    known = generation if isinstance(generation, int) else 0
     Ledger(folder.ledger).take_in(catalog.generations(after=known).values())
 
 
 def _last_state(folder: RunFolder) -> dict[str, Any]:
     """Return state.json as the last launch here left it; empty if there was none, or if it cannot be read."""
-    try:
-        state = json.loads(folder.state.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
+    found = records.read(folder.state)
+    return found if isinstance(found, dict) else {}
 
 
 def check_drift(
@@ -111,19 +139,67 @@ def check_drift(
 
 
 def edited_entry_point(
-    folder: RunFolder, differences: Sequence[Difference], warn: Callable[[str], None]
+    folder: RunFolder,
+    project_root: Path,
+    differences: Sequence[Difference],
+    warn: Callable[[str], None],
 ) -> str | None:
-    """Return the newest launch's train.py if it was edited by hand and still fits the job."""
+    """Return the newest launch's train.py if it was edited by hand and still fits the job.
+
+    Raises:
+        RecordError: it is there, and is no program that trains: whether that was meant cannot be known.
+    """
     numbers = folder.launch_numbers()
     before = folder.launch(numbers[-1]) if numbers else None
-    if before is None or not entry_point_is_edited(before):
+    if before is None:
         return None
+    path = before / TRAIN_PY
+    text = records.read_text(path)
+    if text is None:
+        warn(f"{path} is absent; it is made anew from the job")
+        return None
+    if not isinstance(text, Damage) and not _is_edited(before, text, project_root, warn):
+        return None
+    problem = text.why if isinstance(text, Damage) else _problem_of(text)
+    if problem is not None:
+        raise RecordError(
+            f"{path} {problem}",
+            "mend it; or remove it, and the same command makes it anew from the job",
+        )
+    assert isinstance(text, str)
     if any(each.is_of_the_job for each in differences):
         warn(f"the job changed, so train.py is made anew; the edited one stays in {before}")
         return None
-    return (before / TRAIN_PY).read_text(encoding="utf-8")
+    return text
+
+
+def _is_edited(launch: Path, text: str, project_root: Path, warn: Callable[[str], None]) -> bool:
+    """Return whether *text*, train.py in the folder *launch*, is another than what was written there."""
+    written = digest_as_written(launch)
+    if not isinstance(written, Damage):
+        return hashlib.sha256(text.encode()).hexdigest() != written
+    found = record_in(launch)
+    if not isinstance(found, LaunchRecord) or not found.files or found.root is None:
+        warn(f"{written}; whether train.py was edited is not known, so it is made anew; it stays in {launch}")
+        return False
+    warn(f"{written}; train.py is compared with what the job becomes now")
+    return text != rendered_again(found, project_root)
+
+
+def _problem_of(text: str) -> str | None:
+    """Return why *text* is no program that trains, as the rest of a sentence; None if it may be one."""
+    try:
+        program = ast.parse(text)
+    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        return f"is no Python: {getattr(error, 'msg', error)} in line {getattr(error, 'lineno', None) or 1}"
+    except RecursionError:
+        return "is no Python: nested too deeply"
+    calls = (node.func for node in ast.walk(program) if isinstance(node, ast.Call))
+    if any(getattr(call, "attr", getattr(call, "id", "")) == "run" for call in calls):
+        return None
+    return "does not call worker.run, so it trains nothing"
 
 
 def _ended_with_user_error(folder: RunFolder) -> bool:
-    verdict = _last_state(folder).get("verdict") or {}  # none: a first launch, or one that was killed
-    return bool(verdict.get("class") == "user_error")
+    verdict = _last_state(folder).get("verdict")  # none: a first launch, or one that was killed
+    return isinstance(verdict, dict) and verdict.get("class") == "user_error"

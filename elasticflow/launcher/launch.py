@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import records
 from elasticflow.compiler.materialize import materialize
 from elasticflow.compiler.origins import Made, origins_now
 from elasticflow.compiler.plan import LaunchPlan, plan_job
-from elasticflow.errors import TorchMissingError
+from elasticflow.errors import StorageError, TorchMissingError
 from elasticflow.launcher import continuity
 from elasticflow.launcher.lock import locked
 from elasticflow.launcher.rendezvous.meeting import meet
@@ -23,7 +24,7 @@ from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from elasticflow.compiler.drift import Difference
@@ -78,6 +79,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
         LedElsewhereError: another process leads a run of the job there.
         RunLockedError: the run is running.
         DriftRefusedError: the job changed in a way that needs consent or would corrupt the run.
+        RecordError: a file of the run cannot be used, and nothing else tells what it said.
     """
     check_torch(warn)
     check_scale(request.scale, request.job.nodes)
@@ -90,8 +92,11 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
     storage.check_writable()
     with locked(folder), contextlib.closing(meet(plan)) as meeting:
         catalog = Catalog(storage, prefix)
-        made, drift = _made(request, plan, catalog, warn)
-        edited = continuity.edited_entry_point(folder, drift, warn)
+        with _telling_of_files(folder):
+            _check_files(folder, catalog)
+            made, drift = _made(request, plan, catalog, warn)
+            edited = continuity.edited_entry_point(folder, request.project_root, drift, warn)
+            catalog.newest()  # one that can be read, or none: else no generation would come to a step
         number = (folder.launch_numbers() or [0])[-1] + 1
         materialize(
             plan,
@@ -103,8 +108,9 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
             origins=made.origins,
             drift=[each.to_json() for each in drift],
         )
-        continuity.record_job(folder, catalog, plan, made)
-        continuity.take_in_failures(folder, catalog)
+        with _telling_of_files(folder):
+            continuity.record_job(folder, catalog, plan, made, request.overrides)
+            continuity.take_in_failures(folder, catalog)
         start = Launch(
             plan=plan,
             job=request.job,
@@ -132,13 +138,41 @@ def _made(
     Raises:
         DriftRefusedError: the run must not go on with that.
     """
-    before = continuity.made_before(request.folder, catalog)
+    before = continuity.made_before(request.folder, catalog, warn, accept_drift=request.accept_drift)
     earlier = None if before is None else before.origins
     origins = origins_now(request.job, request.project_root, plan.job_files, secrets.token_hex(8), earlier)
     made = Made(request.job, origins)
     if before is None:
         return made, []
     return made, continuity.check_drift(request.folder, before, made, warn, accept_drift=request.accept_drift)
+
+
+def _check_files(folder: RunFolder, catalog: Catalog) -> None:
+    """Return if the files in which a launch writes on can be written; before anything is claimed.
+
+    Raises:
+        RecordError: one cannot; named, with what to do.
+    """
+    beside = [catalog.storage.local_path(f"{catalog.prefix}JOB.json")] if catalog.storage.is_local else []
+    appended = (folder.events, folder.metrics, folder.metrics_redone, folder.ledger, folder.agent_log())
+    records.require_usable(appended, (folder.state, *beside))
+
+
+@contextlib.contextmanager
+def _telling_of_files(folder: RunFolder) -> Iterator[None]:
+    """Turn a file or a store that fails before anything has begun into one sentence.
+
+    Raises:
+        StorageError: it failed.
+    """
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or folder.path
+        raise StorageError(
+            f"{place} cannot be used: {error.strerror or error}",
+            "see to it that it can be read and written; the same command goes on then",
+        ) from error
 
 
 def check_torch(warn: Callable[[str], None]) -> None:

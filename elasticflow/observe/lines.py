@@ -233,6 +233,10 @@ def _replicas_not_compared(record: Record) -> Line:
     return Line("note", "quiet", "not compared", text)
 
 
+def _record_damaged(record: Record) -> Line:
+    return Line("warning", "notice", "damaged", f"{record.get('path')} {record.get('reason')}")
+
+
 def _node_left(record: Record) -> Line:
     return Line("note", "plain", "node left", f"{record.get('node')} asked to leave and was let go")
 
@@ -269,5 +273,6 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.STATE_LEFT_OUT: _state_left_out,
     events.KIND_CHANGED: _kind_changed,
     events.REPLICAS_NOT_COMPARED: _replicas_not_compared,
+    events.RECORD_DAMAGED: _record_damaged,
 }
 """Events whose line needs nothing but the record."""

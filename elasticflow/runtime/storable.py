@@ -7,27 +7,10 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from elasticflow.errors import StateError
+from elasticflow.snapshots import dtypes
 
-# What safetensors 0.8 has a name for.
 DTYPES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    getattr(torch, kind.torch_name): name for name, kind in dtypes.DTYPES.items()
 }
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import faults, run_folder
+from elasticflow import faults, records, run_folder
 from elasticflow.errors import SnapshotError
+from elasticflow.records import Damage
 from elasticflow.snapshots import manifest
 from elasticflow.snapshots.manifest import DamagedSnapshotError, Manifest
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 _GENERATION = re.compile(r"(?P<number>\d{4,})\.json")
 _NAMED_FILE = re.compile(rf"(?P<name>{run_folder.SNAPSHOT_NAME.pattern})\.json")
+# Of a file, not of the disk it lies on.
+_OF_A_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO}
 _JOB, _STOP, _PINS = "JOB.json", "STOPPED.json", "pins"
 
 
@@ -70,8 +75,13 @@ class Catalog:
         Raises:
             FileNotFoundError: it is not committed.
             DamagedSnapshotError: its manifest is not what was written.
+            OSError: its manifest cannot be read; that may be damage or an outage.
         """
-        found = manifest.parse(self.storage.read(f"{self.folder(name)}/{manifest.FILE_NAME}"))
+        try:
+            data = self.storage.read(f"{self.folder(name)}/{manifest.FILE_NAME}")
+        except (IsADirectoryError, NotADirectoryError):
+            raise DamagedSnapshotError(f"{manifest.FILE_NAME} is a directory") from None
+        found = manifest.parse(data)
         if found.name != name:
             raise DamagedSnapshotError(f"{manifest.FILE_NAME} is that of snapshot {found.name}")
         return found
@@ -144,9 +154,16 @@ class Catalog:
         self.storage.remove_tree(self.folder(name))
 
     def claim_generation(self, info: Mapping[str, Any]) -> int:
-        """Make the next generation exist and return its number; two launches never get the same one."""
+        """Make the next generation exist and return its number; two launches never get the same one.
+
+        Claims that were lost are made again: a writer learns from the claim after its own that it is fenced off.
+        """
+        there = self._claims()
         number = self.newest_generation() + 1
-        data = json.dumps({**info, "created": time.time()}).encode()
+        now = time.time()
+        for lost in sorted(set(range(1, number)) - there.keys()):
+            self.storage.create(self._generation(lost), json.dumps({"lost": True, "created": now}).encode())
+        data = json.dumps({**info, "created": now}).encode()
         while not self.storage.create(self._generation(number), data):
             number += 1
         return number
@@ -166,17 +183,24 @@ class Catalog:
         )
 
     def newest_generation(self) -> int:
-        """Return the highest generation that exists; 0 if there is none."""
-        matches = map(_GENERATION.fullmatch, self.storage.list(f"{self.prefix}generations"))
-        return max((int(match["number"]) for match in matches if match), default=0)
+        """Return the highest generation that exists; 0 if there is none.
+
+        A snapshot shows that its generation existed, though the claim of that is lost.
+        """
+        taken = (_age(name)[0] for name in self._names())
+        return max((*self._claims(), *taken), default=0)
 
     def generations(self, after: int = 0) -> dict[int, dict[str, Any]]:
         """Return what was claimed for each generation *after* one, by number, ascending: launch, reason, time."""
-        matches = map(_GENERATION.fullmatch, self.storage.list(f"{self.prefix}generations"))
-        files = {
-            int(match["number"]): match[0] for match in matches if match and int(match["number"]) > after
+        files = self._claims()
+        return {
+            number: self._read(f"generations/{files[number]}") for number in sorted(files) if number > after
         }
-        return {number: self._read(f"generations/{files[number]}") for number in sorted(files)}
+
+    def _claims(self) -> dict[int, str]:
+        """Return the file that claims each generation, by number."""
+        matches = map(_GENERATION.fullmatch, self.storage.list(f"{self.prefix}generations"))
+        return {int(match["number"]): match[0] for match in matches if match}
 
     def is_fenced(self, generation: int) -> bool:
         """Return whether a later generation exists, by one look: numbers are claimed without gaps."""
@@ -187,8 +211,13 @@ class Catalog:
         self.storage.replace_text(f"{self.prefix}{_JOB}", json.dumps(record, indent=1).encode())
 
     def read_job_record(self) -> dict[str, Any] | None:
-        """Return JOB.json's content, or None if there is none."""
-        return self._read(_JOB) or None
+        """Return JOB.json's content, or None if there is none that can be used."""
+        found = self.look_at_job_record()
+        return found if isinstance(found, dict) and found else None
+
+    def look_at_job_record(self) -> dict[str, Any] | Damage | None:
+        """Return JOB.json's content, what is wrong with it, or None if there is none."""
+        return self._record(_JOB)
 
     def write_stop(self, record: Mapping[str, Any]) -> None:
         """Write STOPPED.json: the job's own code ended training at a step before its length."""
@@ -213,24 +242,69 @@ class Catalog:
         return sorted(filter(run_folder.SNAPSHOT_NAME.fullmatch, names), key=_age, reverse=True)
 
     def _scan(self) -> Iterator[tuple[str, Manifest | str]]:
-        """Yield name and manifest, or name and what is wrong with it, of all not set aside; newest first."""
+        """Yield name and manifest, or name and what is wrong with it, of all not set aside; newest first.
+
+        A manifest that cannot be read while another one can is damage of that snapshot. Only where none can be read is
+        it an outage, which says nothing about any of them.
+
+        Raises:
+            OSError: the folder, or every manifest in it, cannot be read.
+        """
         set_aside = self.quarantined()
+        unread: list[tuple[str, OSError]] = []
+        is_any_read = False
         for name in self._names():
             if name in set_aside:
                 continue
+            found: Manifest | str
             try:
-                yield name, self.manifest(name)
+                found = self.manifest(name)
             except FileNotFoundError:
                 continue
             except DamagedSnapshotError as error:
-                yield name, error.message
+                found = error.message
+            except OSError as error:
+                if not is_any_read:
+                    unread.append((name, error))
+                    continue
+                found = _unreadable(error)
+            is_any_read = True
+            yield from ((older, _unreadable(error)) for older, error in unread)
+            unread.clear()
+            yield name, found
+        if unread:
+            raise unread[0][1]
 
     def _read(self, path: str) -> dict[str, Any]:
+        """Return a record beside the snapshots; empty if it is absent or damaged."""
+        found = self._record(path)
+        return found if isinstance(found, dict) else {}
+
+    def _record(self, path: str) -> dict[str, Any] | Damage | None:
+        """Return a record beside the snapshots, what is wrong with it, or None if there is none.
+
+        Raises:
+            OSError: the store does not answer.
+        """
+        place = f"{self.storage.uri.rstrip('/')}/{self.prefix}{path}"
         try:
-            content = json.loads(self.storage.read(self.prefix + path))
-        except (FileNotFoundError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
+            return records.parse(self.storage.read(self.prefix + path))
+        except FileNotFoundError:
+            return None
+        except records.BadJsonError as error:
+            return Damage(place, str(error))
+        except OSError as error:
+            if not self._is_of_the_file(error):
+                raise
+            return Damage(place, records.damage_of(Path(path), error).why)
+
+    def _is_of_the_file(self, error: OSError) -> bool:
+        """Return whether *error* tells of the one file that was read, and not of the store."""
+        return self.storage.is_local and error.errno in _OF_A_FILE
+
+
+def _unreadable(error: OSError) -> str:
+    return f"{manifest.FILE_NAME} {records.damage_of(Path(), error).why}"
 
 
 def _age(name: str) -> tuple[int, int, str]:

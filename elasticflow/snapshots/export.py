@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.errors import ExportError
 from elasticflow.snapshots import placing, reader
-from elasticflow.snapshots.state_values import decode
+from elasticflow.snapshots.manifest import DamagedSnapshotError
+from elasticflow.snapshots.state_values import PARAMETERS, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 Format = Literal["safetensors", "torch", "dcp"]
 Part = Literal["model", "ema", "optimizer", "all"]
 
-_PARAMETERS = "parameters"  # beside the parts: which parameter each number of the optimizer's stands for
 _DCP_MARK = ".metadata"  # what torch.distributed.checkpoint writes last
 _AVERAGED = "module."  # torch.optim.swa_utils.AveragedModel's own prefix
 
@@ -93,10 +93,10 @@ class Export:
         """
         state = self._state
         if self.part == "all":
-            parts = {name: decode(value) for name, value in state["state"].items() if name != _PARAMETERS}
+            parts = {name: decode(value) for name, value in state["state"].items() if name != PARAMETERS}
             return {**parts, "position": state["position"]}
         if self.part not in state["state"]:
-            there = ", ".join(name for name in state["state"] if name != _PARAMETERS)
+            there = ", ".join(name for name in state["state"] if name != PARAMETERS)
             raise ExportError(f"snapshot {self.manifest.name} has no {self.part}", f"it has {there}")
         found = decode(state["state"][self.part])
         if self.part != "ema":
@@ -105,14 +105,20 @@ class Export:
 
     def parameter_names(self) -> list[list[str | None]] | None:
         """Return the model's names of each parameter group's parameters; None if the snapshot does not tell."""
-        found = self._state["state"].get(_PARAMETERS)
+        found = self._state["state"].get(PARAMETERS)
         if found is None:
             return None
         return [[None if n is None else str(n).removeprefix("model/") for n in group] for group in found]
 
     @cached_property
     def _state(self) -> dict[str, Any]:
-        return reader.read_state(self.catalog, self.manifest)
+        try:
+            return reader.read_state(self.catalog, self.manifest)
+        except DamagedSnapshotError as error:
+            raise DamagedSnapshotError(
+                f"snapshot {self.manifest.name} is damaged: {error.message}",
+                "export another: elasticflow snapshots list",
+            ) from None
 
 
 def measured_part(catalog: Catalog, manifest: Manifest) -> Literal["model", "ema"]:

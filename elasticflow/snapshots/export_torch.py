@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import TorchMissingError
 from elasticflow.snapshots import placing
+from elasticflow.snapshots.dtypes import DTYPES
 from elasticflow.snapshots.pieces import copy, piece_of
 from elasticflow.snapshots.state_values import refs, replace_refs
 
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
 
     from elasticflow.snapshots.export import Export
     from elasticflow.snapshots.pieces import Piece
-
-_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2", "C64": "complex64", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
 
 
 def write(export: Export, path: Path) -> int:
@@ -112,7 +107,7 @@ def _into(memory: bytearray) -> Callable[[int, memoryview], None]:
 def _tensor(piece: Piece, memory: bytearray) -> Tensor:
     import torch
 
-    dtype = getattr(torch, _DTYPES[piece.dtype])
+    dtype = getattr(torch, DTYPES[piece.dtype].torch_name)
     return (
         torch.frombuffer(memory, dtype=dtype).view(piece.shape)
         if memory

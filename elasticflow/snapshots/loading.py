@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import SnapshotError
-from elasticflow.snapshots import reader
+from elasticflow.snapshots import reader, state_values
 from elasticflow.snapshots.held import Held
 from elasticflow.snapshots.loaded import Loaded
 from elasticflow.snapshots.manifest import FILE_NAME, STATE_FILE, DamagedSnapshotError, FileEntry, Manifest
@@ -71,12 +71,13 @@ class Reading:
             else:
                 self._verify(manifest)
                 held.check_at(self._catalog.storage, folder)
-            content = held.read(manifest.location(STATE_FILE)).decode()
+            content = held.read(manifest.location(STATE_FILE))
+            state_values.parse(content, manifest.tensors)  # here, once for all ranks of the node
         except BaseException:
             if held is not None:
                 held.close()
             raise
-        told = {"manifest": manifest.to_bytes().decode(), "content": content, "held": held.facts()}
+        told = {"manifest": manifest.to_bytes().decode(), "content": content.decode(), "held": held.facts()}
         return Answer(told, held)
 
     def stop(self) -> None:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from elasticflow import records
 from elasticflow.errors import SnapshotError
+from elasticflow.records import printable
+from elasticflow.run_folder import SNAPSHOT_NAME
+from elasticflow.snapshots.dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 FORMAT = 1
 FILE_NAME = "MANIFEST.json"
@@ -129,31 +137,168 @@ class Manifest:
 
 
 def parse(data: bytes) -> Manifest:
-    """Return the manifest in *data*.
+    """Return the manifest in *data*; what it says of names, places and sizes fits together.
 
     Raises:
-        DamagedSnapshotError: not JSON, of a format unknown here, incomplete, or not what its digest says.
+        DamagedSnapshotError: not JSON, of a format unknown here, incomplete, not what its digest says, or saying what
+            no manifest says: another type, a number out of range, a name that leads out of the folder, tensors that
+            overlap, leave gaps or reach beyond their file.
     """
     try:
-        content = json.loads(data)
-        digest = content.pop("digest")
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise DamagedSnapshotError(f"{FILE_NAME} is cut or not a manifest") from None
-    if content.get("format") != FORMAT:
-        raise DamagedSnapshotError(
-            f"{FILE_NAME} has format {content.get('format')}, this version reads {FORMAT}"
-        )
-    if digest != _digest(content):
-        raise DamagedSnapshotError(f"{FILE_NAME} does not match its digest")
-    try:
-        files = {name: FileEntry.from_json(f) for name, f in content["files"].items()}
-        borrowed = {name: FileEntry.from_json(f) for name, f in content.get("borrowed", {}).items()}
-        tensors = {key: TensorPlace.from_json(place) for key, place in content["tensors"].items()}
-        metric = None if content["metric"] is None else float(content["metric"])
-        read = {"files": files, "borrowed": borrowed, "tensors": tensors, "metric": metric}
-        return Manifest(**{**content, **read})
+        content = records.parse(data)
+        if content.get("format") != FORMAT or isinstance(content["format"], bool):
+            raise DamagedSnapshotError(
+                f"{FILE_NAME} has format {printable(content.get('format'))}, this version reads {FORMAT}"
+            )
+        if content.pop("digest", None) != _digest(content):
+            raise DamagedSnapshotError(f"{FILE_NAME} does not match its digest")
+        return _checked(content)
+    except records.BadJsonError as error:
+        raise DamagedSnapshotError(f"{FILE_NAME} {error}") from None
+    except RecursionError:
+        raise DamagedSnapshotError(f"{FILE_NAME} is nested too deeply") from None
+    except _Wrong as error:
+        raise DamagedSnapshotError(f"{FILE_NAME}: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedSnapshotError(f"{FILE_NAME} is incomplete: {error}") from None
+        text = printable(f"{type(error).__name__}: {error}")
+        raise DamagedSnapshotError(f"{FILE_NAME} is incomplete: {text}") from None
+
+
+class _Wrong(Exception):  # noqa: N818  # becomes a DamagedSnapshotError at once
+    """What a manifest says and none can mean."""
+
+
+def _checked(content: dict[str, Any]) -> Manifest:
+    for name, is_right in _FIELDS.items():
+        if name in content and not is_right(content[name]):
+            raise _Wrong(f"{name} is {printable(content[name])}")
+    match = SNAPSHOT_NAME.fullmatch(content["name"])
+    if match is None or (int(match["step"]), int(match["generation"])) != (
+        content["step"],
+        content["generation"],
+    ):
+        raise _Wrong(f"its name {printable(content['name'])} is not that of its step and generation")
+    files = {name: _file(name, entry, _OWN_FILE) for name, entry in content["files"].items()}
+    borrowed = {name: _file(name, e, _LENT_FILE) for name, e in content.get("borrowed", {}).items()}
+    tensors = {key: _tensor(key, place) for key, place in content["tensors"].items()}
+    _check_extents(tensors, files | borrowed)
+    for key, other in content.get("aliases", {}).items():
+        if other not in tensors:
+            raise _Wrong(f"{printable(key)} is another name of {printable(other)}, which it does not hold")
+    metric = None if content["metric"] is None else float(content["metric"])
+    read = {"files": files, "borrowed": borrowed, "tensors": tensors, "metric": metric}
+    return Manifest(**{**content, **read})
+
+
+def _file(name: str, content: Any, pattern: re.Pattern[str]) -> FileEntry:
+    if not pattern.fullmatch(name) or name.endswith(FILE_NAME):
+        raise _Wrong(f"{printable(name)} is no name of a file of a snapshot")
+    if type(content) is not dict or not content.keys() <= {"size", "crc32", "sha256"}:
+        raise _Wrong(f"what it says of {name} is no entry")
+    size, sums, sha256 = content["size"], content["crc32"], content.get("sha256")
+    if not _is_count(size) or type(sums) is not list or len(sums) != -(-size // BLOCK):
+        raise _Wrong(f"{name} has {printable(size)} bytes and not as many checksums as those have blocks")
+    if not all(type(each) is int and 0 <= each < 1 << 32 for each in sums):
+        raise _Wrong(f"a checksum of {name} is none")
+    if sha256 is not None and (type(sha256) is not str or not _SHA256.fullmatch(sha256)):
+        raise _Wrong(f"the SHA-256 of {name} is none")
+    return FileEntry(size, tuple(sums), sha256)
+
+
+def _tensor(key: str, content: Any) -> TensorPlace:
+    if type(content) is not dict or content.keys() != _PLACE:
+        raise _Wrong(f"what it says of tensor {printable(key)} is no place")
+    shape, dtype, nbytes, offset = content["shape"], content["dtype"], content["nbytes"], content["offset"]
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise _Wrong(f"tensor {printable(key)} is of {printable(dtype)}, which this version does not know")
+    if type(shape) is not list or len(shape) > _MOST_DIMENSIONS or not all(map(_is_count, shape)):
+        raise _Wrong(f"the shape of tensor {printable(key)} is none")
+    # Zeroes aside: torch takes the product of the others, too.
+    if math.prod(filter(None, shape)) > _LARGEST or not _is_count(nbytes) or not _is_count(offset):
+        raise _Wrong(f"the size of tensor {printable(key)} is none")
+    if nbytes != math.prod(shape) * DTYPES[dtype].nbytes:
+        raise _Wrong(f"tensor {printable(key)} has {nbytes} bytes, and its shape and type another number")
+    if type(content["file"]) is not str:
+        raise _Wrong(f"the file of tensor {printable(key)} is none")
+    return TensorPlace(content["file"], dtype, tuple(shape), offset, nbytes)
+
+
+def _check_extents(tensors: Mapping[str, TensorPlace], files: Mapping[str, FileEntry]) -> None:
+    """Return if the tensors of each file fill it from behind its header to its end, without gap or overlap."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for key, place in tensors.items():
+        if place.file not in files:
+            raise _Wrong(f"tensor {printable(key)} lies in {printable(place.file)}, which it does not hold")
+        places.setdefault(place.file, []).append((place.offset, place.nbytes))
+    for file, extents in places.items():
+        extents.sort()
+        end = max(extents[0][0], _LEAST_HEADER)
+        for offset, nbytes in extents:
+            if offset != end:
+                raise _Wrong(f"tensors in {file} overlap, or leave a gap, at byte {min(offset, end)}")
+            end += nbytes
+        if end != files[file].size:
+            raise _Wrong(f"tensors in {file} end at byte {end}, and the file at byte {files[file].size}")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= cast("float", value) <= _LATEST
+
+
+def _is_word(value: object) -> bool:
+    return type(value) is str and 0 < len(value) <= _LONGEST and value.isprintable()
+
+
+def _is_metric(value: object) -> bool:
+    return value is None or type(value) in (int, float) or value in ("inf", "-inf", "nan")
+
+
+def _is_parent(value: object) -> bool:
+    return value is None or (type(value) is str and SNAPSHOT_NAME.fullmatch(value) is not None)
+
+
+def _is_texts(value: object) -> bool:
+    return type(value) is dict and all(type(each) is str for each in value.values())
+
+
+def _is_object(value: object) -> bool:
+    return type(value) is dict
+
+
+_PLACE = {"file", "dtype", "shape", "offset", "nbytes"}
+_LARGEST = (1 << 63) - 1
+_LATEST = 253_402_300_799.0  # the last second of the year 9999: later ones have no date
+_LONGEST = 1000
+_LEAST_HEADER = 8  # bytes of the length of a safetensors header
+_MOST_DIMENSIONS = 64  # of torch
+_OWN_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_LENT_FILE = re.compile(rf"{SNAPSHOT_NAME.pattern}/{_OWN_FILE.pattern}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FIELDS: dict[str, Callable[[object], bool]] = {
+    "run_id": _is_word,
+    "name": _is_word,
+    "trigger": _is_word,
+    "step": _is_count,
+    "generation": _is_count,
+    "world_size": _is_count,
+    "epoch": _is_count,
+    "samples": _is_count,
+    "created": _is_time,
+    "seconds": _is_time,
+    "metric": _is_metric,
+    "parent": _is_parent,
+    "files": _is_object,
+    "tensors": _is_object,
+    "borrowed": _is_object,
+    "aliases": _is_texts,
+    "memory_formats": _is_texts,
+    "fingerprints": _is_object,
+    "versions": _is_object,
+}
 
 
 def _canonical(content: dict[str, Any]) -> bytes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.snapshots import state_values
 from elasticflow.snapshots.manifest import STATE_FILE, DamagedSnapshotError, FileEntry, Manifest
 from elasticflow.snapshots.streaming import Stream
 
@@ -40,14 +40,13 @@ def read_state(catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
     """Return the verified content of state.json.
 
     Raises:
-        DamagedSnapshotError: as `read_shard`.
+        DamagedSnapshotError: as `read_shard`, and as `state_values.parse`.
     """
     entry = manifest.files.get(STATE_FILE)
     if entry is None:
         raise DamagedSnapshotError(f"{STATE_FILE} is not in the manifest")
     content = read_shard(catalog.storage, f"{catalog.folder(manifest.name)}/{STATE_FILE}", entry)
-    state: dict[str, Any] = json.loads(bytes(content))
-    return state
+    return state_values.parse(bytes(content), manifest.tensors)
 
 
 def verify(catalog: Catalog, manifest: Manifest, progress: Callable[[int], None] | None = None) -> list[str]:

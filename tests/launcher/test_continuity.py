@@ -50,12 +50,12 @@ def test_job_is_found_under_the_snapshot_uri_where_there_is_no_run_folder(
 ) -> None:
     """A launch on another machine compares with what the newest one recorded."""
     catalog = Catalog(Storage(str(tmp_path / "bucket")), "trial/")
-    assert continuity.made_before(folder, catalog) is None
+    assert continuity.made_before(folder, catalog, print) is None
     for made in (_made(_job()), _made(_job(job__seed=99))):
         plan = plan_job(made.job, project_root=ROOT, job_files=[MNIST])
         continuity.record_job(folder, catalog, plan, made)
 
-    assert made == continuity.made_before(folder, catalog)
+    assert made == continuity.made_before(folder, catalog, print)
 
 
 def test_newest_launch_here_is_what_counts(folder: RunFolder, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_newest_launch_here_is_what_counts(folder: RunFolder, tmp_path: Path) ->
         plan = plan_job(job, project_root=ROOT, job_files=[MNIST])
         materialize(plan, job, folder.launch(number), project_root=ROOT)
 
-    found = continuity.made_before(folder, catalog)
+    found = continuity.made_before(folder, catalog, print)
     assert found is not None
     assert _job(optimizer__clip_grad_norm=2.0) == found.job
 
@@ -104,18 +104,18 @@ def test_edited_entry_point_is_carried_forward_unless_the_job_changed(folder: Ru
     job = _job()
     materialize(plan_job(job, project_root=ROOT, job_files=[MNIST]), job, folder.launch(1), project_root=ROOT)
     said, warn = _warnings()
-    assert continuity.edited_entry_point(folder, [], warn) is None
+    assert continuity.edited_entry_point(folder, ROOT, [], warn) is None
 
     train = folder.launch(1) / "train.py"
     train.write_text(train.read_text() + "# edited\n")
-    carried = continuity.edited_entry_point(folder, [], warn)
+    carried = continuity.edited_entry_point(folder, ROOT, [], warn)
     assert carried is not None
     assert carried.endswith("# edited\n")
     assert [] == said
 
     now = _made(_job(restarts__budget=9))
     differences = continuity.check_drift(folder, _made(job), now, warn, accept_drift=False)
-    assert continuity.edited_entry_point(folder, differences, warn) is None
+    assert continuity.edited_entry_point(folder, ROOT, differences, warn) is None
     assert (
         said[-1] == f"the job changed, so train.py is made anew; the edited one stays in {folder.launch(1)}"
     )

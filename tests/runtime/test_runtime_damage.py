@@ -63,7 +63,11 @@ def stage(client: StagingClient, rank: int, step: int) -> None:
         TensorEntry(f"own{rank}", "U8", (size - FROZEN,), 0, size - FROZEN),
         TensorEntry(f"frozen{rank}", "U8", (FROZEN,), size - FROZEN, FROZEN, frozen=True),
     ]
-    record = {"state": {"step": step}, "manifest": {"trigger": "steps"}} if rank == 0 else None
+    record = (
+        {"state": {"position": {"step": step}, "state": {}}, "manifest": {"trigger": "steps"}}
+        if rank == 0
+        else None
+    )
     name = f"{step:012d}-0001-{step:08x}"
     client.stage(name=name, step=step, tensors=tensors, nbytes=size, record=record)
 
@@ -108,7 +112,7 @@ def test_harmed_file(real_processes: None, me: Any, here: tuple[Catalog, NodeLoa
         found = restore.newest_good(me, catalog, loads)
         assert found is not None, harm
         assert older == found.manifest.name, harm
-        assert {"step": 1} == found.state
+        assert {"position": {"step": 1}, "state": {}} == found.state
         for rank in range(2):
             for key in (f"own{rank}", f"frozen{rank}"):
                 assert torch.equal(torch.full_like(found.tensors[key], 16 + rank), found.tensors[key])

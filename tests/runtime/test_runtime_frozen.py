@@ -103,7 +103,7 @@ def commit(catalog: Catalog, state: State, step: int) -> Manifest:
     share = Sharing(0, 1).share_of(captured)
     memory = memoryview(bytearray(share.nbytes))
     entries = [asdict(entry) for entry in share.copy_into(memory)]
-    record = {"state": {"step": step, "state": captured.tree}}
+    record = {"state": {"position": {"step": step}, "state": captured.tree}}
     message = {"tensors": entries, "nbytes": share.nbytes, "record": record}
     share_set = ShareSet(f"{step:012d}-0001-{step:08x}", step, 1, 1, 1)
     files = ShareWriting(Config("", "r", {}), catalog).write(share_set, 0, message, memory)

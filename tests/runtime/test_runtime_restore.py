@@ -30,7 +30,7 @@ def publish(catalog: Catalog, step: int) -> str:
     place, storage = publisher.place(name), catalog.storage
     entries, data = [TensorEntry("x", "U8", (1000,), 0, 1000)], memoryview(bytes([step]) * 1000)
     shard = shards.write_shard(storage, place, shards.pack(SHARD, tensors=entries, staged=data, about={}))
-    state = shards.write_json(storage, place, "state.json", {"step": step})
+    state = shards.write_json(storage, place, "state.json", {"position": {"step": step}, "state": {}})
     files = {file.name: file.entry for file in (shard, state)}
     about: dict[str, Any] = {"run_id": "r", "generation": 1, "world_size": 1, "trigger": "steps"}
     publisher.publish(
@@ -71,7 +71,7 @@ def test_damage_is_set_aside_and_the_next_older_is_taken(me: Any, catalog: Catal
     catalog.storage.replace_text(path, content[:-1] + b"!")
     found = restore.newest_good(me, catalog, Own(catalog))
     assert found is not None
-    assert found.state == {"step": 1}
+    assert found.state == {"position": {"step": 1}, "state": {}}
     assert list(catalog.quarantined()) == [newest]
     assert [(e["event"], e["name"]) for e in me.events] == [("snapshot.rejected", newest)]
 
@@ -112,7 +112,7 @@ def test_outage_sets_nothing_aside(
     assert me.events == []
     found = restore.newest_good(me, catalog, Own(catalog))
     assert found is not None
-    assert found.state == {"step": 2}
+    assert found.state == {"position": {"step": 2}, "state": {}}
 
 
 def test_outage_of_another_rank_ends_this_one(me: Any, catalog: Catalog) -> None:
@@ -140,5 +140,5 @@ def test_disk_that_cannot_read_a_file_is_damage(
     monkeypatch.setattr(catalog.storage, "open_read", fail)
     found = restore.newest_good(me, catalog, Own(catalog))
     assert found is not None
-    assert found.state == {"step": 1}
+    assert found.state == {"position": {"step": 1}, "state": {}}
     assert list(catalog.quarantined()) == [bad]

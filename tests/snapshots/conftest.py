@@ -75,7 +75,10 @@ class Bench:
             TensorEntry(f"a{rank}", "U8", (size // 2,), 0, size // 2),
             TensorEntry(f"b{rank}", "F32", (size // 8,), size // 2, size // 2),
         ]
-        record = {"state": {"step": step}, "manifest": {"trigger": "steps", "samples": step * 10, **about}}
+        record = {
+            "state": {"position": {"step": step}, "state": {}},
+            "manifest": {"trigger": "steps", "samples": step * 10, **about},
+        }
         client.stage(name=name, step=step, tensors=entries, nbytes=size, record=record if rank == 0 else None)
         return name
 

@@ -195,7 +195,7 @@ class Story:
             TensorEntry("own", "U8", (SIZE,), 0, SIZE),
             TensorEntry("frozen", "U8", (SIZE,), SIZE, SIZE, frozen=True),
         ]
-        record = {"state": {"step": self.step}, "manifest": about}
+        record = {"state": {"position": {"step": self.step}, "state": {}}, "manifest": about}
         message = {"tensors": [asdict(each) for each in entries], "nbytes": 2 * SIZE, "record": record}
         share_set = board.add(ShareSet(name, self.step, generation, 1, 1), 0, record, None)
         self.staged[name] = bytes([self.step]) * SIZE + bytes([frozen]) * SIZE

@@ -67,7 +67,7 @@ def whole(catalog: Catalog) -> list[Manifest]:
     found = catalog.committed()
     for manifest in found:
         assert [] == reader.verify(catalog, manifest)
-        assert {"step": manifest.step} == reader.read_state(catalog, manifest)
+        assert {"position": {"step": manifest.step}, "state": {}} == reader.read_state(catalog, manifest)
         assert {"a0", "b0", "a1", "b1"} == set(manifest.tensors)
         for rank in range(2):
             place = manifest.tensors[f"a{rank}"]

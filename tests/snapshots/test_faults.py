@@ -44,7 +44,7 @@ DYING_SAVE = """
         entries = [TensorEntry("x", "U8", (100_000,), 0, 100_000)]
         shard = shards.write_shard(catalog.storage, publisher.place(name), shards.pack("shard-00000-of-00001.safetensors",
                                    tensors=entries, staged=data, about={}))
-        state = shards.write_json(catalog.storage, publisher.place(name), "state.json", {"step": step})
+        state = shards.write_json(catalog.storage, publisher.place(name), "state.json", {"position": {"step": step}, "state": {}})
         files = {f.name: f.entry for f in (shard, state)}
         publisher.publish(Manifest(run_id="r", name=name, step=step, generation=1, world_size=1, trigger="steps",
                                    created=0.0, files=files, tensors=shard.tensors))
@@ -88,7 +88,7 @@ def test_killed_at_every_act_on_the_disk(tmp_path: Path, bench_at: Callable[[str
         newest = catalog.newest()
         assert newest is not None
         assert reader.verify(catalog, newest) == []
-        assert reader.read_state(catalog, newest) == {"step": newest.step}
+        assert reader.read_state(catalog, newest) == {"position": {"step": newest.step}, "state": {}}
         assert catalog.damaged() == {}
         steps.append(newest.step)
         Publisher(catalog).sweep(2, ())

@@ -33,7 +33,7 @@ def share(client: StagingClient, step: int, *, rank: int = 0, frozen: int = 1, *
         TensorEntry(f"own{rank}", "U8", (OWN,), half, OWN),
         TensorEntry(f"second{rank}", "U8", (half,), half + OWN, half, frozen=True),
     ]
-    record = {"state": {"step": step}, "manifest": {"trigger": "steps", **about}}
+    record = {"state": {"position": {"step": step}, "state": {}}, "manifest": {"trigger": "steps", **about}}
     client.stage(name=name, step=step, tensors=entries, nbytes=size, record=record if rank == 0 else None)
     return name
 

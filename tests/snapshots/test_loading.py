@@ -89,7 +89,7 @@ def comes_true(condition: Callable[[], bool]) -> bool:
 
 def check(loaded: Loaded) -> None:
     """Compare every tensor with what was staged."""
-    assert {"step": 1} == loaded.state
+    assert {"position": {"step": 1}, "state": {}} == loaded.state
     for rank in range(2):
         content, half = Bench.content(1, rank, SIZE), SIZE // 2
         for key, expected in ((f"a{rank}", content[:half]), (f"b{rank}", content[half:])):

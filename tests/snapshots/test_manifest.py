@@ -26,7 +26,7 @@ def made(**changes: Any) -> Manifest:
         "world_size": 2,
         "trigger": "steps",
         "created": 1.5,
-        "files": {"a": FileEntry(10, (1, 2)), "state.json": FileEntry(3, (9,))},
+        "files": {"a": FileEntry(40, (1,)), "state.json": FileEntry(3, (9,))},
         "tensors": {"w": TensorPlace("a", "F32", (2, 3), 8, 24), "s": TensorPlace("a", "I64", (), 32, 8)},
         "aliases": {"tied": "w"},
     }
@@ -38,7 +38,7 @@ def made(**changes: Any) -> Manifest:
 )
 def test_round_trip(metric: float | None, text: str, samples: int, sha256: str | None) -> None:
     """What is written is read back equal, infinities and what is borrowed included."""
-    files = {"a": FileEntry(10, (1, 2), sha256)}
+    files = {"a": FileEntry(40, (1,), sha256)}
     before = made(
         metric=metric, fingerprints={"train": text}, samples=samples, files=files, borrowed={LENT: ENTRY}
     )
@@ -47,7 +47,7 @@ def test_round_trip(metric: float | None, text: str, samples: int, sha256: str |
 
 def test_size_is_that_of_its_own_files() -> None:
     """Neither the manifest itself nor what is borrowed is counted."""
-    assert made(borrowed={LENT: ENTRY}).size == 13
+    assert made(borrowed={LENT: ENTRY}).size == 43
 
 
 def test_locations() -> None:
@@ -87,10 +87,22 @@ def test_other_formats_are_named() -> None:
         manifest.parse(json.dumps(content).encode())
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"{}", b"\x00\xff", b'"text"'])
-def test_rubbish_is_refused(data: bytes) -> None:
-    """What is no manifest at all is damage."""
-    with pytest.raises(DamagedSnapshotError, match="cut or not a manifest"):
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "is empty"),
+        (b"{", "is no JSON at character 1"),
+        (b"[]", "holds a list, not an object"),
+        (b"null", "holds null, not an object"),
+        (b"{}", "has format None"),
+        (b"\x00\xff", "is not UTF-8 at byte 1"),
+        (b'"text"', "holds a text, not an object"),
+        (b"[" * 100_000, "is nested too deeply"),
+    ],
+)
+def test_rubbish_is_refused(data: bytes, why: str) -> None:
+    """What is no manifest at all is damage, and is called what it is."""
+    with pytest.raises(DamagedSnapshotError, match=f"MANIFEST.json {why}"):
         manifest.parse(data)
 
 

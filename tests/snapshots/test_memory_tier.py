@@ -41,7 +41,11 @@ class Rank:
     def record(self, step: int) -> dict[str, Any] | None:
         """What rank 0 gives with its share."""
         about = {"trigger": "memory", "samples": step * 10, "epoch": 0, "metric": None}
-        return {"state": {"step": step, "rest": {"lr": 0.5}}, "manifest": about} if self.rank == 0 else None
+        return (
+            {"state": {"position": {"step": step}, "state": {"rest": {"lr": 0.5}}}, "manifest": about}
+            if self.rank == 0
+            else None
+        )
 
     def hold(self, step: int) -> Slot:
         """Fill a slot with bytes that tell step and rank."""
@@ -115,7 +119,7 @@ def test_successors_go_on_from_the_newest_step_that_every_rank_has(bench: Bench)
     held = second[0].holding.recall()
     assert held is not None
     assert (Bench.name_of(7), 7, None) == (held.name, held.step, held.committed)
-    assert {"step": 7, "rest": {"lr": 0.5}} == held.record["state"]
+    assert {"position": {"step": 7}, "state": {"rest": {"lr": 0.5}}} == held.record["state"]
     assert 70 == held.record["manifest"]["samples"]
     assert [] == bench.catalog.committed()
 
@@ -263,7 +267,9 @@ def test_wish_is_written_with_what_was_held(bench: Bench) -> None:
     (found,) = bench.catalog.committed()
     assert ("steps", 40, 1, None) == (found.trigger, found.samples, found.generation, found.parent)
     assert [] == reader.verify(bench.catalog, found)
-    assert {"step": 4, "rest": {"lr": 0.5}} == reader.read_state(bench.catalog, found)
+    assert {"position": {"step": 4}, "state": {"rest": {"lr": 0.5}}} == reader.read_state(
+        bench.catalog, found
+    )
 
 
 def test_wishes_are_coalesced_while_the_store_is_busy(bench: Bench) -> None:

@@ -34,7 +34,7 @@ def test_two_ranks_make_one_snapshot(bench: Bench) -> None:
     assert (found.trigger, found.samples, found.metric, found.epoch) == ("steps", 50, float("inf"), 2)
     assert set(found.tensors) == {"a0", "b0", "a1", "b1"}
     assert reader.verify(bench.catalog, found) == []
-    assert reader.read_state(bench.catalog, found) == {"step": 5}
+    assert reader.read_state(bench.catalog, found) == {"position": {"step": 5}, "state": {}}
     place = found.tensors["b1"]
     shard = reader.read_shard(
         bench.catalog.storage, f"snapshots/{name}/{place.file}", found.files[place.file]

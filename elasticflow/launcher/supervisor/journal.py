@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.records import BadJsonError, Damage, parse
+from elasticflow.records import read as read_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _STATE_EVERY_S = 0.25
+_LOOKED_AT = 1 << 20  # bytes at the end of a file, where damage is looked for
 _LEVELS = {
     events.WORKER_FAILED: "error",
     events.RUN_FAILED: "error",
@@ -33,6 +36,7 @@ _LEVELS = {
     events.LOSS_SKIPPED: "warning",
     events.STATE_LEFT_OUT: "warning",
     events.KIND_CHANGED: "warning",
+    events.RECORD_DAMAGED: "warning",
 }
 
 
@@ -42,27 +46,62 @@ def now() -> str:
 
 
 class AppendedLines:
-    """A file of JSON lines with one writer; each call is one `write`, so no reader sees half a batch of one line."""
+    """A file of JSON lines with one writer; each call is one `write`, so no reader sees half a batch of one line.
 
-    def __init__(self, path: Path) -> None:
+    What a power cut or a bad disk left at the file's end and is no whole record is moved aside when it is opened.
+
+    Args:
+        path: The file.
+        is_right: Whether a record may stand in it.
+
+    Attributes:
+        damage: What was moved aside, and where it is now; None if all lines at the end were whole.
+        damaged_at: Where in the file the first of it stood.
+    """
+
+    def __init__(self, path: Path, is_right: Callable[[dict[str, Any]], bool] = bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self.damage: Damage | None = None
+        self.damaged_at: int | None = None
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._mend()
+        self._mend(is_right)
 
-    def _mend(self) -> None:
-        """Cut off a last line torn by a crash."""
+    def _mend(self, is_right: Callable[[dict[str, Any]], bool]) -> None:
+        start, lines = self._last_lines()
+        is_whole = [_is_whole(line, is_right) for line in lines]
+        if all(is_whole):
+            if lines and not lines[-1].endswith(b"\n"):
+                os.write(self._fd, b"\n")
+            return
+        first = is_whole.index(False)
+        bad = [line for line, good in zip(lines, is_whole, strict=True) if not good]
+        good = [line for line, good in zip(lines[first:], is_whole[first:], strict=True) if good]
+        aside = self.path.with_name(f"{self.path.name}.damaged")
+        with aside.open("ab") as file:
+            file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in bad)
+            file.flush()
+            os.fsync(file.fileno())
+        self.damaged_at = start + sum(map(len, lines[:first]))
+        self.truncate(self.damaged_at)
+        for line in good:
+            os.write(self._fd, line if line.endswith(b"\n") else line + b"\n")
+        self.sync()
+        size = sum(map(len, bad))
+        why = f"had {size} bytes at its end that are no whole record; they are in {aside.name} now"
+        self.damage = Damage(str(self.path), why)
+
+    def _last_lines(self) -> tuple[int, list[bytes]]:
+        """Return where the file's last lines begin, and these lines."""
         size = os.fstat(self._fd).st_size
-        at = size
-        while at > 0:
-            start = max(0, at - 65536)
-            found = os.pread(self._fd, at - start, start).rfind(b"\n")
-            if found >= 0:
-                at = start + found + 1
-                break
-            at = start
-        if at != size:
-            os.ftruncate(self._fd, at)
+        reach = _LOOKED_AT
+        while True:
+            start = max(0, size - reach)
+            data = _read_at(self._fd, start, size - start)
+            skipped = data.find(b"\n") + 1 if start else 0
+            if not start or 0 < skipped < len(data):
+                return start + skipped, data[skipped:].splitlines(keepends=True)
+            reach *= 4
 
     def append(self, records: list[dict[str, Any]]) -> None:
         """Append *records*, one line each."""
@@ -85,22 +124,50 @@ class AppendedLines:
         os.close(self._fd)
 
 
+def _read_at(descriptor: int, start: int, size: int) -> bytes:
+    found = b""
+    while len(found) < size and (data := os.pread(descriptor, size - len(found), start + len(found))):
+        found += data
+    return found
+
+
+def _is_whole(line: bytes, is_right: Callable[[dict[str, Any]], bool]) -> bool:
+    try:
+        return is_right(parse(line))
+    except BadJsonError:
+        return False
+
+
+_CARRIED: dict[str, type | tuple[type, ...]] = {
+    "restarts": int, "step": int, "steps": int, "epoch": int, "loss": (int, float, str), "snapshot": str,
+}  # fmt: skip
+
+
 def _carried_over(folder: RunFolder) -> dict[str, Any]:
     """Return what is the run's and not the launch's, as the launch before left it."""
     begin = {"restarts": 0, "step": 0, "steps": None, "epoch": 0, "loss": None, "snapshot": None}
-    try:
-        before = json.loads(folder.state.read_text(encoding="utf-8"))
-        return {key: before[key] for key in begin}
-    except (OSError, ValueError, KeyError):  # the first launch, or a state that says nothing
+    before = read_record(folder.state)
+    if not isinstance(before, dict):  # the first launch, or a state that says nothing
         return begin
+    return {
+        key: before[key] if isinstance(before.get(key), kind) else begin[key]
+        for key, kind in _CARRIED.items()
+    }
 
 
 class Journal:
-    """Events and state of one run; the supervisor is the only writer."""
+    """Events and state of one run; the supervisor is the only writer.
+
+    Attributes:
+        damage: What was moved out of events.jsonl when it was opened; None if it was whole.
+        generation: The newest generation of this launch; 0 before the first.
+        state: What state.json says.
+    """
 
     def __init__(self, folder: RunFolder, launch: int, show: Callable[[dict[str, Any]], None]) -> None:
         self._folder = folder
         self._lines = AppendedLines(folder.events)
+        self.damage = self._lines.damage
         self._show = show
         self._written = 0.0
         self.generation = 0

@@ -10,7 +10,10 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from itertools import takewhile
+from types import NoneType
 from typing import TYPE_CHECKING, Any
+
+from elasticflow.records import BadJsonError, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -86,30 +89,46 @@ class Ledger:
     def take_in(self, claims: Iterable[Mapping[str, Any]]) -> None:
         """Add the lines that *claims*, oldest first, hold and the file does not: another machine went on with the run."""
         for claim in claims:
-            for entry in map(_entry, claim.get(FAILURES, ())):
+            failures = claim.get(FAILURES)
+            for entry in map(_entry, failures if isinstance(failures, list) else ()):
                 if entry is not None and entry not in self.entries:
                     self.append(entry)
 
 
 def read_ledger(path: Path) -> list[Entry]:
-    """Return the ledger's entries, oldest first; none if the file is absent. Torn lines are left out."""
+    """Return the ledger's entries, oldest first; none if the file is absent. Damaged lines are left out."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
     return [entry for line in lines if (entry := _entry(_parsed(line))) is not None]
 
 
-def _parsed(line: str) -> object:
+def _parsed(line: bytes) -> object:
     try:
-        return json.loads(line)
-    except ValueError:
+        return parse(line)
+    except BadJsonError:
         return None
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "time": (int, float),
+    "failure_class": str,
+    "step": (int, NoneType),
+    "epoch": (int, NoneType),
+    "high": int,
+    "high_epoch": int,
+    "generation": int,
+    "fingerprint": str,
+    "charged": bool,
+}
 
 
 def _entry(record: object) -> Entry | None:
     try:
         fields = dict(record)  # type: ignore[call-overload]  # anything else is no entry
-        return Entry(failure_class=fields.pop("class"), **fields)
+        entry = Entry(failure_class=fields.pop("class"), **fields)
     except (ValueError, TypeError, KeyError):
         return None
+    is_right = all(isinstance(getattr(entry, name), kind) for name, kind in _KINDS.items())
+    return entry if is_right else None

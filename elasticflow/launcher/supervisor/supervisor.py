@@ -112,6 +112,9 @@ class Supervisor:
             uri=launch.catalog.storage.uri,
             endpoint=launch.meeting.endpoint,
         )
+        for damage in (self._journal.damage, self._metrics.damage):
+            if damage is not None:
+                self._journal.event(events.RECORD_DAMAGED, path=damage.place, reason=damage.why)
         if launch.is_edited:
             self._journal.event(
                 events.ENTRY_POINT_EDITED, path=str(launch.folder.launch(launch.number) / "train.py")

@@ -42,7 +42,7 @@ def take(client: StagingClient, state: State, rank: int, generation: int, step: 
     captured = state.capture()
     share = Sharing(rank, WORLD).share_of(captured)
     entries = share.copy_into(client.buffer(share.nbytes, timeout_s=20))
-    record = {"state": {"step": step}, "manifest": {}} if rank == 0 else None
+    record = {"state": {"position": {"step": step}, "state": {}}, "manifest": {}} if rank == 0 else None
     name = snapshot_name(step, generation, f"{step:08x}")
     client.stage(name=name, step=step, tensors=entries, nbytes=share.nbytes, record=record)
 
