@@ -204,7 +204,7 @@ class Committer:
                 self._publisher.announce(share_set.name, min(share_set.staged), {"failed": reason})
         elif isinstance(error, GivenUpError):
             # In any other case the node of rank 0 may be committing our shares at this moment.
-            self._publisher.discard(share_set.name, own)
+            self._publisher.withdraw(share_set.name, own, share_set.staged)
         if (
             reason == FENCED
         ):  # whoever is told ends this writer, perhaps before it comes to what was staged since

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from elasticflow import run_folder
 from elasticflow.snapshots import policy, reader
 from elasticflow.snapshots.manifest import FILE_NAME
-from elasticflow.snapshots.publish import UNFINISHED, Publisher
+from elasticflow.snapshots.publish import Publisher, bare_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A folder that a writer left unfinished, or that was removed by half.
+    """A folder that a writer left unfinished, or that was removed or swept by half.
 
     Attributes:
         folder: Its name.
@@ -113,7 +113,7 @@ def carry_out(catalog: Catalog, pruning: Pruning) -> Iterator[str]:
 def _leftovers(catalog: Catalog, dead: int) -> Iterator[Leftover]:
     storage = catalog.storage
     for folder in storage.list(catalog.folder()):
-        name = folder.removeprefix(UNFINISHED)
+        name = bare_name(folder)
         match = run_folder.SNAPSHOT_NAME.fullmatch(name)
         if match is None or int(match["generation"]) > dead:
             continue

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.shards import WrittenFile
 
 UNFINISHED = ".tmp-"  # before the name of a snapshot that is being written on a local disk
-_SWEPT = ".swept-"  # before the name of what was one, until it is removed
+SWEPT = ".swept-"  # before the name of what was one, until it is removed
 _POLL_LEAST_S, _POLL_MOST_S = 0.02, 1.0
 _TIDYING = Patience(
     total_s=2.0
@@ -99,7 +99,7 @@ class Publisher:
         The names in *busy* are left alone.
         """
         for found in self._storage.list(self._catalog.folder()):
-            name = found.removeprefix(UNFINISHED).removeprefix(_SWEPT)
+            name = bare_name(found)
             match = run_folder.SNAPSHOT_NAME.fullmatch(name)
             if match is None or int(match["generation"]) >= generation or name in busy:
                 continue
@@ -110,7 +110,7 @@ class Publisher:
         """Remove *folder*, which a dead writer left among the snapshots; one that is only late cannot commit it then."""
         place = self._catalog.folder()
         if self._storage.is_local and folder.startswith(UNFINISHED):
-            swept = folder.replace(UNFINISHED, _SWEPT)
+            swept = folder.replace(UNFINISHED, SWEPT)
             with contextlib.suppress(FileNotFoundError):  # it was committed in this moment
                 self._storage.local_path(f"{place}/{folder}").rename(
                     self._storage.local_path(f"{place}/{swept}")
@@ -173,7 +173,7 @@ class Publisher:
             if verdict is not None or not self._storage.exists(record):
                 if self.is_committed(name):
                     return
-                raise PublishError(
+                raise GivenUpError(
                     f"the node of rank 0: {(verdict or {}).get('failed', 'gave the snapshot up')}"
                 )
             if not alive():
@@ -182,6 +182,10 @@ class Publisher:
                 raise PublishError(f"the node of rank 0 did not commit within {limit_s:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _POLL_MOST_S)
+
+    def withdraw(self, name: str, files: Collection[str], ranks: Collection[int]) -> None:
+        """Remove *files*, the shares of *ranks*, and what was announced of them, from a snapshot that was given up."""
+        self.discard(name, [*files, *(_record("", rank).removeprefix("/") for rank in ranks)])
 
     def remove_records(self, name: str, ranks: Sequence[int]) -> None:
         """Remove the other nodes' records from the committed snapshot *name*."""
@@ -206,6 +210,11 @@ class Publisher:
         except (FileNotFoundError, ValueError):  # absent, or half seen on a store without atomic puts
             return None
         return content
+
+
+def bare_name(folder: str) -> str:
+    """Return the name of the snapshot that was, or was to be, in *folder*."""
+    return folder.removeprefix(UNFINISHED).removeprefix(SWEPT)
 
 
 def _record(folder: str, rank: int) -> str:

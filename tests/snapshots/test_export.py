@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from elasticflow.errors import ExportError
+from elasticflow.runtime import storable
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.snapshots.export import Export
 from elasticflow.snapshots.manifest import DamagedSnapshotError
@@ -233,6 +234,19 @@ def test_state_that_is_no_tensor(bench: Bench, tmp_path: Path) -> None:
     assert caught.value.remedy == "export it with --format torch"
     export.write("torch", tmp_path / "x")
     assert {"calls": 3} == torch.load(tmp_path / "x", weights_only=True)["_extra_state"]
+
+
+def test_every_kind_of_number_is_exported_to_torch(bench: Bench, tmp_path: Path) -> None:
+    """What a snapshot can hold comes out as the same type, with the same bits."""
+    model = nn.Linear(2, 2)
+    for name, dtype in storable.BY_NAME.items():
+        model.register_buffer(name, torch.ones(3).to(dtype))
+    taken = Training(model=model).take([bench.connect(bench.writer())])
+    Export(bench.catalog, bench.catalog.manifest(taken), "model").write("torch", tmp_path / "x")
+    found = torch.load(tmp_path / "x", weights_only=True)
+    for name, dtype in storable.BY_NAME.items():
+        assert dtype == found[name].dtype
+        assert torch.equal(found[name].view(torch.uint8), torch.ones(3).to(dtype).view(torch.uint8))
 
 
 def test_part_that_is_not_there(bench: Bench, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_failure_on_one_node_fails_the_snapshot_on_all(bench: Bench) -> None:
 
 
 def test_failure_on_the_node_of_rank_0_is_heard_elsewhere(bench: Bench) -> None:
-    """The node that commits cannot write: the other node does not wait for ever."""
+    """The node that commits cannot write: the other node does not wait for ever, and takes its share back."""
     head, other = bench.writer(), bench.writer()
     clients = [bench.connect(w, rank, 2, local_world_size=1) for rank, w in enumerate((head, other))]
     clients[0].buffer(300_000)
@@ -144,6 +144,8 @@ def test_failure_on_the_node_of_rank_0_is_heard_elsewhere(bench: Bench) -> None:
         "OSError: [Errno 27] File too large",
         "the node of rank 0: OSError: [Errno 27] File too large",
     ]
+    (left,) = bench.catalog.storage.list(bench.catalog.folder())
+    assert ["shard-00000.json"] == bench.catalog.storage.list(f"{bench.catalog.folder()}/{left}")
 
 
 def test_lost_node_fails_the_snapshot_after_the_limit(bench: Bench) -> None:

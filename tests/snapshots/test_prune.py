@@ -85,3 +85,12 @@ def test_a_half_removed_snapshot_is_swept(bench: Bench, names: list[str]) -> Non
     pruning, removed = run(bench.catalog, Keep(last=9))
     assert [names[1]] == [each.folder for each in pruning.leftovers] == removed
     assert pruning.size == pruning.leftovers[0].size > 0
+
+
+def test_a_half_swept_folder_is_listed_and_removed(bench: Bench, names: list[str]) -> None:
+    """A sweep that was killed between the rename and the removal leaves a hidden folder, which is counted and freed."""
+    folder = bench.catalog.storage.local_path(bench.catalog.folder())
+    (folder / names[1]).rename(folder / f".swept-{names[1]}")
+    pruning, removed = run(bench.catalog, Keep(last=9))
+    assert [f".swept-{names[1]}"] == [each.folder for each in pruning.leftovers] == removed
+    assert not (folder / f".swept-{names[1]}").exists()
