@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # Names that mean something inside the functions a factory is imported into.
 _TAKEN = frozenset(
     {"model", "optimizer", "batch", "inputs", "targets", "outputs", "samples", "shard", "shards"}
-    | {"float", "Any", "nn"}
+    | {"float", "Any", "nn", "streams", "SEED"}
 )
 
 Line = Code | tuple[str, Code] | None

@@ -69,7 +69,7 @@ def _flags(job: Job) -> dict[str, bool]:
 
 
 def _constants(job: Job, root: str) -> dict[str, Line]:
-    runtime = {"data", "exact" if _is_exact(job) else "replicas", "order", "snapshot", "worker"}
+    runtime = {"data", "exact" if _is_exact(job) else "replicas", "order", "snapshot", "streams", "worker"}
     if job.dataset.shards is not None:
         runtime |= {"cursors", "iterable"}
         runtime -= {"order"} if job.dataset.prepare or job.evaluation else {"order", "data"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime import dataset as datasets
-from elasticflow.runtime import stopping
+from elasticflow.runtime import stopping, streams
 from elasticflow.runtime.processes import Processes
 from elasticflow.runtime.reader import Reader
 from elasticflow.runtime.steps import Plan
@@ -29,6 +29,7 @@ def open_dataset(me: Worker, build: Callable[[], Any], name: str, samples: int |
         DatasetError: it has no length or another one than *samples*, or the ranks opened different data.
     """
     dataset = build()
+    has_drawn = streams.has_drawn(me.seed, "data")
     length = datasets.check(dataset, name, samples)
     mark = datasets.fingerprint(dataset)
     marks = me.gather_text(mark)
@@ -36,9 +37,12 @@ def open_dataset(me: Worker, build: Callable[[], Any], name: str, samples: int |
     if different:
         raise DatasetError(
             f"rank {different[0]} opened other data for `{name}` than rank 0: fingerprint {marks[different[0]]}, not {marks[0]}",
-            "make sure that every node sees the same files",
+            "make sure that every node sees the same files, and that what is drawn at random is drawn from random, numpy's "
+            "global generator or torch's: they begin in the same state on every rank, and generators without a seed do not",
         )
     me.fingerprints[name] = mark
+    if has_drawn:
+        me.drawn[name] = hasattr(dataset, "fingerprint")
     if me.rank == 0:
         source = datasets.source(dataset)
         me.event(events.DATASET_OPENED, name=name, samples=length, fingerprint=mark, source=source)

@@ -101,7 +101,11 @@ def fingerprint(dataset: Any) -> str:
 
 
 def require_same(
-    marks: Mapping[str, str], marks_then: Mapping[str, str], samples: int | None, samples_then: int | None
+    marks: Mapping[str, str],
+    marks_then: Mapping[str, str],
+    samples: int | None,
+    samples_then: int | None,
+    began_otherwise: Mapping[str, bool] | None = None,
 ) -> None:
     """Refuse to go on from a snapshot that was trained on other data. What the evaluation reads may change.
 
@@ -111,10 +115,13 @@ def require_same(
         samples: Length of the training data, if it has one: without it a position means nothing, whatever the
             fingerprints say.
         samples_then: The snapshot's.
+        began_otherwise: Datasets whose factory draws random numbers and began in another state when the run began;
+            true: its fingerprint is its own, so that what it drew cannot be seen.
 
     Raises:
-        DatasetError: the training data's fingerprint or length differs.
+        DatasetError: the training data's fingerprint or length differs, or may hide that it does.
     """
+    began_otherwise = began_otherwise or {}
     for name, mark in marks.items():
         if name == "evaluation":  # the weights do not depend on it
             continue
@@ -123,6 +130,13 @@ def require_same(
             differences.append(f"fingerprint {mark}, not {marks_then[name]}")
         if name == "train" and samples != samples_then:
             differences.append(f"{samples} samples, not {samples_then}")
+        if name in began_otherwise and (differences or began_otherwise[name]):
+            why = " and ".join(differences) or "its fingerprint cannot tell"
+            raise DatasetError(
+                f"the data of `{name}` may be other than what the run began with ({why}): its factory draws random "
+                "numbers, and the run was begun by a version of elasticflow that began it in another random state",
+                "go on with the version that the run was begun with, or start a new run",
+            )
         if differences:
             raise DatasetError(
                 f"the data of `{name}` is not what the snapshot was trained on: {' and '.join(differences)}",

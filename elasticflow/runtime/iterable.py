@@ -161,6 +161,7 @@ class Loader:
             seed=self._me.seed,
             size=-(-self._schedule.global_batch_size // self._dataset.number),
             epochs=self._schedule.epochs,
+            opens_alike=self._me.random_version > 1,
         )
         feeds: dict[int, Iterator[Chunk]] = {}
         number = min(self._processes, len(own)) or len(own)

@@ -36,6 +36,8 @@ class Worker:
         seed: Of the data order and every random stream.
         generation: Number of the worker group, the same on every rank.
         fingerprints: Of the datasets opened, by name.
+        drawn: Datasets whose factory drew random numbers, by name; true: its fingerprint is its own, not of content.
+        random_version: Of the rules by which random states follow from the seed, as the run began with them.
         generators: Random generators, seeded by key.
         vote: What all ranks decide together at each step.
         progress: Reports finished steps.
@@ -78,6 +80,8 @@ class Worker:
         self.generation = generation
         self.store: Store | None = None
         self.fingerprints: dict[str, str] = {}
+        self.drawn: dict[str, bool] = {}
+        self.random_version = streams.VERSION
         self.generators = streams.Generators(seed, device)
         self.vote = Vote()
         self.stoppable = stopping.Stoppable(self.vote)
@@ -119,7 +123,7 @@ class Worker:
         self.heartbeat.phase(name)
 
     def reseed(self) -> None:
-        """Put every random generator into the state in which all ranks build the model."""
+        """Put every random generator into one state on all ranks; each factory begins in one of its own."""
         streams.seed_everything(self.seed)
 
     def gather_text(self, text: str) -> list[str]:

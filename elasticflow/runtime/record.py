@@ -50,6 +50,7 @@ class Recorder:
             "order": order.VERSION,
             "schedule": self._schedule,
             "seed": me.seed,
+            "random": me.random_version,
             "draws_random": me.generators.look(),
             "job": me.job,
             "job_digest": me.job_digest,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import events, faults
 from elasticflow.errors import SnapshotError, StateError, StorageError
-from elasticflow.runtime import agreement, order, stopping
+from elasticflow.runtime import agreement, order, stopping, streams
 from elasticflow.runtime.fresh import Fresh
 from elasticflow.runtime.order import Position
 from elasticflow.snapshots.manifest import DamagedSnapshotError
@@ -163,6 +163,21 @@ def complete_evaluation(content: dict[str, Any], manifest: Manifest) -> None:
     state = content["state"].get("evaluation")
     if isinstance(state, dict):
         state.setdefault("data", manifest.fingerprints.get("evaluation"))
+
+
+def random_version_of(content: dict[str, Any]) -> int:
+    """Return the version of the rules for random states that state.json states; see `streams.VERSION`.
+
+    Raises:
+        StateError: this version does not know them.
+    """
+    found = content.get("random", 1)  # older snapshots do not say it
+    if found not in range(1, streams.VERSION + 1):
+        raise StateError(
+            f"the snapshot's random states follow rules {found}, and this version of elasticflow knows rules up to {streams.VERSION}",
+            "go on with the version of elasticflow that took it, or start a new run",
+        )
+    return int(found)
 
 
 def _text(error: Exception) -> str:

@@ -44,7 +44,8 @@ class ShardReader:
     """Reads data shards.
 
     What a shard draws from random, numpy's global generator or torch's on the CPU depends on seed, epoch, shard and
-    the sample's number alone, also where it is only passed on the way to a cursor: shards may shuffle.
+    the sample's number alone, also where it is only passed on the way to a cursor: shards may shuffle. What it draws
+    before its first sample does not depend on the shard: files may be shuffled and every n-th taken.
 
     Args:
         build: Called with `shard` and `shards` at the beginning of each epoch; returns the shard's samples.
@@ -52,6 +53,8 @@ class ShardReader:
         seed: Of the random streams.
         size: Samples of a chunk.
         epochs: Passes over the data, None: without end.
+        opens_alike: What a shard draws before its first sample is the same in every shard; of runs that older
+            versions began it is not.
     """
 
     def __init__(
@@ -62,9 +65,11 @@ class ShardReader:
         seed: int,
         size: int,
         epochs: int | None,
+        opens_alike: bool = True,
     ) -> None:
         self._build, self._shards, self._seed = build, shards, seed
         self._size, self._epochs = size, epochs
+        self._opens_alike = opens_alike
 
     def chunks(self, numbers: Sequence[int], epoch: int, cursors: Sequence[int]) -> Iterator[Chunk]:
         """Yield the samples of the shards *numbers* after their cursors, in turns, epoch after epoch.
@@ -82,7 +87,7 @@ class ShardReader:
                         turns.remove(each)
 
     def _of_shard(self, shard: int, epoch: int, cursor: int) -> Iterator[Chunk]:
-        self._reseed(shard, epoch, cursor)
+        self._reseed(shard, epoch, 0)  # opened in the same state wherever it is read from
         samples, number = self._opened(shard, epoch, cursor)
         told = time.monotonic()
         for passed in range(number, cursor):
@@ -118,7 +123,9 @@ class ShardReader:
         return iter(found), passed
 
     def _reseed(self, shard: int, epoch: int, number: int) -> None:
-        streams.seed_all(streams.sample_key(self._seed, epoch, number, _USE + shard))
+        is_opening = number == 0 and self._opens_alike
+        use = _USE + (self._shards if is_opening else shard)
+        streams.seed_all(streams.sample_key(self._seed, epoch, number, use))
 
 
 def require_iterable(found: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events, faults
 from elasticflow.errors import SnapshotError
-from elasticflow.runtime import kind, node_writer, restore, stopping
+from elasticflow.runtime import kind, node_writer, restore, stopping, streams
 from elasticflow.runtime.alike import Alike
 from elasticflow.runtime.comparison import Comparison, flip
 from elasticflow.runtime.dataset import require_same
@@ -216,7 +216,9 @@ class Snapshots:
     def _take_over(self, found: Found, loads: NodeLoader) -> Position:
         me, manifest, content = self._me, found.manifest, found.state
         samples = self._schedule.samples, content["schedule"]["samples"]
-        require_same(me.fingerprints, manifest.fingerprints, *samples)
+        me.random_version = restore.random_version_of(content)
+        began_otherwise = me.drawn if me.random_version != streams.VERSION else {}
+        require_same(me.fingerprints, manifest.fingerprints, *samples, began_otherwise)
         restore.complete_evaluation(content, manifest)
         kind.tell_changes(me, manifest.versions)
         position = restore.position_of(content)

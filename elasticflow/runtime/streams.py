@@ -15,7 +15,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SAMPLE, _MODEL, _BATCH, _REST = 1, 2, 3, 4
+_SAMPLE, _MODEL, _BATCH, _REST, _FACTORY = 1, 2, 3, 4, 5
+VERSION = 2  # of these rules, in snapshots; 1: a factory began where the one before had left the generators
 _pack = Struct("<5Q").pack
 
 _TRIAL = 0x1D4A62F9B7C835E0
@@ -235,8 +236,42 @@ def _address_of(generator: torch.Generator) -> int:
     return int(generator._cdata)  # type: ignore[attr-defined]  # noqa: SLF001  # not in the stubs
 
 
+def begin(seed: int, factory: str) -> None:
+    """Put random, numpy and torch on all devices into the state in which a factory of the job begins.
+
+    It follows from *seed* and *factory* alone. Whatever opens data is one factory, "data": the training data and
+    the evaluation's see the same permutation, also where two functions of the job each split one set. A model
+    begins as after `torch.manual_seed(seed)`; the others in states of their own, so that a teacher which the data
+    is made with is not the model's twin.
+    """
+    if factory == "model":
+        seed_everything(seed)
+        return
+    key = _factory_key(seed, factory)
+    _seed_python(key)
+    _seed_numpy(key)
+    torch.manual_seed(key)
+
+
+def has_drawn(seed: int, factory: str) -> bool:
+    """True if random, numpy or torch on the CPU are not in the state in which *factory* began; not of a model."""
+    key = _factory_key(seed, factory)
+    begun = np.random.RandomState(key >> 31).get_state()  # as `_seed_numpy` seeds it
+    now = np.random.get_state()  # noqa: NPY002
+    return (
+        random.getstate() != random.Random(key).getstate()
+        or any(not np.array_equal(*pair) for pair in zip(now, begun, strict=True))
+        or not torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(key).get_state())
+    )
+
+
+def _factory_key(seed: int, factory: str) -> int:
+    name = int.from_bytes(blake2b(factory.encode(), digest_size=8).digest(), "little")
+    return _key(_FACTORY, seed, name, 0, 0)
+
+
 def seed_everything(seed: int) -> None:
-    """Seed random, numpy and torch on all devices: the state in which every rank builds the model."""
+    """Seed random, numpy and torch on all devices with the same number."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # the global generator is what models draw from
     torch.manual_seed(seed)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -163,10 +164,34 @@ def test_the_optimizer_gets_the_parameters_or_the_model() -> None:
 def test_a_factory_named_like_a_variable_is_renamed() -> None:
     """A factory called `model` does not hide the variable of that name."""
     text = _rendered(make_job(optimizer__entry="pieces:model"))
-    assert (
-        "    from pieces import model as job_model\n\n    return job_model(model.parameters(), lr=0.1)\n"
-        in text
-    )
+    assert "    from pieces import model as job_model\n" in text
+    assert "    return job_model(model.parameters(), lr=0.1)\n" in text
+
+
+@pytest.mark.parametrize("name", ["streams", "SEED"])
+def test_a_factory_named_like_what_sets_its_random_state_is_renamed(name: str) -> None:
+    """A factory called `streams` or `SEED` does not hide what its random state is set with."""
+    text = _rendered(make_job(optimizer__entry=f"pieces:{name}"))
+    assert f"    from pieces import {name} as job_{name}\n" in text
+    assert f"    return job_{name}(model.parameters(), lr=0.1)\n" in text
+
+
+def test_every_factory_begins_in_a_random_state_of_its_own() -> None:
+    """Between the import of a factory and its call stands the line that sets the random state; the data share one."""
+    others = {"evaluation__entry": "pieces:data", "lr_scheduler__entry": "pieces:schedule"}
+    text = _rendered(make_job(**others, dataset__prepare="pieces:prepare"))
+    begun = {
+        function[0]: re.search(r'\n\n    streams.begin\(SEED, "(\w+)"\).*\n    (return )?\w+\(', function[1])
+        for function in re.findall(r"^def (\w+)\(.*\n((?:    .*\n|\n)+)", text, re.MULTILINE)
+    }
+    assert {name: found[1] for name, found in begun.items() if found} == {
+        "build_model": "model",
+        "build_optimizer": "optimizer",
+        "build_scheduler": "scheduler",
+        "prepare_data": "data",
+        "build_dataset": "data",
+        "build_evaluation_dataset": "data",
+    }
 
 
 def test_relative_places_start_at_the_project_root() -> None:

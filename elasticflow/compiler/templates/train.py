@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import data, evaluate, order, replicas, snapshot, worker  # = import.runtime
+from elasticflow.runtime import data, evaluate, order, replicas, snapshot, streams, worker  # = import.runtime
 from elasticflow.runtime.state import State
 from torch import Tensor, nn  # = import.torch
 from torch.amp import GradScaler  # = import.scaler
@@ -75,6 +75,7 @@ def build_model() -> nn.Module:
     """Return the model with its initial weights; every rank."""
     from examples.mnist import Net  # = model.import
 
+    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
     return Net(width=16)  # = model.call
 
 
@@ -101,6 +102,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
     """Return the optimizer over the model's parameters; every rank."""
     from torch.optim import AdamW  # = optimizer.import
 
+    streams.begin(SEED, "optimizer")
     return AdamW(model.parameters(), lr=1e-3)  # = optimizer.call
 
 
@@ -109,6 +111,7 @@ def build_scheduler(optimizer: Optimizer) -> LRScheduler:
     """Return the learning-rate schedule; every rank."""
     from torch.optim.lr_scheduler import CosineAnnealingLR  # = scheduler.import
 
+    streams.begin(SEED, "scheduler")
     return CosineAnnealingLR(optimizer, T_max=1000)  # = scheduler.call
 
 
@@ -118,6 +121,7 @@ def prepare_data() -> None:
     """Get the data in place; one worker of each node."""
     from examples.mnist import digits  # = prepare.import
 
+    streams.begin(SEED, "data")
     digits("train")  # = prepare.call
 
 
@@ -127,6 +131,7 @@ def build_dataset() -> Any:
     """Return the training data; every rank."""
     from examples.mnist import digits  # = dataset.import
 
+    streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
     return digits(split="train")  # = dataset.call
 
 
@@ -154,6 +159,7 @@ def build_evaluation_dataset() -> Any:
     """Return the evaluation data; every rank."""
     from examples.mnist import digits  # = evaluation.import
 
+    streams.begin(SEED, "data")
     return digits(split="test")  # = evaluation.call
 
 

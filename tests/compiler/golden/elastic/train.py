@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import data, evaluate, order, replicas, snapshot, worker
+from elasticflow.runtime import data, evaluate, order, replicas, snapshot, streams, worker
 from elasticflow.runtime.state import State
 from torch import nn
 from torch.optim import Optimizer
@@ -52,6 +52,7 @@ def build_model() -> nn.Module:
     """Return the model with its initial weights; every rank."""
     from examples.mnist import Net
 
+    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
     return Net()
 
 
@@ -66,6 +67,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
     """Return the optimizer over the model's parameters; every rank."""
     from tests.compiler.golden.pieces import optimizer_of
 
+    streams.begin(SEED, "optimizer")
     return optimizer_of(model, lr=0.05, no_decay=["features.1.weight", "features.1.bias", "head.2.bias"])
 
 
@@ -73,6 +75,7 @@ def prepare_data() -> None:
     """Get the data in place; one worker of each node."""
     from tests.compiler.golden.pieces import download
 
+    streams.begin(SEED, "data")
     download()
 
 
@@ -80,6 +83,7 @@ def build_dataset() -> Any:
     """Return the training data; every rank."""
     from examples.mnist import digits
 
+    streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
     return digits(split="train")
 
 
@@ -94,6 +98,7 @@ def build_evaluation_dataset() -> Any:
     """Return the evaluation data; every rank."""
     from examples.mnist import digits
 
+    streams.begin(SEED, "data")
     return digits(split="test")
 
 

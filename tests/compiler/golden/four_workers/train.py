@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import data, evaluate, order, replicas, snapshot, worker
+from elasticflow.runtime import data, evaluate, order, replicas, snapshot, streams, worker
 from elasticflow.runtime.state import State
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -62,6 +62,7 @@ def build_model() -> nn.Module:
     """Return the model with its initial weights; every rank."""
     from examples.mnist import Net
 
+    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
     return Net(width=16)
 
 
@@ -77,6 +78,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
     """Return the optimizer over the model's parameters; every rank."""
     from torch.optim import AdamW
 
+    streams.begin(SEED, "optimizer")
     return AdamW(model.parameters(), lr=0.003, weight_decay=0.01)
 
 
@@ -84,6 +86,7 @@ def build_scheduler(optimizer: Optimizer) -> LRScheduler:
     """Return the learning-rate schedule; every rank."""
     from torch.optim.lr_scheduler import CosineAnnealingLR
 
+    streams.begin(SEED, "scheduler")
     return CosineAnnealingLR(optimizer, T_max=10)
 
 
@@ -91,6 +94,7 @@ def build_dataset() -> Any:
     """Return the training data; every rank."""
     from examples.mnist import digits
 
+    streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
     return digits(split="train")
 
 
@@ -98,6 +102,7 @@ def build_evaluation_dataset() -> Any:
     """Return the evaluation data; every rank."""
     from examples.mnist import digits
 
+    streams.begin(SEED, "data")
     return digits(split="test")
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import data, order, replicas, snapshot, worker
+from elasticflow.runtime import data, order, replicas, snapshot, streams, worker
 from elasticflow.runtime.state import State
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -59,6 +59,7 @@ def build_model() -> nn.Module:
     """Return the model with its initial weights; every rank."""
     from examples.mnist import Net
 
+    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
     return Net(width=64)
 
 
@@ -74,6 +75,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
     """Return the optimizer over the model's parameters; every rank."""
     from torch.optim import AdamW
 
+    streams.begin(SEED, "optimizer")
     return AdamW(model.parameters(), lr=0.001, fused=True)
 
 
@@ -81,6 +83,7 @@ def build_scheduler(optimizer: Optimizer) -> LRScheduler:
     """Return the learning-rate schedule; every rank."""
     from torch.optim.lr_scheduler import OneCycleLR
 
+    streams.begin(SEED, "scheduler")
     return OneCycleLR(optimizer, max_lr=0.01, total_steps=2000)
 
 
@@ -88,6 +91,7 @@ def build_dataset() -> Any:
     """Return the training data; every rank."""
     from examples.mnist import digits
 
+    streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
     return digits(split="train", root="s3://datasets/mnist")
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import cursors, exact, iterable, snapshot, worker
+from elasticflow.runtime import cursors, exact, iterable, snapshot, streams, worker
 from elasticflow.runtime.state import State
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -49,6 +49,7 @@ def build_model() -> nn.Module:
     """Return the model with its initial weights; every rank."""
     from examples.mnist import Net
 
+    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
     return Net()
 
 
@@ -64,6 +65,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
     """Return the optimizer over the model's parameters; every rank."""
     from torch.optim import AdamW
 
+    streams.begin(SEED, "optimizer")
     return AdamW(model.parameters(), lr=0.001)
 
 
