@@ -173,6 +173,10 @@ class StateError(WorkerError):
     """State that cannot be expressed without pickle, or does not fit the snapshot."""
 
 
+class StepResultError(WorkerError):
+    """What a training step returned is no loss, or is over a count that cannot be."""
+
+
 class ReplicasDifferError(WorkerError):
     """A rank has other parameters, or another optimizer, than the others after the same step.
 

@@ -49,6 +49,8 @@ AGENT_RESTARTED = "agent.restarted"
 HANG_DETECTED = "hang.detected"
 LOSS_SKIPPED = "loss.skipped"
 RECORD_DAMAGED = "record.damaged"
+LOSS_UNWEIGHED = "loss.unweighed"
+LOSS_UNUSED = "loss.unused"
 DRIFT_FOUND = "drift.found"
 ENVIRONMENT_FOUND = "environment.found"
 
@@ -150,6 +152,11 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         "a file of the run is damaged, and the run goes on without what was in it",
         ("path", "reason"),
     ),
+    LOSS_UNWEIGHED: (
+        "the loss depends on how a batch is cut, so on the number of workers: it is a mean over uncounted items",
+        ("reason", "help"),
+    ),
+    LOSS_UNUSED: ("the dict that the training step returns holds keys that nobody reads", ("keys",)),
     DRIFT_FOUND: (
         "the run goes on with what changed since its last launch: job, own code, libraries, machine",
         ("launch", "differences"),
@@ -194,5 +201,7 @@ FROM_WORKERS = frozenset(
         KIND_CHANGED,
         REPLICAS_NOT_COMPARED,
         LOSS_SKIPPED,
+        LOSS_UNWEIGHED,
+        LOSS_UNUSED,
     }
 )

@@ -68,6 +68,8 @@ FROZEN = {
         "step",
     },
     "loss.skipped": {"loss"},
+    "loss.unweighed": {"help", "reason"},
+    "loss.unused": {"keys"},
     "step": {"epoch", "in_epoch", "loss", "lr", "samples", "seconds", "time"},
     "evaluation": {"best", "epoch", "eval", "eval_raw", "in_epoch", "seconds", "time", "weights"},
 }
@@ -76,6 +78,8 @@ FROZEN_FROM_WORKERS = {
     "dataset.opened",
     "dataset.passed",
     "loss.skipped",
+    "loss.unused",
+    "loss.unweighed",
     "snapshot.chosen",
     "snapshot.committed",
     "snapshot.failed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.compiler.imports import Imports
 from elasticflow.compiler.literals import Call, Code, Name, flat, import_line, keywords
 
 if TYPE_CHECKING:
@@ -27,11 +28,7 @@ def factories(job: Job, *, takes_model: bool) -> dict[str, Line]:
     shards = {} if job.dataset.shards is None else {"shard": Name("shard"), "shards": Name("shards")}
     found |= _factory("dataset", job.dataset.entry, "return ", args={**job.dataset.args, **shards})
     found["dataset.def"] = "def build_dataset(shard: int, shards: int) -> Any:"
-    if job.model.loss:
-        found |= _factory("loss", job.model.loss, "return ", "model(inputs)", "targets")
-    if job.model.step:
-        found |= _factory("step", job.model.step, "return ", "model", "batch")
-        found["step.def"] = "def training_step(model: nn.Module, batch: Any) -> Any:"
+    found |= _training_step(job)
     if job.lr_scheduler:
         scheduler = job.lr_scheduler
         found |= _factory("scheduler", scheduler.entry, "return ", "optimizer", args=scheduler.args)
@@ -44,18 +41,40 @@ def factories(job: Job, *, takes_model: bool) -> dict[str, Line]:
     return found
 
 
+def _training_step(job: Job) -> dict[str, Line]:
+    """How the loss of a micro-batch is computed and, where the job counts them, over how many items it is."""
+    imports, counts = Imports(_TAKEN), job.model.loss_count
+    if job.model.loss:
+        key, entry, given = "loss", job.model.loss, ("model(inputs)", "targets")
+    else:
+        assert job.model.step is not None
+        key, entry, given = "step", job.model.step, ("model", "batch")
+    code: Code = Call(imports.name_of(entry), tuple(("", text) for text in given))
+    kind, doc = (
+        "Tensor" if job.model.loss else "Any",
+        "the mean loss over one micro-batch of (inputs, targets)",
+    )
+    if job.model.step:
+        doc = "the loss of one micro-batch, as the job's own step states it"
+    if counts is not None:
+        code = Call("with_count", (("", code), ("", Call(imports.name_of(counts), (("", "batch"),)))))
+        kind, doc = "dict[str, Any]", f"{doc}, and its items' count"
+    return {
+        f"{key}.def": f"def training_step(model: nn.Module, batch: Any) -> {kind}:",
+        f"{key}.doc": f'"""Return {doc}; every rank."""',
+        f"{key}.import": imports.lines(),
+        f"{key}.call": ("return ", code),
+    }
+
+
 def _factory(
     key: str, entry: str, before: str, *positional: str, args: dict[str, Any] | None = None
 ) -> dict[str, Line]:
     """Lines `<key>.import` and `<key>.call` of one `package.module:attribute`."""
-    module, _, attribute = entry.partition(":")
-    first, *rest = attribute.split(".")
-    alias = f"job_{first}" if first in _TAKEN else first
+    imports = Imports(_TAKEN)
+    name = imports.name_of(entry)
     arguments = (*(("", text) for text in positional), *keywords(args or {}, f"{key}.args"))
-    return {
-        f"{key}.import": import_line(module, first, alias),
-        f"{key}.call": (before, Call(".".join([alias, *rest]), arguments)),
-    }
+    return {f"{key}.import": imports.lines(), f"{key}.call": (before, Call(name, arguments))}
 
 
 def metric_functions(job: Job) -> dict[str, str]:

@@ -106,7 +106,10 @@ def _constants(job: Job, root: str) -> dict[str, Line]:
     }
     return lines | {
         "import.os": "import os" if job.secrets else None,
-        "import.torch": "from torch import Tensor, nn" if job.model.loss else "from torch import nn",
+        "import.count": "from elasticflow.runtime.loss import with_count" if job.model.loss_count else None,
+        "import.torch": "from torch import Tensor, nn"
+        if job.model.loss and not job.model.loss_count
+        else "from torch import nn",
         "import.scaler": "from torch.amp import GradScaler" if job.train.precision == "fp16" else None,
         "import.scheduler": "from torch.optim.lr_scheduler import LRScheduler" if job.lr_scheduler else None,
         "import.ema": (

@@ -163,6 +163,7 @@ def entries(job: Job) -> dict[str, str]:
         "model.entry": job.model.entry,
         "model.loss": job.model.loss,
         "model.step": job.model.step,
+        "model.loss_count": job.model.loss_count,
         "optimizer.entry": job.optimizer.entry,
         "lr_scheduler.entry": job.lr_scheduler.entry if job.lr_scheduler else None,
         "dataset.entry": job.dataset.entry,

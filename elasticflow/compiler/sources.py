@@ -25,6 +25,7 @@ _MOST_FILES = 2000
 _ROLES = {
     ("model", "loss"): "loss",
     ("model", "step"): "step",
+    ("model", "loss_count"): "loss",
     ("dataset", "prepare"): "prepare",
     ("snapshots", "include"): "state",
 }

@@ -34,7 +34,8 @@ class Finding(NamedTuple):
     """One thing that is wrong, or could not be found out.
 
     Attributes:
-        kind: import, factory, result, sample, collate, length, state, step, hang, died, left, restart, device, memory, unknown.
+        kind: import, factory, result, sample, collate, length, state, step, loss, weights, hang, died, left, restart, device, memory,
+            unknown.
         key: Key of the job file.
         message: In one line.
         frames: Where in the job's own code, outermost first.

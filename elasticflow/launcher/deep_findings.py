@@ -21,6 +21,8 @@ _CODES = {
     "length": codes.DEEP_LENGTH,
     "state": codes.DEEP_STATE,
     "step": codes.DEEP_STEP,
+    "weights": codes.DEEP_WEIGHTS,
+    "loss": codes.DEEP_LOSS,
     "hang": codes.DEEP_HANG,
     "died": codes.DEEP_DIED,
     "device": codes.DEEP_UNKNOWN,

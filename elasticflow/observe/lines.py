@@ -205,6 +205,18 @@ def _loss_skipped(record: Record) -> Line:
     return Line("warning", "notice", "skipped", text)
 
 
+def _loss_unweighed(record: Record) -> Line:
+    text = "the loss depends on how a batch is cut, so on the number of workers"
+    more = (str(record.get("reason")), f"help: {record.get('help')}")
+    return Line("warning", "notice", "loss", text, more)
+
+
+def _loss_unused(record: Record) -> Line:
+    keys = record.get("keys")
+    shown = ", ".join(map(str, keys)) if isinstance(keys, list) else str(keys)
+    return Line("note", "quiet", "loss", f"the step's dict also holds {shown}, which nobody reads")
+
+
 def _staging_single(record: Record) -> Line:
     text = f"each snapshot waits until the one before is written: {record.get('reason')}"
     return Line("warning", "notice", "short of memory", text)
@@ -269,6 +281,8 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.HANG_DETECTED: _hang_detected,
     events.TRAINING_STOPPED: _training_stopped,
     events.LOSS_SKIPPED: _loss_skipped,
+    events.LOSS_UNWEIGHED: _loss_unweighed,
+    events.LOSS_UNUSED: _loss_unused,
     events.STAGING_SINGLE: _staging_single,
     events.STATE_LEFT_OUT: _state_left_out,
     events.KIND_CHANGED: _kind_changed,

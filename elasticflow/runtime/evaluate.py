@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from elasticflow import events
-from elasticflow.runtime import buffers, data, streams
+from elasticflow.runtime import buffers, data, loss_weights, streams
 from elasticflow.runtime.loss import parse_loss
 from elasticflow.runtime.order import split
 from elasticflow.runtime.reader import EVALUATION, Reader
@@ -96,7 +96,7 @@ class Evaluation:
         self._last: Position | None = None
         self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
         self._last_time = time.monotonic()
-        self.is_owed = False
+        self.is_owed = self._has_looked = False
         if me.rank == 0 and self._due.seconds is not None:
             me.vote.evaluation_wanted = lambda: self._due.is_due_by_time(time.monotonic() - self._last_time)
 
@@ -159,11 +159,13 @@ class Evaluation:
             "ranked_by": self.ranked_by,
             "data": self._data,
             "weights": self._weights,
+            "looked": self._has_looked,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what a snapshot kept; not the best value if another evaluation measured it (event)."""
         self.is_owed = state.get("owed", False)  # older snapshots do not say it
+        self._has_looked = state.get("looked", True)
         # Older snapshots do not say what ranked them: it is taken to be what ranks now. They never measured an average.
         ranked_by, data = state.get("ranked_by") or self.ranked_by, state.get("data") or self._data
         weights = state.get("weights", "raw")
@@ -207,12 +209,16 @@ class Evaluation:
             nullcontext() if me.autocast_dtype is None else torch.autocast(me.device.type, me.autocast_dtype)
         )
         rows[-1] = 1.0
+        looks, self._has_looked = not self._has_looked, True
         with precision, me.stoppable:
             for number in range(*split(batches, me.world_size, me.rank)):
                 if me.vote.leave_wanted:
                     me.vote.stop_wanted = me.vote.stop_wanted or LEAVE
                     break
                 batch, count = self._batch(number)
+                if looks:
+                    self._look(model, batch, count)
+                    looks = False
                 me.generators.seed_model(streams.model_key(me.seed, 0, 0, number))
                 rows[number] = torch.tensor(self._measure(model, batch, count), dtype=torch.float64)
                 me.heartbeat.beat()
@@ -233,6 +239,15 @@ class Evaluation:
         end = min(begin + self._batch_size, len(self._dataset))
         batch = self._reader.read(begin, list(range(begin, end)))
         return data.to_device(batch, self._me.device), end - begin
+
+    def _look(self, model: nn.Module, batch: Any, count: int) -> None:
+        """Say once in a run if the loss depends on how a batch is cut; every rank that has a batch."""
+        me = self._me
+        # The job's step may be a collective of its own: all ranks call it as often, or none does.
+        if len(self._dataset) // self._batch_size >= me.world_size or me.world_size == 1:
+            found = loss_weights.difference(me, model, self._training_step, batch, count, me.autocast_dtype)
+            if found is not None:
+                loss_weights.tell(me, found)
 
     def _measure(self, model: nn.Module, batch: Any, count: int) -> list[float]:
         given: tuple[Any, Any]  # to each metric
@@ -272,4 +287,6 @@ class _Recorder:
 def _loss_and_weight(result: Any, count: int) -> tuple[float, float]:
     """Return the sum of the losses over a batch of *count* samples, and of what they are: samples or the step's own."""
     loss, weight = parse_loss(result)
+    if loss is None:
+        return 0.0, 0.0
     return (float(loss) * count, count) if weight is None else (float(loss), weight)

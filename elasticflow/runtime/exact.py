@@ -22,6 +22,7 @@ from elasticflow.runtime import buffers, deterministic, kind, stopping
 from elasticflow.runtime.exchange import Exchange
 from elasticflow.runtime.flat import Layout
 from elasticflow.runtime.loss import NonFinite, parse_loss
+from elasticflow.runtime.loss_weights import first_look
 from elasticflow.runtime.order import split
 from elasticflow.runtime.replicas import AUTOCAST
 from elasticflow.runtime.shards import Early, ShardBuffers
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from elasticflow.runtime.data import Batch
+    from elasticflow.runtime.loss_weights import FirstLook
     from elasticflow.runtime.member import Worker
 
-# Numbers that travel with the gradients: weighted loss, samples counted by the user's step, shards that had samples,
+# Numbers that travel with the gradients: weighted loss, items counted by the user's step, shards that had samples,
 # changed buffers, generators drawn from, the wishes of `vote`; then for each parameter by how many shards it was used.
 _LOSS, _COUNT, _SHARDS, _BUFFERS, _DRAWN, _WISHES = range(6)
 
@@ -49,8 +51,7 @@ class FixedOrder:
     Args:
         me: This worker.
         model: On its device; every rank has rank 0's weights afterwards.
-        training_step: Called with the bare model and a shard's samples; returns the mean loss, or (sum of losses,
-            count), or a mapping with `loss`.
+        training_step: Called with the bare model and a shard's samples; returns what `parse_loss` takes.
         precision: fp32, bf16 or fp16 (autocast).
         on_nonfinite: What a loss that is not finite does: "stop", or "skip" the step.
         virtual_shards: At least the world size; part of the trajectory.
@@ -93,6 +94,7 @@ class FixedOrder:
         layout = Layout(leaf, me.world_size)
         self._exchange = Exchange(layout, virtual_shards, me.world_size, me.rank)
         self._early = self._early_of(layout)
+        self._first_look: FirstLook | None = None
 
     def _early_of(self, layout: Layout) -> Early:
         first = self._gradients_from
@@ -116,6 +118,8 @@ class FixedOrder:
         me = self._me
         if self._send_buffers:
             self._watch.make_equal()
+        if batch.end.step <= 2:
+            self._first_look = first_look(me, batch)
         me.generators.look()
         self._buffers.begin()
         self._exchange.begin()
@@ -125,14 +129,16 @@ class FixedOrder:
             given = None
             if count:
                 me.generators.seed_model(key)
-                given = self._run(shard, data, count / batch.samples)
+                given = self._run(shard, data, count, batch.samples)
             elif shard == 0:
                 self._buffers.carry_nothing()
             self._exchange.push(shard, self._leaf(shard, given))
         return self._outcome(batch.end.step, self._exchange.total())
 
-    def _run(self, shard: int, data: Any, weight: float) -> tuple[Tensor, float] | None:
-        """Leave a shard's gradients in the parameters; return its weighted loss, and samples if the step counts them.
+    def _run(
+        self, shard: int, data: Any, num_samples: int, total: int
+    ) -> tuple[Tensor | float, float] | None:
+        """Leave a shard's gradients in the parameters; return its weighted loss, and items if the step counts them.
 
         Returns None, and nothing that counts, once this rank's code wants training to end.
         """
@@ -149,9 +155,14 @@ class FixedOrder:
             else:
                 with torch.autocast(self._me.device.type, dtype=self._autocast):
                     found = self._step(self._model, data)
-            loss, samples = parse_loss(found)
-            if samples is None and weight != 1.0:
-                loss = loss * weight
+            if self._first_look is not None:
+                self._first_look(found, data, num_samples)
+            loss, count = parse_loss(found)
+            if loss is None:
+                self._early.begin(is_last=False)
+                return 0.0, 0.0
+            if count is None and num_samples != total:
+                loss = loss * (num_samples / total)
             self._early.begin(is_last=shard == self._high - 1)
             torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
         except StopTraining as stop:
@@ -162,9 +173,9 @@ class FixedOrder:
         except RuntimeError as error:
             raise deterministic.named(error) from error
         deterministic.require_deterministic()
-        return loss.detach(), samples or 0.0
+        return loss.detach(), count or 0.0
 
-    def _leaf(self, shard: int, given: tuple[Tensor, float] | None) -> Sequence[Tensor | None]:
+    def _leaf(self, shard: int, given: tuple[Tensor | float, float] | None) -> Sequence[Tensor | None]:
         """Return what a shard gives, in the layout's order; the last one carries this rank's wishes."""
         is_last = shard == self._high - 1
         if given is None and not is_last:

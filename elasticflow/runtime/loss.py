@@ -3,34 +3,129 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from elasticflow import events
-from elasticflow.errors import NonFiniteLossError
+from elasticflow.errors import NonFiniteLossError, StepResultError
+from elasticflow.runtime import notes
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from elasticflow.runtime.member import Worker
 
+FORMS = (
+    "a step returns the loss as a mean over the samples; (loss_sum, count); or a dict with `loss`, a mean over its `count` "
+    "items (over the samples where there is no `count`)"
+)
+DICT_KEYS = frozenset({"loss", "count"})
+_HALVES = frozenset({torch.float16, torch.bfloat16})
 
-def parse_loss(result: Any) -> tuple[Tensor, float | None]:
-    """Return the loss a training step returned and, if it is a sum, over how many.
+
+class StepLoss(NamedTuple):
+    """What a training step's loss is.
+
+    Attributes:
+        value: A sum over `num_items`; without them, a mean over the samples. None if it is a mean over no items,
+            which is not a number: it counts for nothing.
+        num_items: What the sum is over, such as tokens without padding; their weights' sum if they have weights.
+    """
+
+    value: Tensor | None
+    num_items: float | None
+
+
+def parse_loss(result: Any) -> StepLoss:
+    """Return the loss that a training step returned; a mean over counted items becomes their sum.
 
     Raises:
-        TypeError: it is none of the forms that a step may return.
+        StepResultError: it is none of the forms that a step may return.
     """
     if isinstance(result, Tensor):
-        return result, None
-    if isinstance(result, tuple) and len(result) == 2:
-        loss, count = result
-        return loss, float(count)
-    if isinstance(result, dict) and isinstance(result.get("loss"), Tensor):
-        return result["loss"], None
-    raise TypeError(
-        f"the training step returned a {type(result).__name__}: it must return a loss, (loss_sum, count) or a dict with `loss`"
+        return StepLoss(_scalar(result), None)
+    if isinstance(result, dict):
+        if "loss" not in result:
+            raise _refused(f"a dict without `loss` (its keys are {', '.join(map(str, result)) or 'none'})")
+        mean, count = result["loss"], result.get("count")
+        if not isinstance(mean, Tensor):
+            raise _refused(f"a dict whose `loss` is a {type(mean).__name__}", _of_no_tensor(mean))
+        if count is None:
+            return StepLoss(_scalar(mean), None)
+        count = _count_of(count)
+        if count == 0:
+            return StepLoss(None, 0.0)
+        # Half precision would overflow at 65,504.
+        return StepLoss((_scalar(mean).float() if mean.dtype in _HALVES else _scalar(mean)) * count, count)
+    if isinstance(result, tuple | list):
+        return _of_pair(result)
+    raise _refused(f"a {type(result).__name__}", _of_no_tensor(result))
+
+
+def with_count(result: Any, count: Any) -> dict[str, Any]:
+    """Return what a training step returned as a dict whose `loss` is a mean over *count* items.
+
+    Raises:
+        StepResultError: the step counts for itself already, or did not return a loss.
+    """
+    if isinstance(result, Tensor):
+        return {"loss": result, "count": count}
+    if isinstance(result, dict) and "count" not in result:
+        return {**result, "count": count}
+    parse_loss(result)
+    raise StepResultError(
+        "the training step returned a count beside its loss, and model.loss_count counts too",
+        "leave model.loss_count out, or let the step return the mean alone",
+    )
+
+
+def _of_pair(result: tuple[Any, ...] | list[Any]) -> StepLoss:
+    """Return the loss out of (loss_sum, count)."""
+    is_sum = isinstance(result[0], Tensor) and _is_number(result[0]) if result else False
+    if is_sum and len(result) == 2 and _is_number(result[1]):
+        return StepLoss(_scalar(result[0]), _count_of(result[1]))
+    scalars = [n for n, each in enumerate(result) if isinstance(each, Tensor) and each.dim() == 0]
+    hint = None
+    if len(scalars) == 1:
+        hint = f"the loss alone is wanted: return item {scalars[0]} of it (of `loss, logits`, the loss)"
+    raise _refused(notes.form(tuple(result)), hint)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and value.dim() <= 1
+    return not isinstance(value, dict | list | tuple | str) and hasattr(value, "__float__")
+
+
+def _scalar(loss: Tensor) -> Tensor:
+    if loss.dim() and loss.numel() != 1:
+        raise _refused(
+            f"{notes.form(loss)} as its loss",
+            "a loss is one number: return its mean(), or (its sum(), how many items it is over)",
+        )
+    return loss
+
+
+def _count_of(count: Any) -> float:
+    if not _is_number(count):
+        raise _refused(f"{notes.form(count)} as the count of its loss", "a count is one number")
+    number = float(count)
+    if not 0 <= number < math.inf:
+        raise _refused(f"{number} as the count of its loss", "a count is a number from 0 on")
+    return number
+
+
+def _of_no_tensor(value: Any) -> str | None:
+    if isinstance(value, int | float):
+        return "a number cannot be differentiated: return the tensor, without float() or item()"
+    return None
+
+
+def _refused(what: str, hint: str | None = None) -> StepResultError:
+    return StepResultError(
+        f"the training step returned {what}", FORMS if hint is None else f"{hint};\n{FORMS}"
     )
 
 

@@ -45,6 +45,7 @@ class Worker:
         at_leave: Called by `leave`, in order, while the process group is alive.
         autocast_dtype: Of mixed precision, or None.
         is_exact: Its steps are to have the same bits at every world size.
+        has_told_weights: This process has said that the loss depends on how a batch is cut.
         skipped_step: The last step's loss was not finite and the step was left out.
         restored_from: Name of the snapshot this generation goes on from.
         is_from_memory: It was held in memory, and need not be on the store.
@@ -92,6 +93,7 @@ class Worker:
         self.autocast_dtype: torch.dtype | None = None
         self.is_exact = False
         self.skipped_step = False
+        self.has_told_weights = False
         self.best: float | None = None
         self.restored_from: str | None = None
         self.is_from_memory = False

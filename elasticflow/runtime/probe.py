@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from elasticflow.runtime.probe_state import Trained
 
 
+_BATCH = 2  # samples: BatchNorm needs more than one
+_BATCH_OF_STEP = 8
+
+
 class Probe:
     """One look at a job.
 
@@ -48,6 +52,7 @@ class Probe:
     def __init__(self, report: Report, request: dict[str, Any]) -> None:
         self._report, self._request, self._job = report, request, request["job"]
         self._batches: dict[str, Any] = {}
+        self._num_samples = 0  # of the batch of `dataset`
 
     def run(self) -> None:
         """Look at everything; what depends on something broken is left out."""
@@ -59,12 +64,19 @@ class Probe:
         exec(compile(self._request["entry_point"], "train.py", "exec"), code.__dict__)  # noqa: S102  # ours
         streams.seed_all(self._job["job"]["seed"])
         with self._part():
-            self._batches["dataset"] = Data(self._report, code, self._job, "dataset").batch()
+            data = Data(self._report, code, self._job, "dataset", most=self._most_samples())
+            self._batches["dataset"], self._num_samples = data.batch(), data.num_samples
         if self._job["evaluation"] is not None and not self._is_known_broken("evaluation"):
             with self._part():
                 self._batches["evaluation"] = Data(self._report, code, self._job, "evaluation").batch()
         with self._part():
             self._look_at_state(code)
+
+    def _most_samples(self) -> int:
+        """Return of how many samples a batch is made: for a step, enough to tell a part's loss from the whole's."""
+        table = self._job["dataset"]
+        at_once = table["micro_batch_size"] or table["global_batch_size"]
+        return max(_BATCH, min(at_once, _BATCH_OF_STEP)) if self._request["takes_step"] else _BATCH
 
     def _is_known_broken(self, table: str) -> bool:
         same = self._job[table]["entry"] == self._job["dataset"]["entry"]
@@ -106,7 +118,7 @@ class Probe:
         if self._request["takes_step"]:
             trained = build(report, code, job)
             if "dataset" in self._batches:
-                train(report, code, job, trained, self._batches)
+                train(report, code, job, trained, self._batches, self._num_samples)
             else:
                 step_without_data(report, trained)
             count(report, job, trained)

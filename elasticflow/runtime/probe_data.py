@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.probe_report import Report
 
-_BATCH = 2  # samples: BatchNorm needs more than one
-
 
 class Data:
     """The data of one table of the job file.
@@ -30,16 +28,23 @@ class Data:
         code: The job's train.py as a module.
         job: Its tables.
         table: Which one: `dataset` or `evaluation`.
+        most: Samples of the batch, at least 2; of data in shards the first ones.
+
+    Attributes:
+        num_samples: Of the batch.
     """
 
-    def __init__(self, report: Report, code: ModuleType, job: dict[str, Any], table: str) -> None:
+    def __init__(
+        self, report: Report, code: ModuleType, job: dict[str, Any], table: str, *, most: int = 2
+    ) -> None:
+        self._most, self.num_samples = most, 0
         self._report, self._code, self._job, self._table = report, code, job, table
         self._is_training = table == "dataset"
         self._entry = f"{table}.entry"
         self._args = f"{table}.args" if job[table]["args"] else self._entry
 
     def batch(self) -> Any:
-        """Return a batch of the first and the last sample, or of the first two of data shard 0.
+        """Return a batch of the first and the last sample and some between, or of the first ones of data shard 0.
 
         Raises:
             BrokenError: there is none; why was told.
@@ -51,7 +56,7 @@ class Data:
             self._code.build_dataset if self._is_training else self._code.build_evaluation_dataset
         )
         length = self._length(dataset)
-        indices = sorted({0, length - 1})
+        indices = sorted({n * (length - 1) // (self._most - 1) for n in range(self._most)})
         return self._collated(dataset, indices, [self._sample(dataset, index) for index in indices])
 
     def _opened(self, build: Callable[[], Any]) -> Any:
@@ -113,7 +118,7 @@ class Data:
         shard = report.call("result", self._entry, "opening data shard 0", lambda: require_iterable(opened))
         streams.seed_all(0)
         samples = report.call(
-            "sample", self._entry, "reading data shard 0", lambda: list(itertools.islice(shard, _BATCH))
+            "sample", self._entry, "reading data shard 0", lambda: list(itertools.islice(shard, self._most))
         )
         if not samples:
             report.note("data shard 0 has no samples")
@@ -121,6 +126,7 @@ class Data:
         return shard, list(range(len(samples))), samples
 
     def _collated(self, dataset: Any, indices: list[int], samples: list[Any]) -> Any:
+        self.num_samples = len(samples)
         report, own, loss = self._report, self._job["dataset"]["collate"], self._job["model"]["loss"]
         collate = self._code.collate if own else default_collate
         key = "dataset.collate" if own else self._entry

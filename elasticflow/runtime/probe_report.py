@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from elasticflow import StopTraining
-from elasticflow.errors import ElasticflowError
+from elasticflow.errors import ElasticflowError, StepResultError
 from elasticflow.runtime import failure
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class Report:
             kind = "device"
         elif failure.classify(error) == "oom":
             kind = "memory"
+        elif isinstance(error, StepResultError):
+            kind = "loss"
         if isinstance(error, ElasticflowError):
             message, remedy = error.message, error.remedy or ""
         else:

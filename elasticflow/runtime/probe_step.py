@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from elasticflow.runtime import probe_restart
+from elasticflow.runtime import loss_weights, probe_restart
 from elasticflow.runtime.loss import parse_loss
 from elasticflow.runtime.probe_report import BrokenError
 from elasticflow.runtime.replicas import AUTOCAST
@@ -24,9 +24,16 @@ if TYPE_CHECKING:
 
 
 def train(
-    report: Report, code: ModuleType, job: dict[str, Any], trained: Trained, batches: dict[str, Any]
+    report: Report,
+    code: ModuleType,
+    job: dict[str, Any],
+    trained: Trained,
+    batches: dict[str, Any],
+    num_samples: int,
 ) -> None:
-    """Make one step as train.py would with one worker, then measure the metrics on one batch.
+    """Make one step as train.py would with one worker, look at its loss, then measure the metrics on one batch.
+
+    *num_samples*: of the batch of `dataset`.
 
     Raises:
         BrokenError: something raised; told.
@@ -37,7 +44,9 @@ def train(
 
     model.train()
     optimizer.zero_grad()
-    loss = report.call("step", key, "a training step", lambda: _gradients(code, job, model, batch))
+    result, loss = report.call("step", key, "a training step", lambda: _gradients(code, job, model, batch))
+    if isinstance(result, dict) and (unused := loss_weights.unused_keys(result)):
+        report.note(f"the training step's dict also holds {', '.join(unused)}, which nobody reads")
     report.learnt(loss=repr(loss))
     if not math.isfinite(loss):
         what = f"the loss of the first step is {loss}"
@@ -49,22 +58,43 @@ def train(
     report.call("step", "optimizer.entry", "a step of the optimizer", step)
     if trained.scheduler is not None:
         report.call("step", "lr_scheduler.entry", "a step of the schedule", trained.scheduler.step)
-    probe_restart.check(report, code, job, trained, partial(_step_again, code, job, batches["dataset"]))
     again = partial(_step_again, code, job, batch)
     probe_restart.check(report, code, job, trained, again)
+    _look_at_weights(report, code, job, model, batch, num_samples)
     if "evaluation" in batches:
         _measure(report, code, job, model, batches["evaluation"])
 
 
-def _gradients(code: ModuleType, job: dict[str, Any], model: nn.Module, batch: Any) -> float:
-    """Leave the gradients of a batch in the parameters; return its mean loss."""
-    dtype = AUTOCAST.get(job["train"]["precision"])
-    with nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype):
-        loss, samples = parse_loss(code.training_step(model, batch))
-    if samples is not None:
-        loss = loss / samples
+def _gradients(code: ModuleType, job: dict[str, Any], model: nn.Module, batch: Any) -> tuple[Any, float]:
+    """Leave the gradients of a batch in the parameters; return what the step returned, and its mean loss."""
+    with _precision(job):
+        result = code.training_step(model, batch)
+        loss, num_items = parse_loss(result)
+    if loss is None:  # a mean over no items
+        return result, 0.0
+    if num_items:
+        loss = loss / num_items
     loss.backward()  # type: ignore[no-untyped-call]
-    return loss.item()
+    return result, loss.item()
+
+
+def _precision(job: dict[str, Any]) -> AbstractContextManager[Any]:
+    dtype = AUTOCAST.get(job["train"]["precision"])
+    return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
+
+
+def _look_at_weights(
+    report: Report, code: ModuleType, job: dict[str, Any], model: nn.Module, batch: Any, num_samples: int
+) -> None:
+    """Warn if the loss depends on how a batch is cut; after a step, since a last layer of noughts hides it."""
+    model.eval()
+    with torch.no_grad(), _precision(job):
+        dtype = AUTOCAST.get(job["train"]["precision"])
+        found = loss_weights.difference(None, model, code.training_step, batch, num_samples, dtype)
+    model.train()
+    if found is not None:
+        key = "model.step" if job["model"]["step"] else "model.loss"
+        report.warn("weights", key, f"{found}: it depends on the number of workers", loss_weights.REMEDY)
 
 
 def _step_again(code: ModuleType, job: dict[str, Any], batch: Any, trained: Trained) -> None:

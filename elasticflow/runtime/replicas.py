@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.errors import StateError
 from elasticflow.runtime import buffers, stopping
 from elasticflow.runtime.loss import NonFinite
+from elasticflow.runtime.loss_weights import first_look
 from elasticflow.runtime.step_module import SIZE, StepModule
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ class DataParallel:
     Args:
         me: This worker.
         model: On its device; every rank has rank 0's weights afterwards.
-        training_step: Called with the bare model and a micro-batch; returns the mean loss, or (sum of losses,
-            count), or a mapping with `loss`.
+        training_step: Called with the bare model and a micro-batch; returns what `parse_loss` takes.
         precision: fp32, bf16 or fp16 (autocast).
         on_nonfinite: What a loss that is not finite does: "stop", or "skip" the step.
         ddp: Options of DistributedDataParallel, and sync_batchnorm.
@@ -102,6 +102,8 @@ class DataParallel:
         self._tally.clear()
         self._ballot.grad = None
         left = len(batch.model_keys)
+        if batch.end.step <= 2:
+            self._step.first_look = first_look(me, batch)
         if left == 0:
             if self._is_synced:
                 raise StateError(
@@ -152,7 +154,7 @@ class DataParallel:
             self._generators.are_used = True
         loss *= weight
         if count > 0:  # the step returned sums: only now is the count of all ranks known
-            count = round(count * weight)
+            count = _whole(count * weight)
             loss /= count
             grads = [p.grad for p in self._parameters if p.grad is not None]
             torch._foreach_div_(grads, count)
@@ -160,6 +162,12 @@ class DataParallel:
         if me.skipped_step:
             self._nonfinite.refuse(number, loss)
         return float(loss)
+
+
+def _whole(count: float) -> float:
+    """Return a count that travelled as a mean over the ranks, in single precision; sums of weights stay fractions."""
+    nearest = round(count)
+    return nearest if abs(count - nearest) <= 1e-6 * nearest else count
 
 
 def _require_cuda(me: Worker) -> None:

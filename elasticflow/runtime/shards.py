@@ -111,7 +111,10 @@ class Early:
 
     def end(self) -> set[int]:
         """Stop; return the places of the gradients that were handed on since `begin`."""
-        self._is_open, self._has_looked = False, True
+        self._is_open = False
+        self._has_looked = self._has_looked or bool(
+            self._seen
+        )  # a shard whose loss counts nothing has no backward
         return {place for bucket in self._buckets[: self._gone] for place in bucket}
 
     def _hook(self, place: int) -> Callable[[Tensor], None]:

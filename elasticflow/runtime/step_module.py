@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from torch.amp import GradScaler
 
+    from elasticflow.runtime.loss_weights import FirstLook
     from elasticflow.runtime.member import Worker
 
-# The ballot: weighted loss, samples counted by the user's step, changed buffers, generators drawn from, and the
+# The ballot: weighted loss, items counted by the user's step, changed buffers, generators drawn from, and the
 # wishes of `vote`.
 LOSS, SIZE = 0, 4 + len(Vote().wishes())
 
@@ -34,6 +35,9 @@ class StepModule(nn.Module):
         step: The user's.
         scaler: For fp16.
         is_synced: Forwards of all ranks wait for each other.
+
+    Attributes:
+        first_look: Called with what the user's step returned; only in the first step of a run.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class StepModule(nn.Module):
         self.model = model
         self.ballot = nn.Parameter(torch.zeros(SIZE))
         self.tally = _Tally()
+        self.first_look: FirstLook | None = None
         self._call, self._world_size, self._scaler, self._vote = step, me.world_size, scaler, me.vote
         self._is_here = me.device.type == "cpu"
         self._values = torch.zeros(SIZE)
@@ -64,7 +69,7 @@ class StepModule(nn.Module):
         loss = None
         if data is not None:
             try:
-                loss = self._loss(data, count / total)
+                loss = self._loss(data, count, total)
             except StopTraining as stop:
                 if self._is_synced:
                     raise  # other ranks wait for this one within their forwards
@@ -78,11 +83,17 @@ class StepModule(nn.Module):
         # The gradient of this dot product by the ballot is what this rank votes.
         return loss, torch.dot(self.ballot, self._votes(wishes()))
 
-    def _loss(self, data: Any, weight: float) -> Tensor:
-        loss, samples = parse_loss(self._call(self.model, data))
-        if samples is not None:
+    def _loss(self, data: Any, num_samples: int, total: int) -> Tensor | None:
+        result = self._call(self.model, data)
+        if self.first_look is not None:
+            self.first_look(result, data, num_samples)
+        loss, count = parse_loss(result)
+        weight = num_samples / total
+        if count is not None:
             weight = 1.0
-            self.tally.count += samples
+            self.tally.count += count
+        if loss is None:
+            return None
         self.tally.loss += (loss.item() if self._is_here else loss.detach().float()) * weight
         weight *= self._world_size
         return loss if weight == 1.0 else loss * weight
@@ -98,7 +109,7 @@ class StepModule(nn.Module):
 
 
 class _Tally:
-    """What this rank has of the step so far: weighted loss, and samples if the user's step counts them."""
+    """What this rank has of the step so far: weighted loss, and items if the user's step counts them."""
 
     loss: float | Tensor
     count: float

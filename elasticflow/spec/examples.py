@@ -18,6 +18,7 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "args": [{"width": 32}],
         "loss": ["torch.nn.functional:cross_entropy"],
         "step": ["examples.mnist:training_step"],
+        "loss_count": ["tokens:num_targets"],
         "weights": ["base.safetensors"],
     },
     "OptimizerTable": {

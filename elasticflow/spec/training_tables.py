@@ -59,7 +59,12 @@ class ModelTable(Table):
     )
     step: Entry | None = Field(
         default=None,
-        description="Called as step(model, batch); returns a loss, (loss_sum, count) or a dict with `loss`.",
+        description="Called as step(model, batch); returns a loss, (loss_sum, count) or a dict with `loss` and `count`.",
+    )
+    loss_count: Entry | None = Field(
+        default=None,
+        description="Called as loss_count(batch): over how many items the loss is a mean, such as tokens without padding; "
+        "default: the samples.",
     )
     weights: Annotated[str | None, MayRefer()] = Field(
         default=None, description="A safetensors file to start from; may hold ${env:NAME}."

@@ -42,6 +42,12 @@ FEATURES: dict[str, dict[str, Any]] = {
         "evaluation__entry": "pieces:digits",
         "evaluation__metrics": {"accuracy": "pieces:accuracy"},
     },
+    "counted_loss": {"model__loss_count": "tokens:num_targets"},
+    "counted_step": {
+        "model__loss": None,
+        "model__step": "pieces:training",
+        "model__loss_count": "pieces:num_targets",
+    },
     "data": {
         "dataset__prepare": "pieces:prepare",
         "dataset__collate": "pieces:samples",

@@ -154,7 +154,7 @@ def me() -> Any:
     vote = Vote()
     stand_in = SimpleNamespace(
         rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=vote,
-        autocast_dtype=None, is_exact=False, skipped_step=False, fingerprints={}, drawn={}, random_version=2, started_at=None, best=None, events=events, witness=None,
+        autocast_dtype=None, is_exact=False, skipped_step=False, has_told_weights=False, fingerprints={}, drawn={}, random_version=2, started_at=None, best=None, events=events, witness=None,
         event=event, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
         all_true=lambda mine: mine, should_leave=False, owes_evaluation=False,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,

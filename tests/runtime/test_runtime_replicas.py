@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from elasticflow import StopTraining
-from elasticflow.errors import NonFiniteLossError, StateError
+from elasticflow.errors import NonFiniteLossError, StateError, StepResultError
 from elasticflow.runtime import evaluate
 from elasticflow.runtime.data import Batch
 from elasticflow.runtime.order import Schedule
@@ -119,7 +119,7 @@ def test_skipping_under_a_scaler(me: Any) -> None:
 def test_step_of_another_kind_is_refused(me: Any) -> None:
     """A step that returns something else is told what it may return."""
     _, group = make(me, lambda *_: "0.5")
-    with pytest.raises(TypeError, match="the training step returned a str: it must return a loss"):
+    with pytest.raises(StepResultError, match="the training step returned a str"):
         group.gradients(batch(10))
 
 

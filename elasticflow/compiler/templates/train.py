@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticflow.runtime import data, evaluate, order, replicas, snapshot, streams, worker  # = import.runtime
+from elasticflow.runtime.loss import with_count  # = import.count
 from elasticflow.runtime.state import State
 from torch import Tensor, nn  # = import.torch
 from torch.amp import GradScaler  # = import.scaler
@@ -80,8 +81,8 @@ def build_model() -> nn.Module:
 
 
 # if: loss
-def training_step(model: nn.Module, batch: Any) -> Tensor:
-    """Return the mean loss over one micro-batch of (inputs, targets); every rank."""
+def training_step(model: nn.Module, batch: Any) -> Tensor:  # = loss.def
+    """Return the mean loss over one micro-batch of (inputs, targets); every rank."""  # = loss.doc
     from torch.nn.functional import cross_entropy  # = loss.import
 
     inputs, targets = batch
@@ -91,7 +92,7 @@ def training_step(model: nn.Module, batch: Any) -> Tensor:
 # end
 # if: not loss
 def training_step(model: nn.Module, batch: Any) -> Any:  # type: ignore[no-redef]  # noqa: F811  # = step.def
-    """Return the loss of one micro-batch, as the job's own step states it; every rank."""
+    """Return the loss of one micro-batch, as the job's own step states it; every rank."""  # = step.doc
     from torch.nn.functional import cross_entropy  # = step.import
 
     return cross_entropy(model(batch[0]), batch[1])  # = step.call

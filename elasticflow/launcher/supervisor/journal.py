@@ -34,6 +34,7 @@ _LEVELS = {
     events.PRELOAD_REFUSED: "warning",
     events.ENTRY_POINT_EDITED: "warning",
     events.LOSS_SKIPPED: "warning",
+    events.LOSS_UNWEIGHED: "warning",
     events.STATE_LEFT_OUT: "warning",
     events.KIND_CHANGED: "warning",
     events.RECORD_DAMAGED: "warning",

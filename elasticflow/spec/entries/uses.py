@@ -37,6 +37,7 @@ def uses_in(raw: dict[str, Any]) -> Iterator[Use]:
         ("model", "entry", (), True),
         ("model", "loss", ("outputs", "targets"), False),
         ("model", "step", ("model", "batch"), False),
+        ("model", "loss_count", ("batch",), False),
         ("optimizer", "entry", ("the parameters",), True),
         ("lr_scheduler", "entry", ("the optimizer",), True),
         ("dataset", "entry", (), True),

@@ -93,4 +93,22 @@ DEEP: dict[str, Explanation] = {
         "class TwoAdams(Optimizer):  # holds two optimizers, and has no state_dict of its own\n    def step(self): self.g.step(); self.d.step()",
         'def optimizers(model):  # for a step(model, batch, optimizers)\n    return {"g": Adam(model.g.parameters()), "d": Adam(model.d.parameters())}',
     ),
+    codes.DEEP_LOSS: Explanation(
+        "what a training step returns is no loss",
+        "It returns the loss as a mean over the samples; (loss_sum, count), a sum and over how many items it is; or a dict with "
+        "`loss`, a mean over its `count` items, or over the samples where it holds no `count`. Other keys of a dict are not read. "
+        "Logits and the like are no part of it.",
+        "return loss, logits",
+        "return loss",
+    ),
+    codes.DEEP_WEIGHTS: Explanation(
+        "the loss depends on how a batch is cut",
+        "Each worker computes the loss of its share of a batch, and shares are weighed by their samples. A mean over something else, "
+        "such as tokens without padding (ignore_index), must be weighed by that, or the job trains on another loss at another number of workers: "
+        "name a function that counts in model.loss_count, or let the step return (loss_sum, count) or a dict with `loss` and `count`. "
+        "Found by comparing the loss of a batch with those of its parts; a loss that compares samples with each other shows here too, "
+        "and has no remedy but one worker and no micro-batches.",
+        'loss = "tokens:masked_cross_entropy"  # under [model]; a mean over the tokens that count',
+        'loss = "tokens:masked_cross_entropy"\nloss_count = "tokens:num_targets"  # def num_targets(batch): return (batch[1] != -100).sum()',
+    ),
 }

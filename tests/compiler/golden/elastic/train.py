@@ -1,6 +1,6 @@
 """Train the job `elastic`.
 
-Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest 9c38074f4e8024be).
+Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest 688ebd77b8ef1412).
 Make it again:          elasticflow compile tests/compiler/golden/elastic/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "elastic"
-JOB_DIGEST = "9c38074f4e8024be"
+JOB_DIGEST = "688ebd77b8ef1412"
 SEED = 0
 EPOCHS = 3  # passes over the dataset
 GLOBAL_BATCH_SIZE = 250  # samples per step, the same at any world size

@@ -1,6 +1,6 @@
 """Train the job `exact`.
 
-Made by elasticflow from tests/compiler/golden/exact/job.toml (job digest 2fdc8ffc3fb7ec6c).
+Made by elasticflow from tests/compiler/golden/exact/job.toml (job digest adb734df7558638a).
 Make it again:          elasticflow compile tests/compiler/golden/exact/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "exact"
-JOB_DIGEST = "2fdc8ffc3fb7ec6c"
+JOB_DIGEST = "adb734df7558638a"
 SEED = 3
 EPOCHS = 5  # passes over the dataset
 GLOBAL_BATCH_SIZE = 128  # samples per step, the same at any world size

@@ -1,6 +1,6 @@
 """Train the job `one-worker`.
 
-Made by elasticflow from tests/compiler/golden/one_worker/job.toml (job digest 4de75b5527e48535).
+Made by elasticflow from tests/compiler/golden/one_worker/job.toml (job digest ec471f475d51a15d).
 Make it again:          elasticflow compile tests/compiler/golden/one_worker/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "one-worker"
-JOB_DIGEST = "4de75b5527e48535"
+JOB_DIGEST = "ec471f475d51a15d"
 SEED = 0
 STEPS = 200  # optimizer steps
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
