@@ -22,7 +22,7 @@ FORMS = (
     "items (over the samples where there is no `count`)"
 )
 DICT_KEYS = frozenset({"loss", "count"})
-_HALVES = frozenset({torch.float16, torch.bfloat16})
+HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
 class StepLoss(NamedTuple):
@@ -58,7 +58,7 @@ def parse_loss(result: Any) -> StepLoss:
         if count == 0:
             return StepLoss(None, 0.0)
         # Half precision would overflow at 65,504.
-        return StepLoss((_scalar(mean).float() if mean.dtype in _HALVES else _scalar(mean)) * count, count)
+        return StepLoss((_scalar(mean).float() if mean.dtype in HALVES else _scalar(mean)) * count, count)
     if isinstance(result, tuple | list):
         return _of_pair(result)
     raise _refused(f"a {type(result).__name__}", _of_no_tensor(result))

@@ -6,6 +6,7 @@ number of workers, unless the step says over how many items it is (`loss.parse_l
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from elasticflow import StopTraining, events
-from elasticflow.runtime.loss import DICT_KEYS, parse_loss
+from elasticflow.runtime.loss import DICT_KEYS, HALVES, parse_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,7 +139,7 @@ def difference(
 ) -> str | None:
     """Return in words how the loss of a batch differs from the mean of its parts', weighed by samples; None if it does not.
 
-    The model is in evaluation mode, and gradients are off. The step is called four times. A step that counts its
+    The model is in evaluation mode, and gradients are off. The step is called six times at most. A step that counts its
     items, that draws random numbers, fails on a part, or whose batch cannot be cut, gives None.
 
     Args:
@@ -152,37 +153,33 @@ def difference(
     Raises:
         StopTraining: the step did.
     """
-    at = max(1, num_samples // 3)
-    parts = cut(batch, num_samples, at) if num_samples > 1 else None
-    if parts is None:
-        return None
 
-    def loss(of: Any, seed: int) -> float | None:
+    def loss(of: Any, seed: int = 1) -> float:
         torch.manual_seed(seed) if me is None else me.generators.seed_model(seed)
         result = step(model, of)
         value = None if is_counted(result) else parse_loss(result).value
-        return None if value is None else float(value)
+        return math.nan if value is None else float(value)
 
+    halves = dtype is not None or any(p.dtype in HALVES for p in model.parameters())
+    tolerance = _TOLERANCE_OF_HALVES if halves else _TOLERANCE
     try:
         with _uncompiled(model):
-            first, again, second, whole = (
-                loss(parts[0], 1),
-                loss(parts[0], 2),
-                loss(parts[1], 1),
-                loss(batch, 1),
-            )
+            whole = loss(batch)
+            # Two cuts: in one of them both parts may count as much per sample.
+            for at in {1, num_samples // 2} if num_samples > 1 else ():
+                parts = cut(batch, num_samples, at)
+                if parts is None or math.isnan(whole):
+                    return None
+                mean = (loss(parts[0]) * at + loss(parts[1]) * (num_samples - at)) / num_samples
+                if abs(whole - mean) > tolerance * abs(whole):
+                    if abs(whole - loss(batch, seed=2)) > tolerance * abs(whole):
+                        return None
+                    return f"the loss of a batch is {whole:.6g}, but the mean over its parts, weighed by their samples, {mean:.6g}"
     except StopTraining:
         raise
     except Exception:  # noqa: BLE001  # the step itself is tried elsewhere
         return None
-    if first is None or again is None or second is None or whole is None:
-        return None
-    halves = dtype is not None or any(p.dtype in {torch.float16, torch.bfloat16} for p in model.parameters())
-    tolerance = (_TOLERANCE_OF_HALVES if halves else _TOLERANCE) * max(map(abs, (first, second, whole)))
-    mean = (first * at + second * (num_samples - at)) / num_samples
-    if not abs(whole - mean) > tolerance or abs(first - again) > tolerance:  # also where one is not finite
-        return None
-    return f"the loss of a batch is {whole:.6g}, and the mean over its parts, weighed by their samples, {mean:.6g}"
+    return None
 
 
 def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:

@@ -82,6 +82,18 @@ def nothing(shard, shards):
     return iter(())
 
 
+def pair(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets), outputs
+
+
+def masked(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets.where(targets > 0, -1), ignore_index=-1)
+
+
+def num_targets(batch):
+    return (batch[1] > 0).sum()
+
+
 def accuracy(outputs, targets):
     return (outputs.argmax(1) == targets).float().mean()
 """
@@ -227,6 +239,9 @@ PROJECTS = {
     ),
     "averages": Project("epochs = 2", 'epochs = 2\nema = 0.99\nprecision = "bf16"', None, deep_step=True),
     "not_finite": Project("torch.ones(4) * index", "torch.ones(4) / 0 * index", ("EF508", 'loss = "torch', "the loss of the first step is nan"), deep_step=True),
+    "logits_too": Project("torch.nn.functional:cross_entropy", "shop:pair", ("EF518", 'loss = "shop:pair"', "the training step returned (float32 (), float32 (8, 3))"), deep_step=True),
+    "uncounted": Project("torch.nn.functional:cross_entropy", "shop:masked", ("EF519", 'loss = "shop:masked"', "but the mean over its parts, weighed by their samples"), deep_step=True),
+    "counted": Project('torch.nn.functional:cross_entropy"', 'shop:masked"\nloss_count = "shop:num_targets"', None, deep_step=True),
     "metric_raises": Project("(outputs.argmax(1)", "(outputs.argmax(2)", ("EF508", "metrics = ", "measuring accuracy raises IndexError"), deep_step=True),
 }  # fmt: skip
 
