@@ -39,6 +39,8 @@ BUDGET_SPENT = "budget.spent"
 BUDGET_REFILLED = "budget.refilled"
 DATASET_OPENED = "dataset.opened"
 DATASET_PASSED = "dataset.passed"
+DATASET_SMALLER_THAN_BATCH = "dataset.smaller_than_batch"
+SCALE_NOT_REACHED = "scale.not_reached"
 STATE_LEFT_OUT = "state.left_out"
 BEST_RESET = "best.reset"
 KIND_CHANGED = "kind.changed"
@@ -65,15 +67,15 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     RUN_STARTED: ("a launch began", ("launch", "resumed", "pid", "torch", "uri", "endpoint")),
     RUN_FINISHED: (
         "training reached its end, or the job's code stopped it, and the last snapshot is committed",
-        ("step", "seconds", "restarts", "stopped"),
+        ("step", "seconds", "durations", "run_durations", "restarts", "stopped"),
     ),
     RUN_FAILED: (
         "the run ended with an error",
-        ("class", "error", "why", "rank", "exit_code", "step", "seconds"),
+        ("class", "error", "why", "rank", "exit_code", "step", "seconds", "durations", "run_durations"),
     ),
     RUN_INTERRUPTED: (
         "the launch ended before training did; the same command goes on",
-        ("reason", "step", "seconds"),
+        ("reason", "step", "seconds", "durations", "run_durations"),
     ),
     GENERATION_STARTED: ("a worker group was formed", ("world_size", "nodes", "reason")),
     GENERATION_ENDED: ("a worker group ended", ("class", "reason", "step")),
@@ -131,6 +133,11 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         "a data shard without `skip` is read again up to where the run goes on; said every ten seconds",
         ("shard", "samples"),
     ),
+    DATASET_SMALLER_THAN_BATCH: (
+        "one batch is more than the whole training data: a pass over it is not even one step",
+        ("samples", "batch", "steps"),
+    ),
+    SCALE_NOT_REACHED: ("training ended before nodes were to come or go on cue", ("changes", "seconds")),
     KIND_CHANGED: (
         "exact consistency goes on with other machines or libraries than its snapshot was taken on: bits may differ",
         ("changed",),
@@ -196,6 +203,7 @@ FROM_WORKERS = frozenset(
         STORE_TROUBLE,
         DATASET_OPENED,
         DATASET_PASSED,
+        DATASET_SMALLER_THAN_BATCH,
         STATE_LEFT_OUT,
         BEST_RESET,
         KIND_CHANGED,

@@ -6,19 +6,21 @@ import click
 
 from elasticflow.cli.facts import COLOURS, evaluation_of, facts_of
 from elasticflow.cli.terminal import paint, print_json
-from elasticflow.observe.formats import local_time, number
+from elasticflow.observe.formats import local_time, number, span
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.status import RunStatus, read_status
 from elasticflow.spec.project import here
 
-_HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED")
+_HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED", "TOOK")
 
 
 @click.command("runs")
 @click.argument("job", required=False)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
 def command(job: str | None, form: str) -> None:
-    """List the project's runs, or those of one JOB, the newest first.
+    """List the project's runs, or those of one JOB, the one that was launched last first.
+
+    STARTED is when a run began, TOOK the time of all its launches together.
 
     \b
     elasticflow runs
@@ -44,6 +46,7 @@ def _row(status: RunStatus) -> tuple[str, ...]:
         number(status.loss),
         evaluation_of(status) or "-",
         local_time(status.started),
+        span(sum(status.durations.values())) if status.durations else "-",
     )
 
 

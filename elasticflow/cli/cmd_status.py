@@ -8,6 +8,7 @@ import click
 
 from elasticflow.cli.facts import COLOURS, facts_of, progress_of
 from elasticflow.cli.terminal import paint, print_json, short
+from elasticflow.observe.durations import took
 from elasticflow.observe.formats import elapsed, local_time, number, plural
 from elasticflow.observe.lines import of_weights, user_frames, values
 from elasticflow.observe.runs import find_run
@@ -76,10 +77,20 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         rows.append(("workers", f"{plural(len(status.workers), 'worker')}: {who}{more}"))
     launch = f"launch {status.launch}, generation {status.generation}, {plural(status.restarts, 'restart')}"
     rows.append(("launch", launch))
-    rows.append(("started", local_time(status.started)))
+    rows += _times(status)
+    rows.append(("folder", short(status.folder.path)))
+    return rows
+
+
+def _times(status: RunStatus) -> list[tuple[str, str]]:
+    rows = [("started", local_time(status.started))]
+    if status.launch > 1:
+        rows.append(("launched", local_time(status.launched)))
     if status.status != "running":
         rows.append(("ended", local_time(status.updated)))
-    rows.append(("folder", short(status.folder.path)))
+    if status.durations or status.launch_durations:
+        of_one = "" if status.durations else " by the newest launch"
+        rows.append(("took", took(status.durations or status.launch_durations) + of_one))
     return rows
 
 

@@ -22,7 +22,7 @@ def facts_of(status: RunStatus) -> dict[str, Any]:
     """Return what `--format json` prints; times are RFC 3339 in UTC."""
     facts = {"job": status.folder.job, "run_id": status.folder.run_id, **asdict(status)}
     facts["folder"] = str(status.folder.path)
-    for name in ("started", "updated"):
+    for name in ("started", "launched", "updated"):
         facts[name] = None if facts[name] is None else rfc3339(facts[name])
     return facts
 

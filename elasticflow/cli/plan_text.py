@@ -89,8 +89,7 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     plan, job = view.plan, view.job
     yield "job", f"{plan.job_name} ({', '.join(plan.job_files)}; digest {plan.job_digest[:16]})"
     yield "nodes", _nodes(view)
-    batch = plural(job.dataset.global_batch_size, "sample")
-    yield "batch", f"{batch} per step, at every number of nodes"
+    yield "batch", _batch(view)
     if view.known.parameters is not None:
         yield "model", plural(int(view.known.parameters.value), "parameter") + by(view.known.parameters)
     if job.dataset.shards is not None:
@@ -123,6 +122,14 @@ def _nodes(view: PlanView) -> str:
     each = per_node.get(str(plan.nproc_per_node)) or f"{plural(int(plan.nproc_per_node), 'worker')} each"
     place = "" if plan.endpoint is None else f", meeting at {plan.endpoint}"
     return f"{low if low == high else f'{low:,} to {high:,}'}, {each}{place}"
+
+
+def _batch(view: PlanView) -> str:
+    size, known = view.job.dataset.global_batch_size, view.known.samples
+    text = f"{plural(size, 'sample')} per step, at every number of nodes"
+    if known is None or size <= known.value:
+        return text
+    return f"{text}; more than the whole dataset, which has {plural(int(known.value), 'sample')}{by(known)}"
 
 
 def _steps(view: PlanView) -> str:

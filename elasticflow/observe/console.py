@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import textwrap
 import time
-from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
 from elasticflow import events
-from elasticflow.observe.formats import elapsed, moment, number
+from elasticflow.observe.formats import elapsed, number
 from elasticflow.observe.lines import Line, Record, Symbol, Tone, epoch_of, rates_of, whole
+from elasticflow.observe.pace import Pace
 from elasticflow.observe.story import Story
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 DRAW_EVERY_S = 0.1
 PLAIN_EVERY_S = 10.0
-# Speed is a mean over this much training time: long enough to be steady, short enough to notice a change.
-SPEED_OVER_S = 8.0
 
 _PRETTY: dict[Symbol, str] = {
     "start": "→",
@@ -90,7 +88,7 @@ class Console:
         self._symbols = _PRETTY if self._pretty else _ASCII
         self._drawn_at = clock() if not tty else -DRAW_EVERY_S
         self._progress = ""
-        self._recent: deque[tuple[float, int, int]] = deque()
+        self._pace = Pace()
 
     @classmethod
     def on(cls, stream: TextIO, environment: Mapping[str, str], folder: str | None = None) -> Console:
@@ -112,7 +110,7 @@ class Console:
         if line.symbol in {"wrong", "again", "stop", "start"} or line.tone == "good":
             # What the progress line says is no longer so.
             self._progress = ""
-            self._recent.clear()
+            self._pace.clear()
         self._show(line)
         if record.get("event") == events.RUN_STARTED and self._tty:
             # Importing torch takes seconds in which nothing else happens.
@@ -123,9 +121,10 @@ class Console:
         """Show one record of metrics.jsonl: an evaluation as a line, a step as progress."""
         line = self._story.metrics(record)
         if line is not None:
+            self._pace.add(record)
             self._show(line)
         elif record.get("loss") is not None:
-            self._remember(record)
+            self._pace.add(record)
             now = self._clock()
             if now - self._drawn_at >= (DRAW_EVERY_S if self._tty else PLAIN_EVERY_S):
                 self._drawn_at = now
@@ -156,17 +155,6 @@ class Console:
         room = max(30, self._width() - _TEXT_COLUMN - 1)
         # Paths and commands are copied with the mouse, so they are never broken.
         return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
-
-    def _remember(self, record: Record) -> None:
-        at = moment(record.get("time", record.get("timestamp")))
-        if at is None:
-            return
-        step = whole(record, "step")
-        if self._recent and (step <= self._recent[-1][1] or at < self._recent[-1][0]):
-            self._recent.clear()
-        self._recent.append((at, step, whole(record, "samples")))
-        while len(self._recent) > 2 and at - self._recent[1][0] > SPEED_OVER_S:
-            self._recent.popleft()
 
     def _draw(self, record: Record) -> None:
         step, steps = whole(record, "step"), self._story.steps
@@ -204,16 +192,12 @@ class Console:
         return parts
 
     def _speed(self, step: int, steps: int | None) -> list[str]:
-        if len(self._recent) < 2:
+        per_s = self._pace.samples_per_s
+        if per_s is None:
             return []
-        (t0, step0, samples0), (t1, step1, samples1) = self._recent[0], self._recent[-1]
-        if t1 <= t0:
-            return []
-        speed = f"{(samples1 - samples0) / (t1 - t0):,.0f} samples/s"
-        if steps is None or step1 <= step0:
-            return [speed]
-        left = max(0, steps - step) * (t1 - t0) / (step1 - step0)
-        return [f"{elapsed(left).split('.')[0]} left", speed]
+        left = None if steps is None else self._pace.seconds_left(step, steps)
+        told = [] if left is None else [f"{elapsed(left).split('.')[0]} left"]
+        return [*told, f"{per_s:,.0f} samples/s"]
 
     def _bar(self, share: float, width: int) -> str:
         full = max(0, min(width, round(share * width)))

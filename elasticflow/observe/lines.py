@@ -233,6 +233,21 @@ def _state_left_out(record: Record) -> Line:
     return Line("warning", "notice", "left out", text)
 
 
+def _dataset_smaller_than_batch(record: Record) -> Line:
+    samples, batch = plural(whole(record, "samples"), "sample"), whole(record, "batch")
+    text = f"one batch of {batch:,} is more than the whole dataset, which has {samples}"
+    if record.get("steps") is not None:
+        text += f": training is {plural(whole(record, 'steps'), 'step')} in all"
+    return Line("warning", "notice", "batch", text)
+
+
+def _scale_not_reached(record: Record) -> Line:
+    changes = record.get("changes")
+    told = ", ".join(map(str, changes)) if isinstance(changes, list) else "-"
+    text = f"{told}: not reached, training ended after {span(amount(record, 'seconds') or 0)}"
+    return Line("note", "notice", "scale", text)
+
+
 def _kind_changed(record: Record) -> Line:
     changed = record.get("changed")
     facts = [f"{name} is {text}" for name, text in changed.items()] if isinstance(changed, dict) else []
@@ -285,6 +300,8 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.LOSS_UNUSED: _loss_unused,
     events.STAGING_SINGLE: _staging_single,
     events.STATE_LEFT_OUT: _state_left_out,
+    events.DATASET_SMALLER_THAN_BATCH: _dataset_smaller_than_batch,
+    events.SCALE_NOT_REACHED: _scale_not_reached,
     events.KIND_CHANGED: _kind_changed,
     events.REPLICAS_NOT_COMPARED: _replicas_not_compared,
     events.RECORD_DAMAGED: _record_damaged,

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow import events
+from elasticflow.observe.durations import parts_of
 from elasticflow.observe.formats import moment
 from elasticflow.observe.lines import amount, whole
+from elasticflow.observe.pace import Pace
 from elasticflow.observe.records import last_of, read, tail
 
 if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 Status = Literal["running", "finished", "interrupted", "failed"]
-_SPEED_OVER_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class RunStatus:
         seconds_left: To the end of training at that speed, while the run is running.
         snapshot: Name of the newest committed snapshot.
         held: Newest step that all workers hold in their node's memory; it lives no longer than the launch.
-        started: Unix time at which the newest launch began.
+        started: Unix time at which the run's first launch began.
+        launched: Unix time at which the newest launch began.
+        durations: Seconds of all launches by what went on; they add up to the run's time. None known: empty.
+        launch_durations: The newest launch's.
         updated: Unix time of the last sign of life.
         pid: The supervisor's process id while it runs.
         failure: The newest `worker.failed` event of a run that failed.
@@ -77,6 +81,9 @@ class RunStatus:
     snapshot: str | None
     held: int | None
     started: float | None
+    launched: float | None
+    durations: dict[str, float]
+    launch_durations: dict[str, float]
     updated: float | None
     pid: int | None
     failure: dict[str, Any] | None
@@ -103,17 +110,22 @@ def read_status(folder: RunFolder) -> RunStatus:
     """Return the state of the run in *folder*; files that are not there yet count as empty."""
     state = next(read(folder.state), {})
     metrics = tail(folder.metrics)
-    steps = last_of(metrics, "loss", _SPEED_OVER_STEPS)
+    steps = last_of(metrics, "loss")
     evaluation = (last_of(metrics, "eval") or [{}])[0]
     now = steps[-1] if steps else {}
     status = _status(state, folder)
     is_running = status == "running"
     total = whole(state, "steps") or None
     step = max(whole(state, "step"), whole(now, "step"))
-    per_s, steps_per_s = _speed(steps)
+    pace = Pace()
+    for record in metrics:
+        pace.add(record)
     happened = tail(folder.events)
     failures = [e for e in happened if e.get("event") == events.WORKER_FAILED]
     committed = [e for e in happened if e.get("event") == events.SNAPSHOT_COMMITTED]
+    launched = moment(state.get("started")) or (moment(happened[0].get("timestamp")) if happened else None)
+    where = state.get("durations")
+    where = where if isinstance(where, dict) else {}
     found, raw = evaluation.get("eval"), evaluation.get("eval_raw")
     return RunStatus(
         folder=folder,
@@ -131,11 +143,14 @@ def read_status(folder: RunFolder) -> RunStatus:
         weights=evaluation.get("weights"),
         evaluation_raw=raw if isinstance(raw, dict) else {},
         best=amount(evaluation, "best"),
-        samples_per_s=per_s,
-        seconds_left=(total - step) / steps_per_s if is_running and total and steps_per_s else None,
+        samples_per_s=pace.samples_per_s,
+        seconds_left=pace.seconds_left(step, total) if is_running and total else None,
         snapshot=state.get("snapshot") or (committed[-1].get("name") if committed else None),
         held=whole(state, "held") or None if is_running else None,
-        started=moment(state.get("started")) or (moment(happened[0].get("timestamp")) if happened else None),
+        started=_began(folder) or launched,
+        launched=launched,
+        durations=parts_of(where.get("run")),
+        launch_durations=parts_of(where.get("launch")),
         updated=moment(state.get("updated")) or (moment(happened[-1].get("timestamp")) if happened else None),
         pid=state.get("pid") if is_running else None,
         failure=failures[-1] if failures and status == "failed" else None,
@@ -151,6 +166,12 @@ def _status(state: dict[str, Any], folder: RunFolder) -> Status:
     return "running" if is_locked(folder) else "interrupted"
 
 
+def _began(folder: RunFolder) -> float | None:
+    """Return the time of the run's first event, read from the beginning of the file."""
+    first = next(read(folder.events), {})
+    return moment(first.get("timestamp"))
+
+
 def _workers(state: dict[str, Any]) -> tuple[Worker, ...]:
     found = state.get("workers")
     if not isinstance(found, list):
@@ -160,16 +181,3 @@ def _workers(state: dict[str, Any]) -> tuple[Worker, ...]:
         for w in found
         if isinstance(w, dict)
     )
-
-
-def _speed(steps: list[dict[str, Any]]) -> tuple[float | None, float | None]:
-    """Return samples and steps per second over the newest generation's last steps."""
-    steps = [s for s in steps if s.get("generation") == steps[-1].get("generation")]
-    if len(steps) < 2:
-        return None, None
-    first, last = steps[0], steps[-1]
-    seconds = (moment(last.get("time")) or 0.0) - (moment(first.get("time")) or 0.0)
-    if seconds <= 0:
-        return None, None
-    samples = whole(last, "samples") - whole(first, "samples")
-    return samples / seconds, (whole(last, "step") - whole(first, "step")) / seconds

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.observe.durations import parts_of, took
 from elasticflow.observe.formats import moment, number, plural, size, span
 from elasticflow.observe.lines import (
     ALONE,
@@ -45,6 +46,7 @@ class Story:
         self.snapshot: int | None = None
         self._folder = folder
         self._started: float | None = None
+        self._launch = 1
         self._left: int | None = None
         self._is_after_failure = False
         self._has_trained = False
@@ -114,6 +116,7 @@ class Story:
         return Line("done", "plain", "evaluation", text, seconds=self.seconds(record))
 
     def _run_started(self, record: Record) -> Line:
+        self._launch = max(1, whole(record, "launch"))
         parts = [f"{record.get('job')} {record.get('run_id')}"]
         if whole(record, "launch") > 1:
             parts.append(f"launch {whole(record, 'launch')}")
@@ -130,9 +133,22 @@ class Story:
         parts = [self._measured] if self._evaluation else []
         if self._best is not None and self._best not in self._evaluation.values():
             parts[0] += f" (best {number(self._best)})"
-        parts.append(f"{plural(whole(record, 'step'), 'step')} in {span(amount(record, 'seconds') or 0)}")
+        parts.append(plural(whole(record, "step"), "step"))
         parts.append(plural(whole(record, "restarts"), "restart"))
-        return Line("done", "good", "finished", ", ".join(parts), self._place())
+        return Line("done", "good", "finished", ", ".join(parts), (*self._took(record), *self._place()))
+
+    def _took(self, record: Record) -> tuple[str, ...]:
+        """Return where the launch's time went, and all launches', if there were others."""
+        parts, of_run = parts_of(record.get("durations")), parts_of(record.get("run_durations"))
+        if not parts:  # of an earlier version
+            return (f"took {span(amount(record, 'seconds') or 0)}",)
+        own = f"took {took(parts)}"
+        if self._launch == 1:
+            return (own,)
+        return (
+            f"this launch {own}",
+            *([f"all {self._launch} launches took {took(of_run)}"] if of_run else []),
+        )
 
     def _run_failed(self, record: Record) -> Line:
         error, why = str(record.get("error") or record.get("class")), record.get("why")

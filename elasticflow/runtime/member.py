@@ -151,14 +151,19 @@ class Worker:
         self.started_at = position
         self.generators.rest()
         self.progress.start(position.step, log_every)
+        steps = None if left is None else position.step + left
         if self.rank == 0:
+            samples, batch = schedule.samples, schedule.global_batch_size
+            if samples is not None and batch > samples:
+                facts = {"samples": samples, "batch": batch, "steps": steps}
+                self.event(events.DATASET_SMALLER_THAN_BATCH, level="warning", **facts)
             self.event(
                 events.TRAINING_STARTED,
                 restored_from=self.restored_from,
                 from_memory=self.is_from_memory,
                 epoch=position.epoch,
                 samples=position.samples,
-                steps=None if left is None else position.step + left,
+                steps=steps,
                 device=str(self.device),
                 parameters=sum(p.numel() for p in model.parameters()),
             )

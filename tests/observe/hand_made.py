@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 START = 1795168800.0  # 2026-11-20 10:00:00 UTC
 RUN_ID = "20261120-100000-4f2a"
 SIGKILLED = "killed by SIGKILL"
+DURATIONS = {"starting": 2.4, "training": 3.34, "evaluating": 0.51, "restarting": 0.2, "ending": 0.15}
 
 
 def at(seconds: float) -> str:
@@ -38,6 +39,7 @@ def step(seconds: float, number: int, generation: int = 1) -> dict[str, Any]:
         "loss": 2.0 / number,
         "lr": 3e-3,
         "time": START + seconds,
+        "seconds": 0.05,
         "generation": generation,
     }
 
@@ -53,6 +55,7 @@ def evaluation(seconds: float, number: int, accuracy: float, best: float) -> dic
         "weights": "raw",
         "best": best,
         "time": START + seconds,
+        "seconds": 0.25,
     }
 
 
@@ -104,7 +107,16 @@ def story_of_a_kill() -> list[dict[str, Any]]:
         evaluation(6.4, 60, 0.98, 0.985),
         event(6.4, "snapshot.committed", 2, step=60, bytes=291_234, seconds=0.0042, trigger="end", name="s"),
         event(6.5, "training.finished", 2, step=60, epoch=3, samples=3840, best=0.985),
-        event(6.6, "run.finished", 2, step=60, seconds=6.6, restarts=1),
+        event(
+            6.6,
+            "run.finished",
+            2,
+            step=60,
+            seconds=6.6,
+            durations=DURATIONS,
+            run_durations=DURATIONS,
+            restarts=1,
+        ),
     ]
 
 

@@ -59,7 +59,8 @@ PLAIN = """\
   0:05.3  ✓ going on       step 41 done 0.27 s after the failure
   0:06.4  ✓ evaluation     epoch 3, step 60: accuracy 0.9800, loss 0.1000
   0:06.4  ✓ snapshot       step 60, 291.2 kB in 4 ms
-  0:06.6  ✓ finished       accuracy 0.9800, loss 0.1000 (best 0.9850), 60 steps in 6.60 s, 1 restart
+  0:06.6  ✓ finished       accuracy 0.9800, loss 0.1000 (best 0.9850), 60 steps, 1 restart
+                           took 6.6 s: starting 2.4 s, training 3.3 s, evaluating 0.5 s, restarting 0.2 s, ending 0.2 s
                            runs/mnist/x
 """
 
@@ -67,7 +68,7 @@ PLAIN = """\
 def test_a_file_gets_a_progress_line_every_ten_seconds() -> None:
     """Steps are many; a log file sees one of them per ten seconds, with speed and time left."""
     start = [event(0, "run.started"), event(0, "training.started", step=0, steps=100)]
-    text = shown([*start, *[step(n, n) for n in range(1, 31)]], tty=False, colour=False)
+    text = shown([*start, *[step(n, n) | {"seconds": 1.0} for n in range(1, 31)]], tty=False, colour=False)
     progress = [line for line in text.splitlines() if "step " in line]
     assert progress == [
         "  0:08.0  · training       step   8/100 (8 %)  loss 0.2500  1:32 left  64 samples/s  epoch 1  lr 3.0e-03",

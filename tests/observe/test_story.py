@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow import events
+from elasticflow.observe.durations import took
 from elasticflow.observe.lines import ALONE, LONGEST_QUOTE, Line, epoch_of, rates_of, user_frames
 from elasticflow.observe.story import Story
-from tests.observe.hand_made import evaluation, event, step, story_of_a_kill
+from tests.observe.hand_made import DURATIONS, evaluation, event, step, story_of_a_kill
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,10 +40,10 @@ def test_a_killed_worker_reads_as_a_story() -> None:
         ("going on", "step 41 done 0.27 s after the failure"),
         ("evaluation", "epoch 3, step 60: accuracy 0.9800, loss 0.1000"),
         ("snapshot", "step 60, 291.2 kB in 4 ms"),
-        ("finished", "accuracy 0.9800, loss 0.1000 (best 0.9850), 60 steps in 6.60 s, 1 restart"),
+        ("finished", "accuracy 0.9800, loss 0.1000 (best 0.9850), 60 steps, 1 restart"),
     ]
     assert lines[6].more == ("1 other rank: connection closed by peer",)
-    assert lines[-1].more == ("runs/mnist/x",)
+    assert lines[-1].more == (f"took {took(DURATIONS)}", "runs/mnist/x")
 
 
 def test_time_runs_from_the_start_of_the_launch() -> None:
@@ -323,3 +324,37 @@ def test_epochs_of_an_earlier_version_can_be_read(line: Any, epoch: int) -> None
 def test_learning_rates_have_their_groups_names(lr: Any, text: str) -> None:
     """Where they differ; one number says it all where they do not."""
     assert rates_of({"lr": lr}) == text
+
+
+def test_a_run_of_several_launches_tells_the_time_of_all() -> None:
+    """The steps are those of all launches, and so is the time; this launch's stands beside it."""
+    own = {"starting": 2.0, "training": 3.0, "evaluating": 0.0, "restarting": 0.0, "ending": 0.5}
+    of_run = {**own, "training": 70.0, "evaluating": 20.0}
+    finished = {"step": 90, "seconds": 5.5, "durations": own, "restarts": 0}
+    lines = told(
+        [event(1, "run.started", launch=3), event(7, "run.finished", **finished, run_durations=of_run)]
+    )
+    assert lines[-1].more == (
+        "this launch took 5.5 s: starting 2.0 s, training 3.0 s, ending 0.5 s",
+        "all 3 launches took 1 min 32 s: starting 2.00 s, training 1 min 10 s, evaluating 20.0 s",
+    )
+
+
+def test_an_earlier_versions_end_can_be_read() -> None:
+    """It knew no parts; nor does a launch whose earlier ones nobody knows tell their time."""
+    (line,) = told([event(6, "run.finished", step=60, seconds=6.6, restarts=0)])
+    assert (line.text, line.more) == ("60 steps, 0 restarts", ("took 6.60 s",))
+
+
+def test_what_never_happened_on_cue_is_told() -> None:
+    """Nodes that were to come or go after the end; and a batch that swallows the data."""
+    scale, batch = told(
+        [
+            event(6, "scale.not_reached", changes=["2@40s", "1!@60s"], seconds=31.2),
+            event(6, "dataset.smaller_than_batch", samples=400, batch=100_000, steps=1),
+        ]
+    )
+    assert scale.text == "2@40s, 1!@60s: not reached, training ended after 31.2 s"
+    assert batch.text == (
+        "one batch of 100,000 is more than the whole dataset, which has 400 samples: training is 1 step in all"
+    )

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.launcher.supervisor.durations import Durations, read_parts
 from elasticflow.records import BadJsonError, Damage, parse
 from elasticflow.records import read as read_record
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from elasticflow.launcher.supervisor.durations import Parts
     from elasticflow.run_folder import RunFolder
 
 _STATE_EVERY_S = 0.25
@@ -156,17 +158,28 @@ def _carried_over(folder: RunFolder) -> dict[str, Any]:
     }
 
 
+def _durations_before(folder: RunFolder) -> Parts | None:
+    """Return where the time of the run's earlier launches went: nowhere if there were none, None if nobody knows."""
+    if not folder.state.exists() and not (folder.events.is_file() and folder.events.stat().st_size):
+        return {}
+    state = read_record(folder.state)
+    found = state.get("durations") if isinstance(state, dict) else None
+    return read_parts(found.get("run")) if isinstance(found, dict) else None
+
+
 class Journal:
     """Events and state of one run; the supervisor is the only writer.
 
     Attributes:
         damage: What was moved out of events.jsonl when it was opened; None if it was whole.
+        durations: Where the launch's time goes; told of every event and line.
         generation: The newest generation of this launch; 0 before the first.
         state: What state.json says.
     """
 
     def __init__(self, folder: RunFolder, launch: int, show: Callable[[dict[str, Any]], None]) -> None:
         self._folder = folder
+        self.durations = Durations(_durations_before(folder), time.monotonic)
         self._lines = AppendedLines(folder.events)
         self.damage = self._lines.damage
         self._show = show
@@ -203,11 +216,13 @@ class Journal:
 
     def copy(self, record: dict[str, Any]) -> None:
         """Append an event as it stands, a worker's for instance, and show it."""
+        self.durations.saw(record)
         self._lines.append([record])
         self._show(record)
 
     def show(self, record: dict[str, Any]) -> None:
         """Show a record that belongs to another file."""
+        self.durations.saw(record)
         self._show(record)
 
     def update(self, *, at_once: bool = False, **fields: Any) -> None:
@@ -220,6 +235,7 @@ class Journal:
         """Replace state.json; a reader sees the old or the new one, never a part."""
         self._written = time.monotonic()
         self.state["updated"] = now()
+        self.state["durations"] = {"launch": self.durations.of_launch(), "run": self.durations.of_run()}
         partial = self._folder.state.with_suffix(".json.tmp")
         partial.write_text(json.dumps(self.state) + "\n", encoding="utf-8")
         partial.replace(self._folder.state)

@@ -70,6 +70,11 @@ class LocalAgents:
         """Whether every agent has ended."""
         return all(agent.exit_code() is not None for agent in self._agents.values())
 
+    @property
+    def not_reached(self) -> list[Change]:
+        """What was to happen at a time that has not come."""
+        return [change for change in self._changes if change.cue is None]
+
     def end(self) -> None:
         """Return when all agents are gone; those that are not are killed, with everything below them."""
         for agent in self._agents.values():

@@ -30,6 +30,9 @@ class Change:
     by_force: bool = False
     cue: Path | None = None
 
+    def __str__(self) -> str:
+        return f"{self.nodes}{'!' if self.by_force else ''}@{self.at_s:g}s"
+
     def is_due(self, seconds: float) -> bool:
         """Return whether it is time, *seconds* after the start."""
         return seconds >= self.at_s and (self.cue is None or self.cue.exists())

@@ -211,7 +211,11 @@ class Supervisor:
         return self._conclude(course.verdict)
 
     def _conclude(self, verdict: Verdict) -> int:
-        figures = {"exit_code": verdict.exit_code, "event": verdict.event, **verdict.fields}
+        fields = {**verdict.fields, **self._journal.durations.figures()}
+        if verdict.status == "finished" and (left := self._agents.not_reached):
+            changes = [str(change) for change in left]
+            self._journal.event(events.SCALE_NOT_REACHED, changes=changes, seconds=fields["seconds"])
+        figures = {"exit_code": verdict.exit_code, "event": verdict.event, **fields}
         self._journal.update(status=verdict.status, workers=[], verdict=figures)
-        self._journal.event(verdict.event, **verdict.fields)
+        self._journal.event(verdict.event, **fields)
         return verdict.exit_code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +23,10 @@ class Verdict:
 
 
 class Verdicts:
-    """Writes verdicts with the launch's figures; its clock starts when it is made."""
+    """Makes verdicts, with the step that the run has reached."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._started = time.monotonic()
 
     def finished(self, stopped: str | None) -> Verdict:
         """Training reached its end, or the job's own code ended it, for the reason *stopped*."""
@@ -48,4 +46,4 @@ class Verdicts:
         return Verdict("failed", code, events.RUN_FAILED, fields | self._figures())
 
     def _figures(self) -> dict[str, Any]:
-        return {"step": self._journal.state["step"], "seconds": round(time.monotonic() - self._started, 3)}
+        return {"step": self._journal.state["step"]}
