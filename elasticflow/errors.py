@@ -21,6 +21,15 @@ EXIT_CODES: dict[int, str] = {
 }
 
 
+# What gloo and c10d say where ranks take part in one collective with different sizes, or in different collectives: the
+# job's own code does that, and does it again. (torch 2.13)
+COLLECTIVE_MISMATCH = (
+    "Received data size doesn't match expected size",
+    "op.preamble.length <= op.nbytes",
+    "Detected mismatch between collectives on ranks",
+)
+
+
 class ElasticflowError(Exception):
     """A failure with a known cause: shown to the user without a traceback.
 

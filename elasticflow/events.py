@@ -81,7 +81,7 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     GENERATION_ENDED: ("a worker group ended", ("class", "reason", "step")),
     WORKER_FAILED: (
         "the first worker that failed in a generation",
-        ("rank", "node", "pid", "exit_code", "class", "error", "traceback", "others"),
+        ("rank", "node", "pid", "exit_code", "class", "error", "traceback", "others", "stderr"),
     ),
     WORKER_RAISED: ("an exception left a worker's train.py", ("class", "error", "traceback")),
     NODE_JOINED: ("a node's agent is ready", ("node", "host", "nproc")),

@@ -29,7 +29,7 @@ FROZEN = {
     "run.interrupted": {"durations", "reason", "run_durations", "seconds", "step"},
     "generation.started": {"nodes", "reason", "world_size"},
     "generation.ended": {"class", "reason", "step"},
-    "worker.failed": {"class", "error", "exit_code", "node", "others", "pid", "rank", "traceback"},
+    "worker.failed": {"class", "error", "exit_code", "node", "others", "pid", "rank", "stderr", "traceback"},
     "worker.raised": {"class", "error", "traceback"},
     "node.joined": {"host", "node", "nproc"},
     "node.left": {"node"},

@@ -10,7 +10,7 @@ from elasticflow.cli.facts import COLOURS, facts_of, progress_of
 from elasticflow.cli.terminal import paint, print_json, short
 from elasticflow.observe.durations import took
 from elasticflow.observe.formats import elapsed, local_time, number, plural
-from elasticflow.observe.lines import of_weights, user_frames, values
+from elasticflow.observe.lines import of_weights, said_on_stderr, user_frames, values
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.run_folder import SNAPSHOT_NAME
@@ -101,7 +101,7 @@ def _print_failure(status: RunStatus) -> None:
     failure = status.failure or verdict
     rank = "" if failure.get("rank") is None else f"rank {failure['rank']}: "
     click.echo(f"{paint('error:', 'red', bold=True)} {rank}{failure.get('error')}")
-    for line in user_frames(str(failure.get("traceback") or "")):
+    for line in (*user_frames(str(failure.get("traceback") or "")), *said_on_stderr(failure)):
         click.echo(f"  {line}")
     for text in (failure.get("others"), verdict.get("why")):
         if text:

@@ -54,7 +54,7 @@ def command(run: str | None, form: str) -> None:
 
 def _print_whole(incident: Incident) -> None:
     click.echo(f"\n{paint(_headline(incident), 'red', bold=True)}")
-    for line in user_frames(incident.traceback or ""):
+    for line in (*user_frames(incident.traceback or ""), *incident.stderr):
         click.echo(f"  {line}")
     rows = [
         ("when", f"{local_time(incident.at)}, generation {incident.generation}, after step {incident.step}"),

@@ -94,6 +94,14 @@ def rates_of(record: Record) -> str:
     return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
 
 
+def said_on_stderr(failed: Record) -> tuple[str, ...]:
+    """Return what a worker's last lines on its standard error were, under a head; nothing if there were none."""
+    lines = failed.get("stderr")
+    if not isinstance(lines, list) or not lines:
+        return ()
+    return ("standard error ended with:", *(f"  {line}" for line in lines))
+
+
 def user_frames(traceback: str) -> tuple[str, ...]:
     """Return the lines of *traceback* without frames of torch, elasticflow and the standard library.
 

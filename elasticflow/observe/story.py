@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.lifeline import is_killed_from_outside
 from elasticflow.observe.durations import parts_of, took
 from elasticflow.observe.formats import moment, number, plural, size, span
 from elasticflow.observe.lines import (
@@ -16,6 +17,7 @@ from elasticflow.observe.lines import (
     amount,
     epoch_of,
     of_weights,
+    said_on_stderr,
     user_frames,
     values,
     whole,
@@ -199,6 +201,8 @@ class Story:
         elif traceback:
             self._quoted.add(error)
             quote = user_frames(str(traceback))
+        if not (record.get("exit_code") and is_killed_from_outside(whole(record, "exit_code"))):
+            quote += said_on_stderr(record)
         how = f" {error.removeprefix('killed ')}" if words == "killed" else f": {error}"
         text = f"rank {record.get('rank')}{pid}{how}{after}"
         return Line("wrong", "bad", f"worker {words}", text, more, quote)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.observe.formats import moment
-from elasticflow.observe.lines import amount, whole
+from elasticflow.observe.lines import amount, said_on_stderr, whole
 from elasticflow.observe.records import read
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Incident:
         pid: Its process.
         phase: What a rank that hung was doing.
         traceback: The worker's own.
+        stderr: The last lines of its standard error, if it died without an exception of its own.
         others: The other ranks' failures in one line.
         log: What the worker printed, or the stacks of one that hung.
         charged: It counted against the restart budget.
@@ -58,6 +59,7 @@ class Incident:
     back_s: float | None = None
     redone: int | None = None
     verdict: str | None = None
+    stderr: tuple[str, ...] = ()
 
 
 def incidents(folder: RunFolder) -> list[Incident]:
@@ -113,6 +115,7 @@ def _incident(
         pid=failed.get("pid"),
         phase=hung.get("phase"),
         traceback=failed.get("traceback"),
+        stderr=said_on_stderr(failed),
         others=failed.get("others"),
         log=log,
     )

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from elasticflow import StopTraining
-from elasticflow.errors import ElasticflowError, StorageError, WorkerError
+from elasticflow.errors import COLLECTIVE_MISMATCH, ElasticflowError, StorageError, WorkerError
 
 # What gloo raises in the survivors of a dead rank: RuntimeErrors, told by where in gloo they come from.
 _GLOO = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "gloo/gloo")
@@ -43,6 +43,8 @@ def classify(error: BaseException) -> str:
         return "oom"
     if isinstance(error, OSError) and _is_of_snapshots(error):
         return "storage"
+    if any(mark in _own_words(error) for mark in COLLECTIVE_MISMATCH):
+        return "user_error"
     if isinstance(error, dist.DistError):
         return "peer"
     if isinstance(error, RuntimeError) and any(mark in _own_words(error) for mark in _GLOO):

@@ -358,3 +358,17 @@ def test_what_never_happened_on_cue_is_told() -> None:
     assert batch.text == (
         "one batch of 100,000 is more than the whole dataset, which has 400 samples: training is 1 step in all"
     )
+
+
+def test_last_words_of_a_worker_that_died_by_itself_are_quoted() -> None:
+    """After its stack; of one that somebody killed they say nothing and are left out."""
+    said = ["terminate called", "  what():  sizes differ"]
+
+    def quoted(code: int) -> tuple[str, ...]:
+        fields = {"rank": 0, "exit_code": code, "error": "killed by a signal", "stderr": said}
+        line = Story().event(event(1, "worker.failed", **fields))
+        assert line is not None
+        return line.quote
+
+    assert ("standard error ended with:", "  terminate called", "    what():  sizes differ") == quoted(-6)
+    assert () == quoted(-9)

@@ -88,3 +88,15 @@ def test_verdict_belongs_to_the_last_failure(run: Path, *, has_generation: bool)
     [found] = told(run, *([ended] if has_generation else []), failed)
 
     assert ("user_error", "ValueError: no", "it would come again") == (found.kind, found.error, found.verdict)
+
+
+def test_last_words_of_a_worker_stand_with_its_failure(run: Path) -> None:
+    """What it wrote to its standard error before it was gone, under a head; nothing where it wrote nothing."""
+    said = ["terminate called after throwing an instance of 'gloo::EnforceNotMet'", "  what():  sizes differ"]
+    fields = {"rank": 0, "exit_code": -6, "error": "killed by SIGABRT: sizes differ", "class_": "user_error"}
+    ended = event(5, "generation.ended", class_="user_error", reason="", step=4)
+    [loud] = told(run, event(4, "worker.failed", **fields, stderr=said), ended)
+    [silent] = told(run, event(4, "worker.failed", **fields), ended)
+
+    assert ("standard error ended with:", *(f"  {line}" for line in said)) == loud.stderr
+    assert () == silent.stderr

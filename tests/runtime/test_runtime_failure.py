@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         (OSError(errno.EMFILE, "Too many open files"), "user_error"),
         (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), "peer"),
         (dist.DistNetworkError("the store is gone"), "peer"),
+        (RuntimeError("[gloo/gloo/x.cc:1] Received data size doesn't match expected size"), "user_error"),
+        (dist.DistBackendError("Detected mismatch between collectives on ranks. Rank 0 is"), "user_error"),
     ],
 )
 def test_class_of_an_exception(error: BaseException, kind: str) -> None:

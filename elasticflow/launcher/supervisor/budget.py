@@ -96,6 +96,7 @@ class Budget:
         generation: int = 0,
         epoch: int | None = None,
         hope: bool | None = None,
+        is_traced_fault: bool = False,
     ) -> Decision:
         """Count one failure and return whether to go on; it is on disk before this returns.
 
@@ -106,6 +107,7 @@ class Budget:
             generation: The generation that failed.
             epoch: Epoch of *step*.
             hope: Whether the error may stay away next time; None: to be told from the ledger.
+            is_traced_fault: The worker died of what it did itself, at a place that the fingerprint tells.
         """
         now = self._clock()
         kind = "crash" if failure_class == "peer" else failure_class
@@ -115,7 +117,7 @@ class Budget:
         before = self._counting(now, high, high_epoch)
         refilled = not before and bool(self._counted_last_time())
         entry = Entry(now, kind, step, epoch, high, high_epoch, generation, fingerprint, charged)
-        hopeless = self._hopeless(entry) if hope is None else None if hope else _AGAIN
+        hopeless = self._hopeless(entry, is_traced_fault) if hope is None else None if hope else _AGAIN
         self._ledger.append(entry)
 
         left = self._plan.budget - len(before) - int(charged)
@@ -155,12 +157,14 @@ class Budget:
     def _lost_agents(self, high: int) -> int:
         return sum(e.high >= high for e in self._entries if e.failure_class == "agent_lost")
 
-    def _hopeless(self, now: Entry) -> str | None:
+    def _hopeless(self, now: Entry, is_traced_fault: bool) -> str | None:
         if now.failure_class == "user_error":
             if now.step is None:
                 return "an error before the first step would come again"
             if self._is_repeated(now):
                 return _AGAIN
+        if is_traced_fault and now.step is None and self._is_repeated(now):
+            return "it crashed twice in the same way before the first step"
         if now.failure_class == "diverged" and self._is_repeated(now):
             return "the replicas went apart in the same way again, without progress"
         if now.failure_class == "nonfinite" and any(e.step == now.step for e in self._of(now)):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from elasticflow.lifeline import signal_or_code
+from elasticflow.errors import COLLECTIVE_MISMATCH
+from elasticflow.lifeline import FAULTS, signal_or_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +44,16 @@ _LONGEST_ERROR = 500
 # As faulthandler writes them when the process is hit by SIGSEGV, SIGABRT and the like.
 _FATAL = re.compile(r"^Fatal Python error: .*$", re.MULTILINE)
 _CURRENT = re.compile(r"^Current thread .*((?:\n  File .*)+)", re.MULTILINE)
+_THREAD = re.compile(r"^Thread .*((?:\n  File .*)+)", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.+)", line \d+,? in (.+)$', re.MULTILINE)
+# As the C++ runtime writes it when nobody catches an exception.
+_TERMINATE = re.compile(
+    r"^terminate called after throwing an instance of '(.+)'(?:\n  what\(\):  (.*))?", re.MULTILINE
+)
+_ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] ")
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_MOST_LINES, _LONGEST_LINE = 8, 300
+_BROKEN_LINK = re.compile(r"connection|broken pipe|socket|timed out|unreachable", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,7 @@ class Failure:
         error: One line: `ValueError: bad label`, `killed by SIGKILL`, `exit code 3`.
         traceback: The worker's own traceback, or None.
         others: The other ranks' failures folded into one line, or None.
+        stderr: The last lines of its standard error if it died without an exception of its own; stacks left out.
     """
 
     rank: int
@@ -93,11 +105,28 @@ class Failure:
     error: str
     traceback: str | None
     others: str | None
+    stderr: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """The same for the same error again: numbers and addresses in its text do not count."""
-        return f"{self.failure_class}: {_NUMBER.sub('#', self.error)}"
+        where = f" in {self._place}" if self._has_faulted and self._place else ""
+        return f"{self.failure_class}: {_NUMBER.sub('#', self.error + where)}"
+
+    @property
+    def is_traced_fault(self) -> bool:
+        """Whether it died of what it did itself, at a place or with words that are known; a broken link is no such."""
+        is_known = self._place is not None or self.error != signal_or_code(self.exit_code or 0)
+        return self._has_faulted and is_known and _BROKEN_LINK.search(self.error) is None
+
+    @property
+    def _has_faulted(self) -> bool:
+        return self.exit_code is not None and -self.exit_code in FAULTS
+
+    @property
+    def _place(self) -> str | None:
+        frames = _FRAME.findall(self.traceback or "")
+        return f"{frames[-1][1]} of {frames[-1][0]}" if frames else None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the `worker.failed` event."""
@@ -110,6 +139,7 @@ class Failure:
             "error": self.error,
             "traceback": self.traceback,
             "others": self.others,
+            "stderr": list(self.stderr),
         }
 
 
@@ -119,6 +149,7 @@ def classify(
     *,
     hung: bool = False,
     oom_killed: bool = False,
+    stderr: str = "",
 ) -> FailureClass:
     """Return the class of one worker's end, looked at alone.
 
@@ -134,7 +165,7 @@ def classify(
         return "hang"
     if oom_killed:
         return "oom"
-    if exit_code is not None and exit_code > 0:
+    if exit_code is not None and (exit_code > 0 or (exit_code < 0 and _is_mismatch(stderr))):
         return "user_error"
     return "crash"
 
@@ -154,7 +185,9 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
     # One that left in good order while the others needed it is what they noticed.
     left = [] if is_finished else [r for r in reports if r.exit_code == 0 and not r.ended_by_us]
     first = min(own or left or failed, key=lambda r: (_time(r), r.rank))
-    kind = classify(first.exit_code, first.raised, hung=first.hung, oom_killed=first.oom_killed)
+    kind = classify(
+        first.exit_code, first.raised, hung=first.hung, oom_killed=first.oom_killed, stderr=first.stderr
+    )
     return Failure(
         rank=first.rank,
         node=first.node,
@@ -164,6 +197,7 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
         error=describe(first),
         traceback=_traceback(first),
         others=_fold(first, [r for r in failed if r is not first]),
+        stderr=() if first.raised is not None else _last_lines(first.stderr),
     )
 
 
@@ -183,11 +217,14 @@ def describe(report: Report) -> str:
     if report.exit_code == 0:
         return "left with exit code 0 in the middle of training"
     told = signal_or_code(report.exit_code)
-    return told if report.exit_code < 0 else f"{told}, without an exception"
+    if report.exit_code > 0:
+        return f"{told}, without an exception"
+    words = _terminated(report.stderr)
+    return told if words is None else _one_line(f"{told}: {words}")
 
 
 def _noticed(report: Report) -> bool:
-    if report.raised is None:
+    if report.raised is None or _is_mismatch(describe(report)):
         return False
     return report.raised.get("class") == "peer" or _PEER.search(describe(report)) is not None
 
@@ -215,11 +252,34 @@ def _traceback(report: Report) -> str | None:
 def _fatal(stderr: str) -> str | None:
     """Return what faulthandler wrote of the thread that crashed, in the form of a traceback: its frames are the other way round."""
     found = _FATAL.search(stderr)
-    stack = None if found is None else _CURRENT.search(stderr, found.end())
-    if found is None or stack is None:
+    if found is None:
+        return None
+    # Where a thread crashed that is not Python's, as those of gloo are, the main thread's comes last.
+    stack = _CURRENT.search(stderr, found.end())
+    if stack is None:
+        *_, stack = (None, *_THREAD.finditer(stderr, found.end()))
+    if stack is None:
         return None
     frames = reversed(stack[1].splitlines())
     return "\n".join(["Traceback (most recent call last):", *filter(None, frames), found[0]])
+
+
+def _is_mismatch(text: str) -> bool:
+    return any(mark in text for mark in COLLECTIVE_MISMATCH)
+
+
+def _terminated(stderr: str) -> str | None:
+    """Return what the C++ exception said that ended the process, or its type; None if none did."""
+    found = _TERMINATE.search(stderr)
+    return None if found is None else _ENFORCE.sub("", found[2] or found[1])
+
+
+def _last_lines(stderr: str) -> tuple[str, ...]:
+    """Return the last lines before the stacks, which are told apart."""
+    text = stderr[: found.start()] if (found := _FATAL.search(stderr)) else stderr
+    text = text.partition("Traceback (most recent call last):")[0] if _last_exception(text) else text
+    lines = [_PREFIX.sub("", line).rstrip() for line in text.splitlines()]
+    return tuple(line[:_LONGEST_LINE] for line in lines if line)[-_MOST_LINES:]
 
 
 def _last_exception(stderr: str) -> str | None:

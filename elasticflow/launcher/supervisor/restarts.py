@@ -39,6 +39,7 @@ class Restarts:
             fingerprint=f"{kind}: {error}" if failure is None else failure.fingerprint,
             generation=generation.number,
             hope=hope,
+            is_traced_fault=failure is not None and failure.is_traced_fault,
         )
         for happened, name, fields in (
             (decision.refilled, events.BUDGET_REFILLED, {"budget": self._budget.size}),

@@ -164,6 +164,22 @@ def test_user_error_while_building_ends_with_1(trial: Trial) -> None:
     assert "an error before the first step would come again" == trial.course.verdict.fields["why"]
 
 
+FAULT = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x02 (most recent call first):\n  File "m.py", line 7 in build\n'
+
+
+def test_same_fault_twice_before_the_first_step_ends_with_1(trial: Trial) -> None:
+    """Whatever signal an error of the job's own code ends in: the budget is not burnt with it; once may be the machine."""
+    trial.begin()
+    trial.fail(worker(0, -11, stderr=FAULT))
+    assert trial.course.verdict is None
+    trial.wait(60)
+    trial.fail(worker(0, -11, stderr=FAULT))
+
+    assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
+    assert trial.course.verdict is not None
+    assert "it crashed twice in the same way before the first step" == trial.course.verdict.fields["why"]
+
+
 def test_end_of_an_older_generation_changes_nothing(trial: Trial) -> None:
     """A late message about a generation that is gone is not taken for the one that runs."""
     trial.begin()

@@ -39,7 +39,7 @@ def raised(kind: str, error: str = "ValueError: bad label", at: str | None = Non
     ],
 )
 def test_class_of_one_worker(
-    exit_code: int | None, line: dict[str, Any] | None, more: dict[str, bool], expected: str
+    exit_code: int | None, line: dict[str, Any] | None, more: dict[str, Any], expected: str
 ) -> None:
     """What the worker said goes before what its exit code lets one guess."""
     assert expected == classify(exit_code, line, **more)
@@ -74,6 +74,7 @@ def test_a_killed_rank_is_the_cause_and_its_peers_are_folded() -> None:
         "error": "killed by SIGKILL",
         "traceback": None,
         "others": "2 other ranks: connection closed by peer",
+        "stderr": [],
     }
     assert set(events.SCHEMA[events.WORKER_FAILED][1]) == set(found.fields())
 
@@ -173,6 +174,80 @@ def test_a_worker_that_crashed_shows_the_stack_of_the_thread_that_did() -> None:
         "Fatal Python error: Segmentation fault"
     )
     assert expected == found.traceback
+
+
+MISMATCH = (
+    "a warning\nterminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    "  what():  [enforce fail at /third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. "
+    "256 vs 248. Received data size doesn't match expected size. Is there a distributed collective mismatch?\n"
+    "Fatal Python error: Aborted\n\nThread 0x01 (most recent call first):\n"
+    '  File "torch/distributed.py", line 9 in all_gather\n  File "job.py", line 8 in loss\n\nExtension modules: numpy\n'
+)
+
+
+def test_a_collective_mismatch_is_an_error_of_the_jobs_own_code() -> None:
+    """It ends in SIGABRT, of a thread that is not Python's: what it said, the last lines and where the rank stood."""
+    reports = [Report(0, -6, stderr=MISMATCH, time=9.0), Report(1, 1, PEER, time=8.0)]
+    found = first_failure(reports)
+    assert found is not None
+    assert (0, "user_error", "1 other rank: connection closed by peer") == (
+        found.rank,
+        found.failure_class,
+        found.others,
+    )
+    assert found.error.startswith(
+        "killed by SIGABRT: op.preamble.length <= op.nbytes. 256 vs 248. Received data"
+    )
+    assert found.traceback is not None
+    assert ['  File "job.py", line 8 in loss', '  File "torch/distributed.py", line 9 in all_gather'] == (
+        found.traceback.splitlines()[1:3]
+    )
+    assert ("a warning", 3) == (found.stderr[0], len(found.stderr))
+    other_sizes = first_failure([Report(0, -6, stderr=MISMATCH.replace("256 vs 248", "64 vs 32"))])
+    assert other_sizes is not None
+    assert found.fingerprint == other_sizes.fingerprint
+
+
+def test_a_collective_mismatch_that_was_raised_is_no_lost_peer() -> None:
+    """Gloo's own path stands in the text; still it is not what another rank's death looks like."""
+    text = "RuntimeError: [enforce fail at gloo/gloo/x.cc:1] Received data size doesn't match expected size."
+    found = first_failure([Report(0, 1, raised("user_error", text), time=9.0), Report(1, 1, PEER, time=8.0)])
+    assert found is not None
+    assert (0, "user_error") == (found.rank, found.failure_class)
+
+
+def test_faults_are_told_apart_by_where_they_happened() -> None:
+    """The same signal at the same place is the same failure; without a place, or from outside, nothing is known."""
+    at = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x02 (most recent call first):\n  File "job.py", line {} in {}\n'
+    one, again, elsewhere, bare, killed = (
+        first_failure([Report(0, code, stderr=text)])
+        for code, text in (
+            (-11, at.format(7, "step")),
+            (-11, at.format(8, "step")),
+            (-11, at.format(7, "load")),
+            (-11, ""),
+            (-9, at.format(7, "step")),
+        )
+    )
+    assert one is not None
+    assert again is not None
+    assert elsewhere is not None
+    assert bare is not None
+    assert killed is not None
+    assert one.fingerprint == again.fingerprint != elsewhere.fingerprint
+    assert [True, True, False, False] == [f.is_traced_fault for f in (one, elsewhere, bare, killed)]
+
+
+def test_a_link_that_broke_may_hold_next_time() -> None:
+    """An abort that a lost connection led to is tried again, however often it comes."""
+    text = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  Connection reset by peer\n"
+    found = first_failure([Report(0, -6, stderr=text)])
+    assert found is not None
+    assert ("crash", False, "killed by SIGABRT: Connection reset by peer") == (
+        found.failure_class,
+        found.is_traced_fault,
+        found.error,
+    )
 
 
 def test_a_rank_that_left_while_others_needed_it_is_the_cause() -> None:
