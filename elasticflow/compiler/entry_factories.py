@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.imports import Imports
 from elasticflow.compiler.literals import Call, Code, Name, flat, import_line, keywords
+from elasticflow.spec.entries.object_arguments import object_of
 
 if TYPE_CHECKING:
     from elasticflow.spec.job import Job
@@ -73,8 +74,27 @@ def _factory(
     """Lines `<key>.import` and `<key>.call` of one `package.module:attribute`."""
     imports = Imports(_TAKEN)
     name = imports.name_of(entry)
-    arguments = (*(("", text) for text in positional), *keywords(args or {}, f"{key}.args"))
+    made = {name: _made(value, imports, f"{key}.args.{name}") for name, value in (args or {}).items()}
+    arguments = (*(("", text) for text in positional), *keywords(made, f"{key}.args"))
     return {f"{key}.import": imports.lines(), f"{key}.call": (before, Call(name, arguments))}
+
+
+def _made(value: Any, imports: Imports, where: str) -> Any:
+    """Return a value of the job file with code in place of the objects that its tables mean."""
+    found = object_of(value)
+    if found is not None:
+        inside = {key: _made(each, imports, f"{where}.{key}") for key, each in found.args.items()}
+        if found.entry == "builtins:dict" and not found.is_partial:
+            return inside  # how a dict is written that would be taken for an object
+        name, arguments = imports.name_of(found.entry), keywords(inside, where)
+        if found.is_partial:
+            return Call(imports.name_of("functools:partial"), (("", name), *arguments))
+        return Call(name, arguments)
+    if isinstance(value, dict):
+        return {key: _made(each, imports, f"{where}.{key}") for key, each in value.items()}
+    if isinstance(value, list):
+        return [_made(each, imports, f"{where}[{place}]") for place, each in enumerate(value)]
+    return value
 
 
 def metric_functions(job: Job) -> dict[str, str]:

@@ -11,11 +11,13 @@ from elasticflow.compiler.entry_values import intervals
 from elasticflow.compiler.resolved import job_digest
 from elasticflow.compiler.split import Fact, WorldRow
 from elasticflow.secrecy import without_secrets
+from elasticflow.spec.entries.object_arguments import ARGS_OF, objects_of
 from elasticflow.spec.units import parse_duration, parse_interval, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from elasticflow.spec.entries.object_arguments import ObjectArgument
     from elasticflow.spec.job import Job
 
 
@@ -173,8 +175,15 @@ def entries(job: Job) -> dict[str, str]:
     if job.evaluation:
         found["evaluation.entry"] = job.evaluation.entry
         found |= {f"evaluation.metrics.{name}": entry for name, entry in job.evaluation.metrics.items()}
+    found |= {".".join(map(str, (*each.path, "entry"))): each.entry for each in _objects(job)}
     found |= {f"snapshots.include.{name}": entry for name, entry in job.snapshots.include.items()}
     return {key: entry for key, entry in found.items() if entry is not None}
+
+
+def _objects(job: Job) -> Iterator[ObjectArgument]:
+    return objects_of(
+        {name: table.model_dump() for name in ARGS_OF if (table := getattr(job, name)) is not None}
+    )
 
 
 def _modules(job: Job) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def _diagnostic(finding: Finding, source: Source) -> Diagnostic:
     return source.problem(
         _CODES[finding.kind],
         finding.message,
-        tuple(finding.key.split(".")),
+        tuple(int(part) if part.isdigit() else part for part in finding.key.split(".")),
         severity="warning" if finding.is_warning else "error",
         remedy="\n".join(lines) or None,
     )

@@ -27,6 +27,8 @@ from elasticflow.spec.fields import (
 from elasticflow.spec.findings.remedies import nearest
 from elasticflow.spec.marks import MayRefer
 
+_ARGS = "Keyword arguments of the callable; a table { entry, args } among them makes an object."
+_ARGS_AND_REFERENCES = f"{_ARGS[:-1]}; texts may hold ${{env:NAME}}."
 MetricName = Annotated[
     str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Kind("a name of letters, digits and _")
 ]
@@ -53,7 +55,7 @@ class ModelTable(Table):
     """The model and what one training step does."""
 
     entry: Entry = Field(description="Any callable that returns an nn.Module.")
-    args: Args = Field(default={}, description="Keyword arguments of the callable.")
+    args: Args = Field(default={}, description=_ARGS)
     loss: Entry | None = Field(
         default=None, description="Called as loss(model(inputs), targets) on batches of (inputs, targets)."
     )
@@ -83,7 +85,7 @@ class OptimizerTable(Table):
     entry: Entry = Field(
         description="Called with the parameters, or with the model if its first parameter is named `model`."
     )
-    args: Args = Field(default={}, description="Keyword arguments of the callable.")
+    args: Args = Field(default={}, description=_ARGS)
     clip_grad_norm: float | None = Field(
         default=None, gt=0, description="Clip the gradient of the global batch to this norm."
     )
@@ -93,7 +95,7 @@ class LrSchedulerTable(Table):
     """The learning-rate schedule."""
 
     entry: Entry = Field(description="Called with the optimizer.")
-    args: Args = Field(default={}, description="Keyword arguments of the callable.")
+    args: Args = Field(default={}, description=_ARGS)
     interval: Literal["step", "epoch"] = Field(default="step", description="When the schedule advances.")
 
 
@@ -103,9 +105,7 @@ class DatasetTable(Table):
     entry: Entry = Field(
         description="Any callable that returns a map-style dataset; with `shards`, the samples of one shard in order."
     )
-    args: Annotated[Args, MayRefer()] = Field(
-        default={}, description="Keyword arguments of the callable; texts may hold ${env:NAME}."
-    )
+    args: Annotated[Args, MayRefer()] = Field(default={}, description=_ARGS_AND_REFERENCES)
     shards: int | None = Field(
         default=None,
         ge=1,
@@ -140,9 +140,7 @@ class EvaluationTable(Table):
     """Metrics over a second dataset, every sample once."""
 
     entry: Entry = Field(description="Any callable that returns a map-style dataset.")
-    args: Annotated[Args, MayRefer()] = Field(
-        default={}, description="Keyword arguments of the callable; texts may hold ${env:NAME}."
-    )
+    args: Annotated[Args, MayRefer()] = Field(default={}, description=_ARGS_AND_REFERENCES)
     every: IntervalText | list[IntervalText] = Field(
         default="1 epoch", description="When to evaluate; always at the end."
     )

@@ -48,6 +48,35 @@ FEATURES: dict[str, dict[str, Any]] = {
         "model__step": "pieces:training",
         "model__loss_count": "pieces:num_targets",
     },
+    "objects": {
+        "model__entry": "nano.model:GPT",
+        "model__args": {
+            "config": {
+                "entry": "nano.model:GPTConfig",
+                "args": {
+                    "n_layer": 4,
+                    "act": {
+                        "entry": "torch.nn.functional:gelu",
+                        "args": {"approximate": "tanh"},
+                        "partial": True,
+                    },
+                },
+            },
+            "plain": {"entry": "no object"},
+            "heads": [
+                {"entry": "other.model:GPT"},
+                {"entry": "nano.heads:Head", "args": {"entry": "a:b", "names": ["x"]}},
+                {"entry": "builtins:dict", "args": {"entry": "a:b"}},
+            ],
+        },
+        "optimizer__args": {"model": {"entry": "pieces:model", "partial": True}},
+        "dataset__args": {
+            "order": {"entry": "collections:OrderedDict"},
+            "long": {
+                "entry": "a_rather_long_package_name.with_a_subpackage.and_another_one.and_yet_another_one.models:first_one"
+            },
+        },
+    },
     "data": {
         "dataset__prepare": "pieces:prepare",
         "dataset__collate": "pieces:samples",

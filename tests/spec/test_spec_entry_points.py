@@ -380,3 +380,87 @@ def test_a_class_is_no_loss(said: Callable[..., Said], tmp_path: Path) -> None:
     found = load_job(tmp_path / "job.toml").diagnostics
     message = "pkg.m:Loss is a class, and is called with outputs, targets: that makes an object of it"
     assert [each.message for each in found] == [message]
+
+
+CONFIG = """
+from dataclasses import dataclass
+from typing import Callable
+@dataclass
+class Config:
+    layers: int
+    width: int = 8
+    act: Callable = print
+def gelu(x, approximate: str = "none"): ...
+def it(config: Config, extra: int = 0, parts: list[int] = []): ...
+NUMBER = 3
+"""
+OBJECTS = {
+    "a dataclass": ('{ config = { entry = "pkg.m:Config", args = { layers = 2 } } }', []),
+    "without arguments": ('{ config = { entry = "pkg.ok:data" } }', []),
+    "one inside another": (
+        '{ config = { entry = "pkg.m:Config", args = { layers = 2, act = { entry = "pkg.m:gelu", partial = true } } } }',
+        [],
+    ),
+    "where a number is taken": ('{ config = 1, extra = { entry = "pkg.ok:data" } }', []),
+    "in a list": ('{ config = 1, parts = [1, { entry = "pkg.ok:data" }] }', []),
+    "a dict that holds entry": ('{ config = { entry = "main", size = 1 } }', []),
+    "arguments named as those of an object": ('{ config = { entry = "pkg.m:it", args = { config = { entry = "a" } } } }', []),
+    "an argument it does not take": (
+        '{ config = { entry = "pkg.m:Config", args = { layers = 2, widht = 3 } } }',
+        [("EF204", 'pkg.m:Config takes no argument "widht"')],
+    ),
+    "an argument of another type": (
+        '{ config = { entry = "pkg.m:Config", args = { layers = "2" } } }',
+        [("EF205", 'pkg.m:Config takes int as "layers", not "2"')],
+    ),
+    "a missing argument": (
+        '{ config = { entry = "pkg.m:Config" } }',
+        [("EF204", 'pkg.m:Config needs the argument "layers"')],
+    ),
+    "no such attribute": ('{ config = { entry = "pkg.m:Confg" } }', [("EF202", "pkg.m has no Confg")]),
+    "no such module": ('{ config = [{ entry = "pkg.n:C" }] }', [("EF201", "there is no module pkg.n")]),
+    "a number": ('{ config = { entry = "pkg.m:NUMBER" } }', [("EF203", "pkg.m:NUMBER cannot be called: it is a number")]),
+    "a partial of an unknown argument": (
+        '{ config = { entry = "pkg.m:gelu", partial = true, args = { aproximate = "tanh" } } }',
+        [("EF204", 'pkg.m:gelu takes no argument "aproximate"')],
+    ),
+    "no name of an argument": (
+        '{ config = { entry = "pkg.m:Config", args = { layers = 2, "a-b" = 3 } } }',
+        [("EF107", '"a-b" cannot be the name of an argument')],
+    ),
+    "arguments that are no table": (
+        '{ config = { entry = "pkg.m:gelu", partial = 1, args = [1] } }',
+        [
+            ("EF213", "model.args.config.partial must be true or false, not 1"),
+            ("EF213", "model.args.config.args must be a table, not a list"),
+        ],
+    ),
+    "arguments beside the entry": (
+        '{ config = { entry = "pkg.m:Config", layers = 2 } }',
+        [("EF213", "model.args.config is a plain dict: beside `entry` it holds layers")],
+    ),
+    "a dot for a colon": (
+        '{ config = { entry = "pkg.m.Config", args = { layers = 2 } } }',
+        [("EF213", 'model.args.config is a plain dict: its `entry` is "pkg.m.Config", which names no attribute of a module')],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_among_arguments_are_checked_as_entry_points_are(
+    said: Callable[..., Said], name: str
+) -> None:
+    """Module, attribute and arguments of each, wherever it stands; tables that only look like objects are told."""
+    args, expected = OBJECTS[name]
+    found = [each for each in said(CONFIG, args=args) if each[0] != "EF205" or "config" not in each[1]]
+    assert expected == found
+
+
+def test_findings_of_an_object_stand_at_its_own_keys(tmp_path: Path, said: Callable[..., Said]) -> None:
+    """Line and column of the nested key, and where to add what is missing."""
+    args = '{ config = [\n  { entry = "pkg.m:Config", args = { layers = 1, widht = 3 } },\n  { entry = "pkg.m:Config" },\n] }'
+    said(CONFIG, args=args)
+    first, second = load_job(tmp_path / "job.toml").diagnostics
+    assert (first.line, first.column) == (7, 50)
+    assert second.line == 8
+    assert "add to model.args.config[1].args: layers = ..." in (second.help or "")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.spec import codes
 from elasticflow.spec.checks import data_shards, exact, schedules, setbacks, unreachable
 from elasticflow.spec.checks.worlds import largest_world_size
+from elasticflow.spec.entries.object_arguments import check_objects
 from elasticflow.spec.entries.uses import inside
 from elasticflow.spec.entries.values import secrets, values
 from elasticflow.spec.findings.showing import dotted, show
@@ -46,6 +47,7 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *_one_node_only(source, tables),
         *_not_shared(source, tables),
         *values(source),
+        *check_objects(source),
         *secrets(source),
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from elasticflow.spec.entries.object_arguments import Made
 from elasticflow.spec.entries.origins import origin
 from elasticflow.spec.findings.remedies import nearest
 from elasticflow.spec.findings.showing import show
@@ -29,6 +30,8 @@ _TABLES = {"builtins.dict", "typing.Dict"} | {
 
 def fits(value: object, annotation: ast.expr | None, module: Module) -> bool:
     """Return whether a value of the job file can be meant; True whenever that is not certain."""
+    if isinstance(value, Made):
+        return True
     match annotation:
         case None:
             return True

@@ -24,6 +24,7 @@ from elasticflow.spec.entries.modules import (
     NotInstalledError,
     is_found_by_hooks,
 )
+from elasticflow.spec.entries.object_arguments import marked
 from elasticflow.spec.entries.parameters import Misfit, misfits
 from elasticflow.spec.entries.resolve import Resolver
 from elasticflow.spec.entries.signatures import signature_of
@@ -31,7 +32,7 @@ from elasticflow.spec.entries.uses import Use, inside, uses_in
 from elasticflow.spec.entries.values import not_passable
 from elasticflow.spec.fields import ENTRY
 from elasticflow.spec.findings.remedies import listing, nearest
-from elasticflow.spec.findings.showing import show
+from elasticflow.spec.findings.showing import dotted, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,16 +223,22 @@ class _Check:
         return [
             self._misfit(each, found, arguments)
             for each in [*twice, *misfits(signature, len(self.use.given), arguments)]
+            if not (each.kind == "missing" and self.use.is_partial)
             if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
             if each.kind != "unknown" or each.name.isidentifier()  # else said already
         ]
 
     def named_arguments(self) -> dict[str, Any]:
-        """Return what is passed by name, as the job file has it."""
+        """Return what is passed by name, as the job file has it, objects marked."""
         if self.use.args is None:
             return {}
-        table, name = self.use.args
-        return inside(inside(self.source.raw, str(table)), str(name))
+        value: Any = self.source.raw
+        for part in self.use.args:
+            if isinstance(part, int) and isinstance(value, list):
+                value = value[part]
+            else:
+                value = value.get(part) if isinstance(value, dict) else None
+        return {key: marked(each) for key, each in value.items()} if isinstance(value, dict) else {}
 
     def _once(self, what: str, make: Callable[[], _Result]) -> _Result:
         return self.known.once(make, what, self.resolver.finder.own, self.use.text)
@@ -258,6 +265,8 @@ class _Check:
             case "missing":
                 message = f'{self.use.text} needs the argument "{misfit.name}"'
                 remedy = f"add to [{self.use.path[0]}]: args = {{ {misfit.name} = ... }}"
+                if self.use.is_argument:
+                    remedy = f"add to {dotted(at_key[:-1])}: {misfit.name} = ..."
                 if self.use.args is None:
                     given = ", ".join(self.use.given) or "nothing"
                     remedy = f"{'.'.join(map(str, self.use.path))} is called with {given}: give the argument a default"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elasticflow.spec.entries.object_arguments import objects_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,6 +22,8 @@ class Use(NamedTuple):
         args: Where its named arguments stand; None when it takes none.
         named: Names of what is passed by name besides.
         is_object: It is not called: the object itself is meant, for its state.
+        is_argument: It makes an argument of another entry point.
+        is_partial: Its arguments need not be all.
     """
 
     text: str
@@ -28,6 +32,8 @@ class Use(NamedTuple):
     args: KeyPath | None = None
     named: tuple[str, ...] = ()
     is_object: bool = False
+    is_argument: bool = False
+    is_partial: bool = False
 
 
 def uses_in(raw: dict[str, Any]) -> Iterator[Use]:
@@ -54,6 +60,11 @@ def uses_in(raw: dict[str, Any]) -> Iterator[Use]:
     for name, text in inside(inside(raw, "evaluation"), "metrics").items():
         if isinstance(text, str):
             yield Use(text, ("evaluation", "metrics", name), batch)
+    for each in objects_of(raw):
+        path = each.path
+        yield Use(
+            each.entry, (*path, "entry"), (), (*path, "args"), is_argument=True, is_partial=each.is_partial
+        )
     for name, text in inside(inside(raw, "snapshots"), "include").items():
         if isinstance(text, str):
             yield Use(text, ("snapshots", "include", name), is_object=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import secrecy
 from elasticflow.spec import codes
+from elasticflow.spec.entries.object_arguments import objects_in
 from elasticflow.spec.findings.showing import dotted, show
 
 if TYPE_CHECKING:
@@ -26,21 +27,27 @@ def values(source: Source) -> Iterator[Diagnostic]:
     """Yield the values of free tables that cannot be passed on to a call."""
     for table, name in _FREE:
         free = _inside(source.raw, (table, name))
-        for key in free:
-            if name == "args" and (not key.isidentifier() or keyword.iskeyword(key)):
-                message = f"{show(key)} cannot be the name of an argument"
-                remedy = "an argument is a Python name: letters, digits and _"
-                near = re.sub(r"\W+", "_", key)
-                if near != key and near.isidentifier() and not keyword.iskeyword(near):
-                    remedy = f'did you mean "{near}"? {remedy[0].upper()}{remedy[1:]}'
-                yield source.problem(
-                    codes.NOT_PASSABLE, message, (table, name, key), at_key=True, remedy=remedy
-                )
+        if name == "args":
+            yield from _names(source, free, (table, name))
+            for each in objects_in(free, (table, name)):
+                yield from _names(source, each.args, (*each.path, "args"))
         for path, value in _leaves(free, (table, name)):
             reason = not_passable(value)
             if reason is not None:
                 message, remedy = reason
                 yield source.problem(codes.NOT_PASSABLE, f"{dotted(path)} is {message}", path, remedy=remedy)
+
+
+def _names(source: Source, arguments: dict[str, Any], path: KeyPath) -> Iterator[Diagnostic]:
+    """Yield the keys that cannot be names of arguments."""
+    for key in arguments:
+        if not key.isidentifier() or keyword.iskeyword(key):
+            message = f"{show(key)} cannot be the name of an argument"
+            remedy = "an argument is a Python name: letters, digits and _"
+            near = re.sub(r"\W+", "_", key)
+            if near != key and near.isidentifier() and not keyword.iskeyword(near):
+                remedy = f'did you mean "{near}"? {remedy[0].upper()}{remedy[1:]}'
+            yield source.problem(codes.NOT_PASSABLE, message, (*path, key), at_key=True, remedy=remedy)
 
 
 def not_passable(value: object) -> tuple[str, str] | None:

@@ -171,6 +171,16 @@ EXPLANATIONS: dict[str, Explanation] = {
         '[snapshots]\ninclude = { settings = "examples.mnist:Net" }',
         '[snapshots]\ninclude = { curriculum = "my.module:curriculum" }',
     ),
+    codes.OBJECT_ARGUMENT: Explanation(
+        "an argument that looks like an object",
+        "Among the arguments of a factory, a table with the keys `entry` and, where wanted, `args` and `partial`, whose `entry` "
+        'has the form "package.module:name", is what calling that gives: a config, a transform, an activation; with partial = true it '
+        "is a functools.partial. Objects may stand in lists, dicts and other objects. Every other table is a plain dict, and this is said of "
+        "those that look like an object. A dict that would be taken for an object is made by one: "
+        '{ entry = "builtins:dict", args = { entry = "a:b" } }.',
+        '[model]\nentry = "examples.mnist:Net"\nargs = { width = { entry = "my.sizes:Width", cells = 32 } }\nloss = "torch.nn.functional:cross_entropy"',
+        '[model]\nentry = "examples.mnist:Net"\nargs = { width = { entry = "my.sizes:Width", args = { cells = 32 } } }\nloss = "torch.nn.functional:cross_entropy"',
+    ),
     **BETWEEN_KEYS,
     **MATRIX,
     **DEEP,
