@@ -35,6 +35,11 @@ import click
     "--gitignore/--no-gitignore", default=None, help="Add runs/ to .gitignore, in a checkout; else asks."
 )
 @click.option("--pre-commit", is_flag=True, help="Have pre-commit check job files.")
+@click.option(
+    "--deep/--no-deep",
+    default=None,
+    help="Try the job out at the end, as `validate --deep` does; default: where torch is installed.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
 def command(
     model_file: Path | None,
@@ -51,13 +56,15 @@ def command(
     *,
     only_print: bool,
     pre_commit: bool,
+    deep: bool | None,
     yes: bool,
 ) -> int:
     """Write a job file that runs at once: for the model in MODEL_FILE, or a small example without one.
 
-    Models, datasets and losses are found by reading the file and its neighbours; nothing is imported. What it cannot
-    tell is asked on a terminal. A model without data gets made-up data of its shape, to be replaced. Nothing that
-    exists is overwritten.
+    Models, datasets and losses are found by reading the file and its neighbours. What it cannot tell is asked on a
+    terminal. A model without data gets made-up data of its shape, to be replaced; one that no loss of outputs and
+    targets trains gets a training step. Nothing that exists is overwritten. In the end the job is tried out in a
+    process of its own, and what keeps it from training is told.
 
     \b
     elasticflow init                                   an example: model, data, job
@@ -84,7 +91,7 @@ def command(
     found = answers(asked)
     if only_print:
         return print_only(found)
-    return finish(found, asked, gitignore=gitignore, pre_commit=pre_commit)
+    return finish(found, asked, gitignore=gitignore, pre_commit=pre_commit, deep=deep)
 
 
 def _workers() -> int | str:

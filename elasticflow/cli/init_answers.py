@@ -11,17 +11,20 @@ import click
 
 from elasticflow.errors import ScaffoldError
 from elasticflow.scaffold import beginning
-from elasticflow.scaffold.example import loss_for, made_up_data
+from elasticflow.scaffold.arguments import coerced
+from elasticflow.scaffold.example import loss_for, made_up_data, made_up_texts
 from elasticflow.scaffold.job_text import Draft
 from elasticflow.scaffold.shapes import shapes_of
+from elasticflow.scaffold.steps import loss_of_outputs, step_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from elasticflow.scaffold.arguments import Argument, Config
     from elasticflow.scaffold.beginning import Option
+    from elasticflow.scaffold.steps import Step
 
 _TABLES = ("model", "optimizer", "dataset")
-_GUESS = "torch.nn.functional:cross_entropy"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Answers:
         draft: What it says.
         code: Files of code that are written with it, by their path from the root.
         notes: What a person should know.
+        is_draft: Something is left to be written before it can train.
+        has_made_up_data: One step of it is quickly taken.
     """
 
     root: Path
@@ -58,6 +63,8 @@ class Answers:
     draft: Draft
     code: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    is_draft: bool = False
+    has_made_up_data: bool = False
 
 
 def answers(asked: Asked) -> Answers:
@@ -91,7 +98,7 @@ def _example(asked: Asked, root: Path) -> Answers:
         epochs=asked.epochs or draft.epochs,
         global_batch_size=asked.batch_size or draft.global_batch_size,
     )
-    return Answers(root, asked.output or root / "jobs" / f"{name}.toml", draft, code)
+    return Answers(root, asked.output or root / "jobs" / f"{name}.toml", draft, code, has_made_up_data=True)
 
 
 class _Choice:
@@ -100,7 +107,11 @@ class _Choice:
     def __init__(self, asked: Asked, file: Path, root: Path) -> None:
         self.asked, self.file, self.root = asked, file, root
         self.options = beginning.options_in(file, root)
-        self.arguments = _arguments(asked.overrides)
+        self.given = _texts(asked.overrides)
+        self.arguments: dict[str, dict[str, Any]] = {
+            "optimizer": {name: _value(f"v={text}") for name, text in self.given.get("optimizer", {}).items()}
+        }
+        self.step: Step | None = None
         self.code: dict[str, str] = {}
         self.notes: list[str] = []
 
@@ -111,24 +122,24 @@ class _Choice:
                 f"{self.file} defines no nn.Module",
                 "name the file that does, or a function that returns one: --model NAME",
             )
-        name = self.asked.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", model.candidate.name).lower().strip(
-            "_"
-        )
+        name = self.asked.name or _job_name(model.candidate.name)
         self._fill("model", model)
-        if beginning.forward_takes(model) > 1:
-            self.notes.append(
-                f"{model.entry}.forward takes several inputs: name a step of model and batch instead of a loss"
-            )
+        own_step = beginning.first(self.options, "step")
+        if own_step is None and self.asked.loss is None:
+            module = model.place.module
+            self.step = step_for(model.candidate, beginning.long_losses(self.file), module)
         dataset, loss = self._data(model)
-        step = beginning.first(self.options, "step")
-        loss, is_guessed = self._loss(loss)
+        loss, is_guessed = self._loss(model, loss)
+        entry = own_step.entry if own_step is not None and self.asked.loss is None else None
+        if self.step is not None:
+            entry = self._write_step(self.step)
         draft = Draft(
             name=name,
             path=model.place.path,
             model=model.entry,
             dataset=dataset,
             loss=loss,
-            step=step.entry if step is not None and self.asked.loss is None else None,
+            step=entry,
             loss_is_guessed=is_guessed,
             arguments=self.arguments,
             epochs=self.asked.epochs or 5,
@@ -136,7 +147,29 @@ class _Choice:
             workers=self.asked.workers,
         )
         job_file = self.asked.output or self.root / "jobs" / f"{name}.toml"
-        return Answers(self.root, job_file, draft, self.code, self.notes)
+        return Answers(
+            self.root,
+            job_file,
+            draft,
+            self.code,
+            self.notes,
+            is_draft=self.step is not None and self.step.is_draft,
+            has_made_up_data=any(path.endswith("_data.py") for path in self.code),
+        )
+
+    def _write_step(self, step: Step) -> str:
+        """Have a module written beside the model's that holds *step*, and return its entry."""
+        path = self._beside("step")
+        self.code[path.as_posix()] = step.text
+        does = "a draft of a training step: write the loss there" if step.is_draft else "a training step"
+        self.notes.append(f"{path} holds {does}, since {step.reason}")
+        return f"{beginning.place_of(self.root / path, self.root).module}:training_step"
+
+    def _beside(self, what: str) -> Path:
+        """Return a file beside the model's, from the root: `net_step.py`."""
+        folder = self.file.resolve().parent.relative_to(self.root.resolve())
+        stem = self.file.stem if self.file.stem != "__init__" else self.file.resolve().parent.name
+        return folder / f"{stem}_{what}.py"
 
     def _data(self, model: Option) -> tuple[str, str | None]:
         """Return the dataset's entry, and the loss that goes with it if that is known."""
@@ -149,20 +182,26 @@ class _Choice:
             self._fill("dataset", found)
             return found.entry, beginning.loss_by_samples(found)
         shapes = shapes_of(model.candidate, self.arguments.get("model", {}))
-        if shapes is None:
+        if shapes is None or (self.step is not None and self.step.is_draft and shapes.outputs is None):
             raise ScaffoldError(
                 f"{self.file} has no dataset, and the layers of {model.candidate.name} do not tell what it takes",
                 "write a function that returns samples, and name it: --dataset MODULE:NAME",
             )
-        folder = self.file.resolve().parent.relative_to(self.root.resolve())
-        name = f"{self.file.stem if self.file.stem != '__init__' else self.file.resolve().parent.name}_data"
-        path = folder / f"{name}.py"
-        self.code[path.as_posix()] = made_up_data(model.candidate.name, shapes)
+        path = self._beside("data")
+        follows = shapes.tokens is not None and shapes.tokens == shapes.outputs and self.step is not None
+        text = made_up_texts if follows else made_up_data
+        self.code[path.as_posix()] = text(model.candidate.name, shapes)
         self.notes.append(f"{path} holds made-up data of the model's shape: put your own in its place")
         place = beginning.place_of(self.root / path, self.root)
         return f"{place.module}:samples", loss_for(shapes)
 
-    def _loss(self, told: str | None) -> tuple[str | None, bool]:
+    def _loss(self, model: Option, told: str | None) -> tuple[str | None, bool]:
+        """Return the loss, and whether it is a guess.
+
+        Args:
+            model: What gives the outputs.
+            told: What the data's annotations or shapes tell.
+        """
         if self.asked.loss is not None:
             if ":" in self.asked.loss:
                 return self.asked.loss, False
@@ -171,7 +210,8 @@ class _Choice:
         own = beginning.first(self.options, "loss")
         if own is not None:
             return own.entry, False
-        return (told, False) if told is not None else (_GUESS, True)
+        fitting, is_guess = loss_of_outputs(model.candidate)
+        return (fitting, is_guess) if told is None or not is_guess else (told, False)
 
     def _pick(self, kind: str, name: str | None) -> Option | None:
         """Return the candidate that is named, the only one, the one chosen by a person, or the likeliest."""
@@ -184,9 +224,11 @@ class _Choice:
             return found
         if len(offered) < 2 or not self.asked.may_ask:
             if len(offered) > 1:
-                others = ", ".join(each.candidate.name for each in offered[1:])
+                whole = [e.candidate.name for e in offered[1:] if not e.candidate.is_part]
+                others = ", ".join(whole or [e.candidate.name for e in offered[1:]])
+                are = "are" if "," in others else "is"
                 self.notes.append(
-                    f"{kind}: {offered[0].entry} was taken; there are {others} too: --{kind} NAME"
+                    f"{kind}: {offered[0].entry} was taken; there {are} {others} too: --{kind} NAME"
                 )
             return offered[0] if offered else None
         for number, each in enumerate(offered, 1):
@@ -195,30 +237,95 @@ class _Choice:
         return offered[chosen - 1]
 
     def _fill(self, table: str, option: Option) -> None:
-        """Have a value for every argument that needs one.
+        """Have a value of the right type for every argument that needs one.
 
         Raises:
-            ScaffoldError: one has none, and nobody may be asked.
+            ScaffoldError: one has none, and nobody may be asked; or a job file cannot give it.
         """
-        given = self.arguments.setdefault(table, {})
-        for name in beginning.missing_arguments(option, given):
-            if not self.asked.may_ask:
-                raise ScaffoldError(
-                    f"{option.entry} needs the argument {name}", f"give it: --set {table}.args.{name}=VALUE"
-                )
-            given[name] = _value(f"v={click.prompt(f'{option.entry}: {name}')}")
+        candidate, texts = option.candidate, dict(self.given.get(table, {}))
+        found = self.arguments.setdefault(table, {})
+        known = {each.name: each for each in candidate.arguments}
+        for name, text in texts.items():
+            # One that reading does not show, such as one of **kwargs, is judged in the end.
+            argument = known.get(name)
+            key = f"{table}.args.{name}"
+            found[name] = _value(f"v={text}") if argument is None else _coerced(argument, key, text)
+        missing = [each for each in candidate.arguments if each.is_required and each.name not in found]
+        self._require(option, table, [each for each in missing if each.takes.config is None])
+        for each in missing:
+            config = candidate.configs.get(each.takes.config or "")
+            key = f"{table}.args.{each.name}"
+            found[each.name] = (
+                self._asked(each, option) if config is None else self._object(config, option, key)
+            )
+
+    def _require(self, option: Option, table: str, missing: Sequence[Argument]) -> None:
+        """Raise if some of the arguments cannot be had.
+
+        Raises:
+            ScaffoldError: a job file cannot give one, or nobody may be asked.
+        """
+        objects = [each.name for each in missing if each.takes.is_object]
+        if objects:
+            made = option.candidate.kind
+            raise ScaffoldError(
+                f"{option.entry} needs the argument {objects[0]}, an object that a job file cannot give",
+                f"write a function without it that returns the {made}, and name it: --{made} NAME",
+            )
+        if missing and not self.asked.may_ask:
+            several = "s" if len(missing) > 1 else ""
+            told = ", ".join(f"{each.name} ({each.takes.words})" for each in missing)
+            flags = " ".join(f"--set {table}.args.{each.name}=VALUE" for each in missing)
+            raise ScaffoldError(f"{option.entry} needs the argument{several} {told}", f"give it: {flags}")
+
+    def _object(self, config: Config, option: Option, key: str) -> dict[str, Any]:
+        """Return a dataclass as a job file names it, its fields written out to be changed."""
+        fields: dict[str, Any] = {}
+        for field_ in config.fields:
+            inner = option.candidate.configs.get(field_.takes.config or "")
+            if inner is not None and field_.is_required:
+                fields[field_.name] = self._object(inner, option, f"{key}.{field_.name}")
+            elif field_.is_required:
+                self._require(option, f"{key[: key.index('.')]}.args.{config.name}", [field_])
+                fields[field_.name] = self._asked(field_, option)
+            elif field_.default is not None:
+                fields[field_.name] = field_.default
+        return {"entry": f"{option.place.module}:{config.name}", "args": fields}
+
+    def _asked(self, argument: Argument, option: Option) -> Any:
+        """Return what a person gives for an argument; asked again until it is what the argument takes."""
+        while True:
+            text = click.prompt(f"{option.entry}: {argument.name} ({argument.takes.words})", type=str)
+            try:
+                return coerced(argument.takes, text)
+            except ValueError:
+                click.echo(f"  {text!r} is not {argument.takes.words}")
 
 
-def _arguments(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+def _job_name(model: str) -> str:
+    """Return what a job is called after its model: ResNet18 is resnet18, PolicyNetwork policy-network."""
+    return re.sub(r"(?<=[a-z]{4})(?=[A-Z][a-z]{3})", "-", model).lower().strip("_")
+
+
+def _coerced(argument: Argument, key: str, text: str) -> Any:
+    try:
+        return coerced(argument.takes, text)
+    except ValueError:
+        message = f"{key} takes {argument.takes.words}, not {text.strip()}"
+        raise click.BadParameter(message, param_hint="--set") from None
+
+
+def _texts(overrides: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the values of `--set`, as they were typed, by table and argument."""
+    found: dict[str, dict[str, str]] = {}
     for text in overrides:
-        key, equals, _ = text.partition("=")
+        key, equals, value = text.partition("=")
         table, args, *name = key.strip().split(".")[:3] + [""] * max(0, 2 - key.count("."))
         if not equals or table not in _TABLES or args != "args" or not name or not name[0]:
             raise click.BadParameter(
                 "write it like model.args.width=64; other keys can be edited in the file", param_hint="--set"
             )
-        found.setdefault(table, {})[name[0]] = _value(text)
+        found.setdefault(table, {})[name[0]] = value
     return found
 
 

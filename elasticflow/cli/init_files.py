@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from importlib import util
 from typing import TYPE_CHECKING
 
 import click
 
 from elasticflow.cli.terminal import paint, short
-from elasticflow.errors import ANSWER_IS_NO, FINISHED
+from elasticflow.errors import ANSWER_IS_NO, FINISHED, ElasticflowError
 from elasticflow.scaffold import beginning
 from elasticflow.scaffold.job_text import text_of
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.cli.init_answers import Answers, Asked
+    from elasticflow.spec.load import LoadedJob
+
+_DEEP_LIMIT_S = 120
 
 
 def print_only(found: Answers) -> int:
@@ -25,8 +30,12 @@ def print_only(found: Answers) -> int:
     return FINISHED
 
 
-def finish(found: Answers, asked: Asked, *, gitignore: bool | None, pre_commit: bool) -> int:
-    """Write everything, check the job as `validate` does, and say how to go on; return the exit code.
+def finish(
+    found: Answers, asked: Asked, *, gitignore: bool | None, pre_commit: bool, deep: bool | None
+) -> int:
+    """Write everything, check the job as `validate --deep` does, and say how to go on; return the exit code.
+
+    *deep*: try the job out; None: where torch is installed.
 
     Raises:
         ScaffoldError: a file is there already; nothing was written.
@@ -38,11 +47,11 @@ def finish(found: Answers, asked: Asked, *, gitignore: bool | None, pre_commit: 
     for path in (*files, *configuration):
         click.echo(f"{paint('wrote', 'green')} {short(path.absolute())}")
     _ignore(found.root, asked, gitignore=gitignore)
-    for note in found.notes:
-        click.echo(f"{paint('note', 'yellow')}  {note}")
+    for text in found.notes:
+        note(text)
     if by_hand:
-        click.echo(f"{paint('note', 'yellow')}  add to {beginning.PRE_COMMIT}, under repos:\n{by_hand}")
-    return _checked(found.job_file)
+        note(f"add to {beginning.PRE_COMMIT}, under repos:\n{by_hand}")
+    return _checked(found, deep=deep)
 
 
 def _ignore(root: Path, asked: Asked, *, gitignore: bool | None) -> None:
@@ -55,16 +64,58 @@ def _ignore(root: Path, asked: Asked, *, gitignore: bool | None) -> None:
     click.echo(f"{paint('added', 'green')} /runs/ to {short(root / '.gitignore')}")
 
 
-def _checked(job_file: Path) -> int:
+def _checked(found: Answers, *, deep: bool | None) -> int:
     from elasticflow.spec.findings.diagnostics import render
     from elasticflow.spec.load import load_job
 
-    loaded = load_job(job_file)
+    loaded = load_job(found.job_file, environment=os.environ)
     told = [each for each in loaded.diagnostics if each.severity != "note"]
     if told:
         click.echo(render(told), err=True)
     if loaded.job is None:
         return ANSWER_IS_NO
+    has_torch = util.find_spec("torch") is not None
+    if deep is False or (deep is None and not has_torch):
+        why = "" if has_torch else ", since torch is not installed here"
+        note(f"not tried out{why}: elasticflow validate --deep {short(found.job_file.absolute())}")
+    elif not _tried_out(loaded, found):
+        return ANSWER_IS_NO
+    _say_what_is_next(found)
+    return FINISHED
+
+
+def _tried_out(loaded: LoadedJob, found: Answers) -> bool:
+    """Return whether the job's own code does what a run needs; what is wrong is told."""
+    from elasticflow.cli.deep_options import DeepRequest, look_at, words_of
+    from elasticflow.compiler.importable import require_importable
+    from elasticflow.spec.findings.diagnostics import render
+
+    place = short(found.job_file.absolute())
+    step = "-step" if found.has_made_up_data and not found.is_draft else ""
+    click.echo(f"{paint('trying it out', dim=True)}  elasticflow validate --deep{step} {place}")
+    try:
+        require_importable(loaded)
+        look, findings = look_at(loaded, (), DeepRequest(bool(step), _DEEP_LIMIT_S))
+    except ElasticflowError as error:
+        click.echo(error.message, err=True)
+        is_good = False
+    else:
+        click.echo(render(findings) if findings else f"{paint('works', 'green')} {words_of(look)}")
+        is_good = all(each.severity != "error" for each in findings)
+    if not is_good:
+        click.echo(
+            f"the job is written; what stands above keeps it from training. Then: elasticflow run {place}"
+        )
+    return is_good
+
+
+def note(text: str) -> None:
+    """Print what a person should know."""
+    click.echo(f"{paint('note', 'yellow')}  {text}")
+
+
+def _say_what_is_next(found: Answers) -> None:
+    job_file = found.job_file
     shown = short(job_file.absolute())
     click.echo(f"\n{paint('next', bold=True)}")
     for command, does in (
@@ -73,4 +124,3 @@ def _checked(job_file: Path) -> int:
         (f"elasticflow doctor {shown}", "whether this machine has what the job needs"),
     ):
         click.echo(f"  {command:<{len(shown) + 22}} {does}")
-    return FINISHED

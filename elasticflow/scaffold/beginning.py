@@ -5,18 +5,20 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow import durable
 from elasticflow.errors import ScaffoldError
 from elasticflow.run_folder import RUNS
 from elasticflow.scaffold.candidates import Candidate, candidates
-from elasticflow.scaffold.example import EXAMPLE
+from elasticflow.scaffold.example import EXAMPLE, MADE_UP
 from elasticflow.scaffold.job_text import SCHEMA_NAME, Draft
+from elasticflow.scaffold.steps import losses_in
+from elasticflow.spec.entries.definitions import Definition, NoAttributeError, UnreadableModuleError
 from elasticflow.spec.schema import SCHEMA_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _MOST_NEIGHBOURS = 100
@@ -71,16 +73,23 @@ def options_in(model_file: Path, root: Path) -> list[Option]:
     Raises:
         ScaffoldError: the file cannot be read, is no Python, or lies outside of the project.
     """
-    found = [Option(place_of(model_file, root), each) for each in _read(model_file)]
+    place = place_of(model_file, root)
+    found = [Option(place, each) for each in _read(model_file, lambda name: _is_module(name, place, root))]
     for path in sorted(model_file.parent.glob("*.py"))[:_MOST_NEIGHBOURS]:
         if path.resolve() == model_file.resolve() or path.name.startswith(("test_", "conftest")):
             continue
         try:
-            inside = _read(path)
+            inside = [] if _is_made_up(path) else _read(path)
             found += [Option(place_of(path, root), each) for each in inside if each.kind == "dataset"]
-        except ScaffoldError:
+        except (ScaffoldError, OSError):
             continue  # not asked for
     return found
+
+
+def _is_made_up(path: Path) -> bool:
+    """Return whether a file holds made-up data, which is of another model's shape."""
+    with path.open("rb") as file:
+        return file.read(len(MADE_UP)) == MADE_UP.encode()
 
 
 def place_of(file: Path, root: Path) -> Place:
@@ -105,9 +114,30 @@ def place_of(file: Path, root: Path) -> Place:
     return Place(".".join(parts[begin:]), "/".join(parts[:begin]) or ".")
 
 
-def _read(path: Path) -> list[Candidate]:
+def long_losses(model_file: Path) -> list[ast.FunctionDef]:
+    """Return the functions of the model's file that compute a loss of more than outputs and targets."""
+    return losses_in(model_file.read_text(encoding="utf-8-sig"))
+
+
+def _is_module(name: str, place: Place, root: Path) -> bool:
+    """Return whether a class inherits from torch's module through other files."""
+    from elasticflow.spec.entries.entry_points import installed_places
+    from elasticflow.spec.entries.lineage import lineage
+    from elasticflow.spec.entries.modules import CannotTellError, Finder, NoModuleError
+    from elasticflow.spec.entries.resolve import Resolver
+
+    resolver = Resolver(Finder((root / place.path,), installed_places()))
     try:
-        return candidates(path.read_text(encoding="utf-8-sig"))
+        found = resolver.entry(place.module, name)
+        above = lineage(found, resolver) if isinstance(found, Definition) else []
+    except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+        return False
+    return any(each.module.name == "torch.nn.modules.module" for each in above)
+
+
+def _read(path: Path, is_model: Callable[[str], bool] = lambda _: False) -> list[Candidate]:
+    try:
+        return candidates(path.read_text(encoding="utf-8-sig"), is_model)
     except OSError as error:
         raise ScaffoldError(f"cannot read {path}: {error.strerror}") from error
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
@@ -137,19 +167,6 @@ def example(name: str, workers: int | str) -> tuple[Draft, dict[str, str]]:
         workers=workers,
     )
     return draft, {f"{name}/__init__.py": EXAMPLE}
-
-
-def missing_arguments(option: Option, given: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that have neither a default nor a value."""
-    return [name for name in option.candidate.required if name not in given]
-
-
-def forward_takes(option: Option) -> int:
-    """Return how many inputs the model's `forward` needs; 1 where that is not shown."""
-    for each in ast.walk(option.candidate.node):
-        if isinstance(each, ast.FunctionDef) and each.name == "forward":
-            return max(1, len(each.args.args) - 1 - len(each.args.defaults))
-    return 1
 
 
 def loss_by_samples(option: Option) -> str | None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
-from elasticflow.spec.entries.origins import dotted_names
+from elasticflow.scaffold.arguments import Argument, Config, arguments_of, config_of
+from elasticflow.spec.entries.origins import dotted_names, origin_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Kind = Literal["model", "dataset", "loss", "step"]
-_OF_TORCH_NN = {"Sequential", "ModuleList", "ModuleDict", "Transformer", "RNN", "LSTM", "GRU"}
 _DATASETS = {"Dataset", "TensorDataset", "Subset", "ConcatDataset"}
 _LOSSES = ("loss", "criterion")
+_NO_MODULES = ("torch.nn.functional", "torch.nn.init", "torch.nn.utils", "torch.nn.Parameter")
+_MODULES = ("Module", "PreTrainedModel", "Model")
+_MODULES_OF = ("torch.nn.", "timm.", "transformers.", "torchvision.models.")
 
 
 @dataclass(frozen=True)
@@ -22,111 +28,224 @@ class Candidate:
         kind: As what.
         name: Its name in the module.
         node: Its definition.
-        required: Arguments that it has no default for, in order.
-        defaults: Numbers that its arguments have as defaults.
+        arguments: What it takes, in order.
+        is_part: Other models of the file are made of it.
+        made: The class that a model is of: of a function, the one of the same file that it returns.
+        classes: The classes of the file, by name.
+        configs: The dataclasses of the file, by name.
     """
 
     kind: Kind
     name: str
     node: ast.ClassDef | ast.FunctionDef
-    required: tuple[str, ...]
-    defaults: dict[str, int | float]
+    arguments: tuple[Argument, ...] = ()
+    is_part: bool = False
+    made: ast.ClassDef | None = None
+    classes: Mapping[str, ast.ClassDef] = field(default_factory=dict, repr=False)
+    configs: Mapping[str, Config] = field(default_factory=dict, repr=False)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Names of the arguments that it has no default for, in order."""
+        return tuple(each.name for each in self.arguments if each.is_required)
+
+    @property
+    def defaults(self) -> dict[str, int | float]:
+        """Numbers that its arguments have as defaults."""
+        found = {each.name: each.default for each in self.arguments}
+        return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+    @property
+    def needs_objects(self) -> tuple[str, ...]:
+        """Names of the arguments that it has no default for and that a job file cannot give."""
+        return tuple(each.name for each in self.arguments if each.is_required and each.takes.is_object)
 
 
-def candidates(text: str) -> list[Candidate]:
+def candidates(text: str, is_model: Callable[[str], bool] = lambda _: False) -> list[Candidate]:
     """Return what a module defines, in its order; private names and what is only built upon by others are last.
+
+    Args:
+        text: The module's source.
+        is_model: Tells of a class, by its name, whether a base in another file makes it a model.
 
     Raises:
         SyntaxError: it is not Python of this version.
     """
-    tree = ast.parse(text)
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    found: list[Candidate] = []
-    models: set[str] = set()
-    for node in tree.body:
+    return _File(ast.parse(text), text, is_model).candidates()
+
+
+class _File:
+    """The definitions of one source."""
+
+    def __init__(self, tree: ast.Module, text: str, is_model: Callable[[str], bool]) -> None:
+        self._text = text
+        self._nodes = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        self._classes = {node.name: node for node in self._nodes if isinstance(node, ast.ClassDef)}
+        self._functions = {node.name: node for node in self._nodes if isinstance(node, ast.FunctionDef)}
+        self._configs: dict[str, Config] = {}
+        for node in self._classes.values():  # a field of one may be an object of one before it
+            if (config := config_of(node, text, self._configs, self._classes)) is not None:
+                self._configs[node.name] = config
+        self._models = self._model_classes(is_model)
+
+    def candidates(self) -> list[Candidate]:
+        found = [each for node in self._nodes if (each := self._candidate(node)) is not None]
+        used = _used_by_others(found)
+        found = [replace(each, is_part=each.name in used) for each in found]
+        return sorted(
+            found, key=lambda each: (each.name.startswith("_"), each.is_part, bool(each.needs_objects))
+        )
+
+    def _model_classes(self, is_model: Callable[[str], bool]) -> set[str]:
+        found = {name for name, node in self._classes.items() if self._has_module_base(node)}
+        while more := {
+            name
+            for name, node in self._classes.items()
+            if name not in found and found & {n for base in node.bases for n in dotted_names(base)[-1:]}
+        }:
+            found |= more
+        return found | {
+            name
+            for name, node in self._classes.items()
+            if name not in found and node.bases and is_model(name)
+        }
+
+    def _has_module_base(self, node: ast.ClassDef) -> bool:
+        for base in node.bases:
+            name = origin_in(self._text, base) or ".".join(dotted_names(base))
+            last = name.rpartition(".")[2]
+            if last.endswith("DataModule") or name.startswith(_NO_MODULES):
+                continue
+            if last.endswith(_MODULES[:2]) or (name.startswith(_MODULES_OF) and last[:1].isupper()):
+                return True
+            # Without the import, as in a notebook's cell: nn.Sequential.
+            if "nn" in dotted_names(base)[:-1] and last[:1].isupper():
+                return True
+        return False
+
+    def _candidate(self, node: ast.ClassDef | ast.FunctionDef) -> Candidate | None:
+        made: ast.ClassDef | None
         if isinstance(node, ast.ClassDef):
-            kind = _kind_of_class(node, models)
-            if kind == "model":
-                models.add(node.name)
-            if kind is not None:
-                found.append(_candidate(kind, node, classes))
-        elif isinstance(node, ast.FunctionDef) and (kind_of := _kind_of_function(node, models)) is not None:
-            found.append(_candidate(kind_of, node, classes))
-    used = _used_by_others(found)
-    return sorted(found, key=lambda each: (each.name.startswith("_"), each.name in used))
+            kind, made = self._kind_of_class(node), node
+        else:
+            kind = self._kind_of_function(node)
+            made_by = self._class_made_by(node, set())
+            if kind is None and made_by is not None:
+                kind = "model"
+            made = self._classes.get(made_by or "") if kind == "model" else None
+        if kind is None:
+            return None
+        arguments = () if kind in {"loss", "step"} else self._arguments(node)
+        made = made if kind == "model" else None
+        return Candidate(
+            kind,
+            node.name,
+            node,
+            arguments,
+            made=made,
+            classes=self._classes,
+            configs=self._configs,
+        )
+
+    def _kind_of_class(self, node: ast.ClassDef) -> Kind | None:
+        last = {names[-1] for base in node.bases if (names := dotted_names(base))}
+        methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+        if node.name in self._models:
+            # A loss as a module (`class Focal(nn.Module): def forward(self, outputs, targets)`) is no model.
+            return None if node.name.lower().endswith(_LOSSES) else "model"
+        if last & _DATASETS or {"__len__", "__getitem__"} <= methods:
+            return "dataset" if last & {"TensorDataset"} or "__getitem__" in methods else None
+        return None
+
+    def _kind_of_function(self, node: ast.FunctionDef) -> Kind | None:
+        returned = _returned_names(node)
+        name = node.name.lower()
+        num_required, num_places = len(node.args.args) - len(node.args.defaults), len(node.args.args)
+        if returned & self._models or any(each.endswith("Module") for each in returned):
+            return "model"
+        if name in {"training_step", "train_step"} and num_places == 2:
+            return "step"
+        if "loss" in name.split("_") or name.endswith(_LOSSES):
+            return "loss" if num_places >= 2 and num_required <= 2 else None
+        if any(each in _DATASETS or each.endswith("Dataset") for each in returned):
+            return "dataset"
+        is_named_so = "dataset" in name or name in {"data", "load_data", "make_data", "train_data"}
+        return "dataset" if is_named_so and any(returns_of(node)) else None
+
+    def _class_made_by(self, node: ast.FunctionDef, seen: set[str]) -> str | None:
+        """Return the class of the file that a function returns an object of, whatever its annotation says."""
+        if node.name in seen:
+            return None
+        made: dict[str, str] = {}
+        for each in ast.walk(node):
+            if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call):
+                names = dotted_names(each.value.func)[-1:]
+                made |= {t.id: names[0] for t in each.targets if isinstance(t, ast.Name) and names}
+        found = set()
+        for value in returns_of(node):
+            names = dotted_names(value.func) if isinstance(value, ast.Call) else []
+            name = made.get(value.id, "") if isinstance(value, ast.Name) else ".".join(names)
+            if name in self._functions:
+                name = self._class_made_by(self._functions[name], {*seen, node.name}) or ""
+            found.add(name if name in self._models else "")
+        return found.pop() if len(found) == 1 and "" not in found else None
+
+    def _arguments(self, node: ast.ClassDef | ast.FunctionDef) -> tuple[Argument, ...]:
+        if isinstance(node, ast.FunctionDef):
+            return arguments_of(node, self._text, self._configs, skip=0)
+        if node.name in self._configs:
+            return self._configs[node.name].fields
+        function = method_of(node, "__init__", self._classes)
+        return () if function is None else arguments_of(function, self._text, self._configs, skip=1)
 
 
-def _kind_of_class(node: ast.ClassDef, models: set[str]) -> Kind | None:
-    bases = [dotted for base in node.bases if (dotted := dotted_names(base))]
-    last = {dotted[-1] for dotted in bases}
-    methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
-    is_module = any(name.endswith("Module") for name in last) or bool(last & models)
-    if is_module or any(d[-1] in _OF_TORCH_NN and "nn" in d[:-1] for d in bases):
-        # A loss as a module (`class Focal(nn.Module): def forward(self, outputs, targets)`) is no model.
-        return None if node.name.lower().endswith(_LOSSES) else "model"
-    if last & _DATASETS or {"__len__", "__getitem__"} <= methods:
-        return "dataset" if last & {"TensorDataset"} or "__getitem__" in methods else None
+def method_of(
+    node: ast.ClassDef, name: str, classes: Mapping[str, ast.ClassDef], seen: frozenset[str] = frozenset()
+) -> ast.FunctionDef | None:
+    """Return a class's method, its own or that of a base in the same file."""
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef) and each.name == name:
+            return each
+    for base in node.bases:
+        above = dotted_names(base)[-1:]
+        if above and above[0] in classes and above[0] not in seen:
+            found = method_of(classes[above[0]], name, classes, seen | {above[0]})
+            if found is not None:
+                return found
     return None
 
 
-def _kind_of_function(node: ast.FunctionDef, models: set[str]) -> Kind | None:
-    returned = dotted_names(node.returns) if node.returns is not None else []
-    name = node.name.lower()
-    places = [each.arg for each in node.args.args]
-    if returned and (returned[-1] == "Module" or returned[-1] in models):
-        return "model"
-    if name in {"training_step", "train_step"} and len(places) == 2:
-        return "step"
-    if name.endswith(_LOSSES) and len(places) >= 2:
-        return "loss"
-    if returned and (returned[-1] in _DATASETS or returned[-1].endswith("Dataset")):
-        return "dataset"
-    returns = any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(node))
-    is_named_so = "dataset" in name or name in {"data", "load_data", "make_data", "train_data"}
-    return "dataset" if is_named_so and returns else None
+def returns_of(node: ast.FunctionDef) -> Iterator[ast.expr]:
+    """Yield what a function returns, but for those inside it."""
+    waiting: list[ast.AST] = list(node.body)
+    while waiting:
+        each = waiting.pop(0)
+        if isinstance(each, ast.Return) and each.value is not None:
+            yield each.value
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            waiting = [*ast.iter_child_nodes(each), *waiting]
 
 
-def _candidate(
-    kind: Kind, node: ast.ClassDef | ast.FunctionDef, classes: dict[str, ast.ClassDef]
-) -> Candidate:
-    function = node if isinstance(node, ast.FunctionDef) else _constructor(node, classes, set())
-    if function is None:
-        return Candidate(kind, node.name, node, (), {})
-    arguments = function.args
-    places = [*arguments.posonlyargs, *arguments.args][int(isinstance(node, ast.ClassDef)) :]
-    defaults: list[ast.expr | None] = [*[None] * (len(places) - len(arguments.defaults)), *arguments.defaults]
-    pairs = [
-        *zip(places, defaults, strict=False),
-        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+def _returned_names(node: ast.FunctionDef) -> set[str]:
+    """Return the last names in a function's return annotation: of `nn.Module | None`, `Module` and `None`."""
+    if node.returns is None:
+        return set()
+    texts = [
+        e.value for e in ast.walk(node.returns) if isinstance(e, ast.Constant) and isinstance(e.value, str)
     ]
-    numbers = {
-        each.arg: default.value
-        for each, default in pairs
-        if isinstance(default, ast.Constant) and isinstance(default.value, int | float)
+    found = {
+        names[-1] for e in ast.walk(node.returns) if isinstance(e, ast.expr) and (names := dotted_names(e))
     }
-    required = tuple(each.arg for each, default in pairs if default is None)
-    return Candidate(kind, node.name, node, () if kind in {"loss", "step"} else required, numbers)
+    return found | {text.rpartition(".")[2].strip() for text in texts}
 
 
-def _constructor(
-    node: ast.ClassDef, classes: dict[str, ast.ClassDef], seen: set[str]
-) -> ast.FunctionDef | None:
-    """Return the class's `__init__`, or that of a base in the same file."""
-    for each in node.body:
-        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-            return each
-    names = [base.id for base in node.bases if isinstance(base, ast.Name)]
-    bases = [classes[name] for name in names if name in classes and name not in seen]
-    return _constructor(bases[0], classes, {*seen, *names}) if bases else None
-
-
-def _used_by_others(found: list[Candidate]) -> set[str]:
+def _used_by_others(found: Iterable[Candidate]) -> set[str]:
     """Return the names of models that others here call: parts, not the whole."""
-    names = {each.name for each in found if each.kind == "model"}
+    models = [each for each in found if each.kind == "model"]
+    names = {each.name for each in models}
     return {
         inner.id
-        for each in found
-        if each.kind == "model"
+        for each in models
         for inner in ast.walk(each.node)
         if isinstance(inner, ast.Name) and inner.id in names - {each.name}
     }

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from elasticflow.scaffold.shapes import Shapes
 
 _MOST_CLASSES = 1000
+MADE_UP = '"""Made-up data for '
+"""How a module of made-up data begins."""
 
 EXAMPLE = '''"""Three spirals in a plane: a small network that tells them apart, its data and its metric."""
 
@@ -63,6 +65,32 @@ def samples(count: int = 512) -> TensorDataset:
 {body}
     return TensorDataset(inputs, targets)
 '''
+
+
+_TEXTS = '''"""Made-up data for {model}: rows of tokens, each followed by one that can be learned.
+
+Put your own in its place: anything with `__len__` and `__getitem__` that gives (tokens, next tokens).
+"""
+
+import torch
+from torch.utils.data import TensorDataset
+
+LENGTH = {length}  # tokens of one sample
+TOKENS = {tokens}  # they are whole numbers below this
+
+
+def samples(count: int = 512) -> TensorDataset:
+    """Return inputs and targets: the same ones on every machine."""
+    random = torch.Generator().manual_seed(0)
+    first = torch.randint(TOKENS, (count, 1), generator=random)
+    rows = (first + 3 * torch.arange(LENGTH + 1)) % TOKENS
+    return TensorDataset(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+'''
+
+
+def made_up_texts(model: str, shapes: Shapes) -> str:
+    """Return the source of a module whose `samples` are tokens and the tokens that follow them."""
+    return _TEXTS.format(model=model, length=shapes.sample[0], tokens=shapes.tokens)
 
 
 def made_up_data(model: str, shapes: Shapes) -> str:

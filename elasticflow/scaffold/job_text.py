@@ -85,6 +85,7 @@ def _lines(draft: Draft) -> Iterator[str]:
     else:
         guessed = "a guess: " if draft.loss_is_guessed else ""
         yield f'loss = {toml(draft.loss)} | {guessed}called with outputs and targets; or step = "module:function"'
+    yield from _objects(draft, "model")
     yield ""
     yield "[optimizer]"
     yield 'entry = "torch.optim:AdamW"'
@@ -96,6 +97,7 @@ def _lines(draft: Draft) -> Iterator[str]:
     yield from _arguments(draft, "dataset")
     yield f"global_batch_size = {draft.global_batch_size} | samples per step, the same at any number of workers"
     yield "# num_workers = 2 | loader processes of each worker"
+    yield from _objects(draft, "dataset")
     yield ""
     yield from draft.evaluation
     yield "[train]"
@@ -117,8 +119,33 @@ def _lines(draft: Draft) -> Iterator[str]:
 
 
 def _arguments(draft: Draft, table: str) -> Iterator[str]:
-    if found := draft.arguments.get(table):
-        yield f"args = {toml(dict(found))}"
+    plain = {name: value for name, value in draft.arguments.get(table, {}).items() if not is_object(value)}
+    if plain:
+        yield f"args = {toml(plain)}" if not _objects_of(draft, table) else f"args.{_dotted(plain)}"
+
+
+def _dotted(plain: Mapping[str, Any]) -> str:
+    """Return plain arguments beside which tables stand: an inline table could not be added to."""
+    return "\nargs.".join(f"{name} = {toml(value)}" for name, value in plain.items())
+
+
+def _objects(draft: Draft, table: str) -> Iterator[str]:
+    """Yield the arguments that are objects, each as a table of its own, which goes on to the end of the table."""
+    for name, value in _objects_of(draft, table).items():
+        yield ""
+        yield f"[{table}.args.{name}]"
+        yield f"entry = {toml(value['entry'])}"
+        if value.get("args"):
+            yield f"args = {toml(value['args'])}"
+
+
+def _objects_of(draft: Draft, table: str) -> dict[str, Any]:
+    return {name: value for name, value in draft.arguments.get(table, {}).items() if is_object(value)}
+
+
+def is_object(value: Any) -> bool:
+    """Return whether an argument is an object that is made by an entry of its own."""
+    return isinstance(value, dict) and "entry" in value
 
 
 def _aligned(line: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
+from elasticflow.scaffold.arguments import arguments_of
+from elasticflow.scaffold.candidates import method_of
 from elasticflow.spec.entries.origins import dotted_names
 
 if TYPE_CHECKING:
@@ -14,7 +16,21 @@ if TYPE_CHECKING:
 
 _SIZES = (28, 32, 64, 96, 128, 224, 8, 16)
 _LENGTH = 32
+_FIRST = {
+    "Linear": "in_features",
+    "Embedding": "num_embeddings",
+    "Conv1d": "in_channels",
+    "Conv2d": "in_channels",
+}
 _POOLS = {"MaxPool2d", "AvgPool2d"}
+
+
+_IMAGE_SIZES, _CHANNELS = ("image_size", "img_size"), ("channels", "in_chans", "in_channels")
+_LENGTHS = tuple(
+    f"{owner}{name}"
+    for owner in ("", "config.", "cfg.", "args.")
+    for name in ("block_size", "max_len", "max_length", "max_seq_len", "seq_len", "context_length")
+)
 
 
 class Shapes(NamedTuple):
@@ -47,28 +63,68 @@ def shapes_of(model: Candidate, given: Mapping[str, object]) -> Shapes | None:
         model: A class.
         given: Values of its arguments, over their defaults.
     """
-    numbers = {name: value for name, value in given.items() if isinstance(value, int | float)}
-    layers = list(_layers(model.node, {**model.defaults, **numbers}))
+    numbers = _numbers(model, given)
+    layers = list(_layers(model.made or model.node, numbers))
     linear = [layer for layer in layers if layer.name == "Linear"]
-    outputs = linear[-1].number(1, "out_features") if linear else None
+    if not linear:
+        return None  # what comes out is no row of numbers
+    outputs = linear[-1].number(1, "out_features")
+    size = next((numbers[name] for name in _IMAGE_SIZES if name in numbers), None)
+    if isinstance(size, int):
+        channels = next((numbers[name] for name in _CHANNELS if name in numbers), 3)
+        return Shapes((int(channels), size, size), outputs)
     for place, layer in enumerate(layers):
-        first = layer.number(
-            0, {"Linear": "in_features", "Embedding": "num_embeddings"}.get(layer.name, "in_channels")
-        )
-        if first is None or layer.name not in {"Linear", "Embedding", "Conv1d", "Conv2d"}:
-            continue
-        match layer.name:
-            case "Linear" if any("Pool" in before.name for before in layers[:place]):
-                return None  # convolutions made elsewhere come first
-            case "Linear":
-                return Shapes((first,), outputs)
-            case "Embedding":
-                return Shapes((_LENGTH,), outputs, tokens=first)
-            case "Conv1d":
-                return Shapes((first, _LENGTH), outputs)
-            case _:
-                return Shapes((first, *[_image_size(layers)] * 2), outputs)
+        if layer.name in model.classes:
+            return None  # layers made elsewhere come first
+        if layer.name in _FIRST:
+            return _taken_by(layer, layers[:place], layers, numbers, outputs)
     return None
+
+
+def _taken_by(
+    layer: _Layer,
+    before: list[_Layer],
+    layers: list[_Layer],
+    numbers: Mapping[str, int | float],
+    outputs: int | None,
+) -> Shapes | None:
+    """Return what a model takes whose first layer with a size is *layer*."""
+    first = layer.number(0, _FIRST[layer.name])
+    if first is None:
+        return None
+    match layer.name:
+        case "Linear" if any("Pool" in each.name for each in before):
+            return None  # convolutions made elsewhere come first
+        case "Linear":
+            return Shapes((first,), outputs)
+        case "Embedding":
+            length = min([int(numbers[name]) for name in _LENGTHS if name in numbers], default=_LENGTH)
+            return Shapes((min(length, _LENGTH),), outputs, tokens=first)
+        case "Conv1d":
+            return Shapes((first, _LENGTH), outputs)
+        case _:
+            return Shapes((first, *[_image_size(layers, first)] * 2), outputs)
+
+
+def _numbers(model: Candidate, given: Mapping[str, object]) -> dict[str, int | float]:
+    """Return the numbers that arguments stand for, and fields of those that are objects: `config.vocab_size`."""
+    found: dict[str, object] = {}
+    if model.made is not None and model.made is not model.node:
+        # A function: what it gives the class is not followed, so the class's own defaults count.
+        maker = method_of(model.made, "__init__", model.classes)
+        found |= (
+            {} if maker is None else {each.name: each.default for each in arguments_of(maker, "", {}, skip=1)}
+        )
+    found |= model.defaults
+    for each in model.arguments:
+        config = model.configs.get(each.takes.config or "")
+        for field in config.fields if config else ():
+            found[f"{each.name}.{field.name}"] = field.default
+    for name, value in given.items():
+        found[name] = value
+        fields = value.get("args", {}) if isinstance(value, dict) else {}
+        found |= {f"{name}.{key}": inner for key, inner in fields.items()}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
 def _layers(node: ast.AST, env: Mapping[str, int | float]) -> Iterator[_Layer]:
@@ -79,12 +135,13 @@ def _layers(node: ast.AST, env: Mapping[str, int | float]) -> Iterator[_Layer]:
             yield _Layer(names[-1], tuple(_value(each, env) for each in call.args), named)
 
 
-def _image_size(layers: list[_Layer]) -> int:
+def _image_size(layers: list[_Layer], channels: int) -> int:
     """Return the side of square images that fits the first linear layer after the convolutions."""
     flat = next((layer.number(0, "in_features") for layer in layers if layer.name == "Linear"), None)
+    likely = _SIZES[1] if channels == 3 else _SIZES[0]  # in colour, or not
     if any(layer.name.startswith("Adaptive") for layer in layers) or flat is None:
-        return _SIZES[0]
-    return next((side for side in _SIZES if _flattened(layers, side) == flat), _SIZES[0])
+        return likely
+    return next((side for side in _SIZES if _flattened(layers, side) == flat), likely)
 
 
 def _flattened(layers: list[_Layer], side: int) -> int | None:
@@ -112,6 +169,9 @@ def _value(node: ast.expr, env: Mapping[str, int | float]) -> int | None:
             return int(value)
         case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name):
             found = env.get(name)
+            return found if isinstance(found, int) else None
+        case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=name):
+            found = env.get(f"{owner}.{name}")
             return found if isinstance(found, int) else None
         case ast.BinOp(left=left, op=op, right=right):
             one, two = _value(left, env), _value(right, env)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import tomli
 
+from elasticflow.cli import init_files
 from elasticflow.cli.main import call
 from elasticflow.spec.schema import SCHEMA_FILE
 
@@ -30,6 +31,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an empty checkout, being the working folder."""
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
+    # Trying a job out starts a process that imports torch: an end-to-end test's.
+    monkeypatch.setattr(init_files, "_tried_out", lambda *_: True)
     return tmp_path
 
 
@@ -126,7 +129,7 @@ def test_choices_by_flag(project: Path, capsys: pytest.CaptureFixture[str]) -> N
     )
     assert {"nets.py"} == _files(project)
     assert 0 == call(["init", "nets.py", "--loss", "torch.nn.functional:nll_loss"])
-    assert "there are Net too: --model NAME" in capsys.readouterr().out or "there are Other too" in out
+    assert "there is Net too: --model NAME" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -156,6 +159,104 @@ def test_what_cannot_become_a_job(
     assert 2 == call(["init", "nets.py", *words])
     assert told in capsys.readouterr().err
     assert {"nets.py"} == _files(project)
+
+
+def test_what_flags_give_has_the_arguments_type(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text of digits stays a text, a number is one, and what is neither is refused before anything is written."""
+    (project / "nets.py").write_text(MODEL.replace("self, width,", "self, width: int, root: str,"))
+    assert 2 == call(["init", "nets.py"])
+    err = capsys.readouterr().err
+    assert "needs the arguments width (a whole number), root (a text)" in err
+    assert "--set model.args.width=VALUE --set model.args.root=VALUE" in err
+    assert 2 == call(["init", "nets.py", "--set", "model.args.width=four", "--set", "model.args.root=4"])
+    assert "model.args.width takes a whole number, not four" in capsys.readouterr().err
+    assert {"nets.py"} == _files(project)
+    assert 0 == call(["init", "nets.py", "--set", "model.args.width=4", "--set", "model.args.root=4"])
+    assert {"width": 4, "root": "4"} == _job("jobs/net.toml")["model"]["args"]
+
+
+GPT = """\
+from dataclasses import dataclass
+from torch import nn
+@dataclass
+class Config:
+    block_size: int = 16
+    vocab_size: int = 50
+    width: int = 8
+    bias: bool = True
+class Block(nn.Module):
+    def __init__(self, config): ...
+class GPT(nn.Module):
+    def __init__(self, config, depth: int):
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList([Block(config) for _ in range(depth)])
+        self.head = nn.Linear(config.width, config.vocab_size, bias=config.bias)
+    def forward(self, idx, targets=None):
+        return logits, loss
+"""
+
+
+def test_a_model_with_a_config_that_computes_its_loss(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dataclass is an entry of its own with its fields; a step takes the model's loss; data are tokens and the next."""
+    (project / "gpt.py").write_text(GPT)
+    assert 0 == call(["init", "gpt.py", "--set", "model.args.depth=2"])
+    job = _job("jobs/gpt.toml")
+    assert {
+        "depth": 2,
+        "config": {
+            "entry": "gpt:Config",
+            "args": {"block_size": 16, "vocab_size": 50, "width": 8, "bias": True},
+        },
+    } == job["model"]["args"]
+    assert "gpt_step:training_step" == job["model"]["step"]
+    assert "loss" not in job["model"]
+    assert "return model(inputs, targets=targets)[1]" in (project / "gpt_step.py").read_text()
+    data = (project / "gpt_data.py").read_text()
+    assert "LENGTH = 16 " in data
+    assert "TOKENS = 50 " in data
+    assert "since GPT.forward computes the loss itself" in capsys.readouterr().out
+
+
+def test_what_a_job_file_cannot_give_is_told(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An argument that is a class: a function that returns the model is offered first, else asked for."""
+    text = MODEL.replace("self, width,", "self, block,").replace("nn.Linear(width", "block(3")
+    (project / "nets.py").write_text(text)
+    assert 2 == call(["init", "nets.py"])
+    err = capsys.readouterr().err
+    assert "nets:Net needs the argument block, an object that a job file cannot give" in err
+    assert "write a function without it that returns the model" in err
+    (project / "nets.py").write_text(f"{text}def small():\n    return Net(nn.Linear)\n")
+    assert 0 == call(["init", "nets.py", "--dataset", "x:y", "--print"])
+    assert "nets:small" == tomli.loads(capsys.readouterr().out)["model"]["entry"]
+
+
+def test_a_loss_nobody_can_tell_is_left_to_a_person(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A draft of a step instead of a loss that is called wrongly."""
+    (project / "nets.py").write_text(
+        MODEL.replace("self, width,", "self, width=2,").replace("return self.layers(x)", "return x, x")
+    )
+    assert 0 == call(["init", "nets.py"])
+    assert "raise NotImplementedError" in (project / "nets_step.py").read_text()
+    assert "a draft of a training step" in capsys.readouterr().out
+
+
+def test_bases_in_other_files_and_under_other_names(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`import torch.nn as N`, `from torch.nn import Module as M`, a base of the project's own."""
+    pytest.importorskip("torch")
+    (project / "base.py").write_text("import torch.nn as N\nclass Base(N.Module): ...\n")
+    (project / "nets.py").write_text(
+        "from torch.nn import Module as M\nfrom base import Base\nimport torch.nn as N\n"
+        "class Later(One): ...\nclass One(N.Sequential): ...\nclass Two(M): ...\nclass Three(Base): ...\n"
+        "def made() -> Three: ...\ndef other():\n    net = Two()\n    return net\nclass Config(dict): ...\n"
+    )
+    assert 2 == call(["init", "nets.py", "--model", "none"])
+    assert "there are: Later, made, other, One, Two, Three" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_flags_of_a_model_need_one(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,9 +109,16 @@ def test_example_trains(tmp_path: Path) -> None:
 
 
 def test_bare_model_trains(tmp_path: Path) -> None:
-    """A file with three modules: the whole one is chosen, its argument asked for, data of its shape made up."""
+    """A file with three modules: the whole one is chosen, its argument asked for, data of its shape made up.
+
+    What is no number is asked for again; in the end one step is tried.
+    """
     (tmp_path / "nets.py").write_text(MODEL)
-    told = _talk(tmp_path, ["nets.py"], [("which model.*:", "2"), ("nets:Net: width: ", "7")])
+    question = r"nets:Net: width \(a whole number\): "
+    answers = [("which model.*:", "2"), (question, "seven"), (question, "7")]
+    told = _talk(tmp_path, ["nets.py"], answers)
+    assert "'seven' is not a whole number" in told
+    assert re.search(r"works 512 samples .*loss of the first step", told)
     assert "1  nets:Other" in told
     assert "SAMPLE = (1, 28, 28)" in (tmp_path / "nets_data.py").read_text()
     assert "args = { width = 7 }" in (tmp_path / "jobs" / "net.toml").read_text()

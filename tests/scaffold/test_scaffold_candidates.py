@@ -78,7 +78,8 @@ def _shapes(body: str, arguments: str = "", **given: Any) -> Shapes | None:
         ("self.a = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 10))", Shapes((784,), 10)),
         ("self.a = nn.Linear(out_features=1, in_features=6)", Shapes((6,), 1)),
         ("self.e = nn.Embedding(100, 8)\nself.o = nn.Linear(8, 2)", Shapes((32,), 2, tokens=100)),
-        ("self.c = nn.Conv1d(3, 8, 3)", Shapes((3, 32), None)),
+        ("self.c = nn.Conv1d(3, 8, 3)", None),
+        ("self.c = nn.Conv1d(3, 8, 3)\nself.f = nn.Linear(n, 4)", Shapes((3, 32), 4)),
         (
             (
                 "self.c = nn.Conv2d(3, 6, 5)\nself.p = nn.MaxPool2d(2, 2)\nself.d = nn.Conv2d(6, 16, 5)\n"

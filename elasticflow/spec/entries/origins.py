@@ -47,10 +47,15 @@ def origin(module: Module, node: ast.expr) -> str:
     """
     names = dotted_names(node)
     try:
-        text = source_of(module) if names else ""
-        first = _first(text, names[0]) if names else ""
+        return origin_in(source_of(module), node) if names else ""
     except CannotTellError:
         return ""
+
+
+def origin_in(text: str, node: ast.expr) -> str:
+    """Return the dotted name an expression of the source *text* stands for, as `origin` does."""
+    names = dotted_names(node)
+    first = _first(text, names[0]) if names else ""
     return ".".join([first, *names[1:]]) if first else ""
 
 

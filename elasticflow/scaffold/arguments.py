@@ -1,0 +1,370 @@
+"""What arguments take, as far as source tells, and texts turned into what they take (floor 2, pure)."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import tomli
+
+from elasticflow.spec.entries.origins import dotted_names, origin_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Kind = Literal["int", "float", "bool", "str", "list", "table", "any", "object"]
+_WORDS: dict[Kind, str] = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "list": "a list",
+    "table": "a table",
+    "any": "a value",
+    "object": "an object, which a job file cannot give",
+}
+_KINDS: dict[str, Kind] = {
+    "builtins.int": "int",
+    "builtins.float": "float",
+    "builtins.bool": "bool",
+    "builtins.str": "str",
+    "pathlib.Path": "str",
+    "os.PathLike": "str",
+    "typing.Any": "any",
+}
+_LISTS = {
+    "builtins.list", "builtins.tuple", "builtins.set", "typing.List", "typing.Tuple", "typing.Sequence",
+    "typing.Iterable", "collections.abc.Sequence", "collections.abc.Iterable",
+}  # fmt: skip
+_TABLES = {"builtins.dict", "typing.Dict", "typing.Mapping", "collections.abc.Mapping"}
+# Names that say what an argument without annotation and default takes.
+_WHOLE = re.compile(
+    r"(n|num|nb)_\w+|\w*(size|dim|dims|channels|classes|layers|heads|features|length|width|depth|blocks|hidden)"
+    r"|n(token|inp|hid|layers|head|gpu|classes)|d_model|d_ff|vocab|dim\w*|depths?|heads?|channels?"
+)
+_REAL = re.compile(r"(\w*_)?(rate|dropout|lr|alpha|beta|gamma|momentum|eps|temperature|prob|scale|decay)|p")
+_TEXT = re.compile(r"(\w*_)?(root|path|dir|folder|file|filename|name|split|mode|url)")
+_CONFIGS = {"config", "cfg", "conf", "args", "hparams", "params", "opt", "options"}
+
+
+class Takes(NamedTuple):
+    """What an argument takes.
+
+    Attributes:
+        kinds: Any of them, the first that fits.
+        choices: It is one of these.
+        item: What the items of a list are.
+        config: A dataclass of the same file, of which it is an object.
+        is_guess: Only the argument's name says it: what is given in quotes or brackets is taken as it stands.
+    """
+
+    kinds: tuple[Kind, ...]
+    choices: tuple[Any, ...] = ()
+    item: Takes | None = None
+    config: str | None = None
+    is_guess: bool = False
+
+    @property
+    def words(self) -> str:
+        """It in words."""
+        if self.config is not None:
+            return f"an object of {self.config}"
+        if self.choices:
+            return "one of " + ", ".join(map(str, self.choices))
+        words = " or ".join(_WORDS[kind] for kind in self.kinds)
+        if self.item is not None and self.kinds == ("list",):
+            words += f", each {self.item.words}"
+        return words
+
+    @property
+    def is_object(self) -> bool:
+        """Whether a job file cannot give it."""
+        return self.kinds == ("object",) and self.config is None
+
+
+ANY = Takes(("any",))
+OBJECT = Takes(("object",))
+
+
+class Argument(NamedTuple):
+    """One argument of a class or function, or one field of a dataclass.
+
+    Attributes:
+        name: Its name.
+        takes: What it takes.
+        is_required: It has no default.
+        default: The default, if it is a constant that a job file can give.
+    """
+
+    name: str
+    takes: Takes
+    is_required: bool
+    default: Any = None
+
+
+class Config(NamedTuple):
+    """A dataclass that arguments of the same file may be objects of."""
+
+    name: str
+    fields: tuple[Argument, ...]
+
+
+def arguments_of(
+    function: ast.FunctionDef, text: str, configs: Mapping[str, Config], *, skip: int
+) -> tuple[Argument, ...]:
+    """Return the arguments that can be given by name, less the first *skip*.
+
+    Args:
+        function: A function or constructor.
+        text: The source it stands in.
+        configs: The dataclasses of that source.
+        skip: 1 for a method.
+    """
+    arguments = function.args
+    places = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [*[None] * (len(places) - len(arguments.defaults)), *arguments.defaults]
+    pairs = [
+        *zip(places, defaults, strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ][skip:]
+    return tuple(_argument(each, default, function, text, configs) for each, default in pairs)
+
+
+def _argument(
+    each: ast.arg,
+    default: ast.expr | None,
+    function: ast.FunctionDef,
+    text: str,
+    configs: Mapping[str, Config],
+) -> Argument:
+    value = constant(default)
+    takes = ANY
+    if each.annotation is not None:
+        takes = takes_of(each.annotation, text, configs)
+    elif isinstance(value, bool | int | float | str | list):
+        takes = _like(value)
+    if takes == ANY and default is None:
+        takes = _by_use(each.arg, function, configs)
+    return Argument(each.arg, takes, default is None, value)
+
+
+def config_of(
+    node: ast.ClassDef, text: str, configs: Mapping[str, Config], classes: Mapping[str, ast.ClassDef]
+) -> Config | None:
+    """Return what making an object of a dataclass takes; None if the class is none."""
+    marks = [mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list]
+    if not any(origin_in(text, mark) == "dataclasses.dataclass" for mark in marks):
+        return None
+    fields: dict[str, Argument] = {}
+    for base in node.bases:
+        if isinstance(base, ast.Name) and base.id in classes and base.id != node.name:
+            above = config_of(classes[base.id], text, configs, classes)
+            fields |= {field.name: field for field in (above.fields if above else ())}
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            given, is_required = each.value, each.value is None
+            if isinstance(given, ast.Call) and dotted_names(given.func)[-1:] == ["field"]:
+                named = {keyword.arg: keyword.value for keyword in given.keywords}
+                given, is_required = named.get("default"), not {"default", "default_factory"} & named.keys()
+            takes = takes_of(each.annotation, text, configs)
+            fields[each.target.id] = Argument(each.target.id, takes, is_required, constant(given))
+    return Config(node.name, tuple(fields.values()))
+
+
+def constant(node: ast.expr | None) -> Any:
+    """Return the value of a literal that a job file can give; None for any other expression."""
+    try:
+        value = ast.literal_eval(node) if node is not None else None
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+    if isinstance(value, tuple):
+        value = list(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    plain = value if isinstance(value, list) else [value]
+    return value if all(isinstance(each, bool | int | float | str) for each in plain) else None
+
+
+def takes_of(node: ast.expr, text: str, configs: Mapping[str, Config]) -> Takes:
+    """Return what an annotation takes."""
+    match node:
+        case ast.Constant(value=str() as quoted):
+            try:
+                return takes_of(ast.parse(quoted.strip(), mode="eval").body, text, configs)
+            except (SyntaxError, ValueError, RecursionError):
+                return ANY
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _either([left, right], text, configs)
+        case ast.Subscript(value=head, slice=inner):
+            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            return _generic(origin_in(text, head), parts, text, configs)
+        case ast.Name(id=name) if name in configs:
+            return Takes(("object",), config=name)
+    name = origin_in(text, node)
+    if name in _KINDS:
+        return Takes((_KINDS[name],))
+    if name in _LISTS:
+        return Takes(("list",))
+    return Takes(("table",)) if name in _TABLES else OBJECT
+
+
+def _generic(name: str, parts: list[ast.expr], text: str, configs: Mapping[str, Config]) -> Takes:
+    if name in {"typing.Optional", "typing.Union"}:
+        return _either(parts, text, configs)
+    if name in {"typing.Annotated", "typing.Final"}:
+        return takes_of(parts[0], text, configs)
+    if name in {"typing.Literal", "typing_extensions.Literal"}:
+        return Takes(("any",), choices=tuple(part.value for part in parts if isinstance(part, ast.Constant)))
+    if name in _LISTS:
+        return Takes(("list",), item=takes_of(parts[0], text, configs))
+    return Takes(("table",)) if name in _TABLES else OBJECT
+
+
+def _either(parts: list[ast.expr], text: str, configs: Mapping[str, Config]) -> Takes:
+    """Return what one of several annotations takes; TOML has no null, so None is left out."""
+    given = [p for p in parts if not (isinstance(p, ast.Constant) and p.value is None)]
+    found = [each for part in given if not (each := takes_of(part, text, configs)).is_object]
+    if len(found) < 2:
+        return found[0] if found else OBJECT
+    kinds = tuple(dict.fromkeys(kind for each in found for kind in each.kinds))
+    order = sorted(kinds, key=lambda kind: kind in {"str", "any"})  # any text is a text
+    return Takes(tuple(order), item=next((each.item for each in found if each.item), None))
+
+
+def _like(value: Any) -> Takes:
+    """Return what an argument takes whose default is *value*."""
+    if isinstance(value, list):
+        return Takes(("list",), item=_like(value[0]) if value else None, is_guess=True)
+    kinds: dict[type, tuple[Kind, ...]] = {bool: ("bool",), int: ("int", "float"), float: ("float",)}
+    return Takes(kinds.get(type(value), ("str",)), is_guess=True)
+
+
+def _by_use(name: str, function: ast.FunctionDef, configs: Mapping[str, Config]) -> Takes:
+    """Return what an argument without annotation and default takes: by what is done with it, then by its name."""
+    read, is_compared, is_called = _uses_of(name, function)
+    if is_called:
+        return OBJECT
+    fitting = [each for each in configs.values() if read and read <= {field.name for field in each.fields}]
+    if name in _CONFIGS and len(configs) == 1:
+        fitting = fitting or list(configs.values())
+    if len(fitting) == 1:
+        return Takes(("object",), config=fitting[0].name)
+    if is_compared:
+        return Takes(("str",), is_guess=True)
+    if read or name in _CONFIGS:
+        return OBJECT
+    if _WHOLE.fullmatch(name):
+        return Takes(("int", "list") if name.endswith("size") else ("int",), is_guess=True)
+    if _REAL.fullmatch(name):
+        return Takes(("float",), is_guess=True)
+    return Takes(("str",), is_guess=True) if _TEXT.fullmatch(name) else ANY
+
+
+def _uses_of(name: str, function: ast.FunctionDef) -> tuple[set[str], bool, bool]:
+    """Return which attributes of *name* are read, whether it is compared with texts, and whether it is called."""
+    read: set[str] = set()
+    is_compared = is_called = False
+    for node in ast.walk(function):
+        match node:
+            case ast.Attribute(value=ast.Name(id=used), attr=attribute) if used == name:
+                read.add(attribute)
+            case ast.Call(func=ast.Name(id=used)) if used == name:
+                is_called = True
+            case ast.Compare(left=ast.Name(id=used), comparators=[compared]) if used == name:
+                inner = (each.value for each in ast.walk(compared) if isinstance(each, ast.Constant))
+                is_compared |= any(isinstance(each, str) for each in inner)
+    return read, is_compared, is_called
+
+
+def coerced(takes: Takes, text: str) -> Any:
+    """Return the value that *text*, as a person types it, is for such an argument.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = text.strip()
+    if takes.choices:
+        for each in takes.choices:
+            if text in {str(each), repr(each), f'"{each}"', str(each).lower()}:
+                return each
+        raise ValueError(text)
+    if takes.is_guess and text[:1] in {'"', "'", "[", "{"} and "str" not in takes.kinds:
+        return _any(text)
+    for kind in takes.kinds:
+        try:
+            return _items(text, takes.item or ANY) if kind == "list" else _READERS[kind](text)
+        except ValueError:
+            continue
+    raise ValueError(text)
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(text)
+    return value
+
+
+def _real(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _flag(text: str) -> bool:
+    word = text.lower()
+    if word not in {"true", "false", "yes", "no", "y", "n"}:
+        raise ValueError(text)
+    return word[0] in "ty"
+
+
+def _text(text: str) -> str:
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+    return text[1:-1] if quoted else text
+
+
+def _toml(text: str) -> Any:
+    return tomli.loads(f"v = {text}")["v"]  # its errors are ValueErrors
+
+
+def _any(text: str) -> Any:
+    for read in (_whole, _real, _toml):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return _text(text)
+
+
+def _items(text: str, item: Takes) -> list[Any]:
+    if text.startswith("["):
+        values = _toml(text)
+        if not isinstance(values, list):
+            raise ValueError(text)
+        return [coerced(item, each if isinstance(each, str) else str(each).lower()) for each in values]
+    return [coerced(item, each) for each in text.split(",")]
+
+
+def _table(text: str) -> dict[str, Any]:
+    value = _toml(text)
+    if isinstance(value, dict):
+        return value
+    raise ValueError(text)
+
+
+def _never(text: str) -> Any:
+    raise ValueError(text)
+
+
+_READERS: dict[Kind, Callable[[str], Any]] = {
+    "int": _whole,
+    "float": _real,
+    "bool": _flag,
+    "str": _text,
+    "table": _table,
+    "any": _any,
+    "object": _never,
+}
