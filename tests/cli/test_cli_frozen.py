@@ -11,7 +11,7 @@ from elasticflow.cli.main import COMMANDS, group
 PROMISED = {
     "init": {
         *("[MODEL_FILE]", "--output", "--name", "--model", "--dataset", "--loss", "--epochs", "--batch-size"),
-        *("--workers", "--set", "--print", "--gitignore", "--pre-commit", "--yes"),
+        *("--workers", "--set", "--print", "--gitignore", "--pre-commit", "--deep", "--yes"),
     },
     "validate": {
         "FILE...",
