@@ -54,6 +54,7 @@ RECORD_DAMAGED = "record.damaged"
 LOSS_UNWEIGHED = "loss.unweighed"
 LOSS_UNUSED = "loss.unused"
 DRIFT_FOUND = "drift.found"
+OVERLAP_FOUND = "overlap.found"
 ENVIRONMENT_FOUND = "environment.found"
 
 STEP = "step"
@@ -180,6 +181,10 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         "the best value so far was measured by another evaluation: it is looked for anew",
         ("best", "measured_by", "now"),
     ),
+    OVERLAP_FOUND: (
+        "samples of the evaluation are in the training data: found of looked_up ones, compared with so many of samples",
+        ("found", "looked_up", "compared", "samples", "pair"),
+    ),
     EVALUATION: (
         "metrics over the evaluation set, of the weights named (ema, raw), and of the raw ones beside the average's",
         ("epoch", "in_epoch", "eval", "weights", "eval_raw", "best", "time", "seconds"),
@@ -205,6 +210,7 @@ FROM_WORKERS = frozenset(
         DATASET_PASSED,
         DATASET_SMALLER_THAN_BATCH,
         STATE_LEFT_OUT,
+        OVERLAP_FOUND,
         BEST_RESET,
         KIND_CHANGED,
         REPLICAS_NOT_COMPARED,

@@ -41,7 +41,7 @@ def deep_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--deep",
             is_flag=True,
-            help="Import and call the job's own code, in a child process: build model and optimizer, read two samples.",
+            help="Import and call the job's own code, in a child process: build model and optimizer, read samples.",
         ),
     ):
         command = option(command)

@@ -15,6 +15,7 @@ from elasticflow.compiler.entry_factories import (
 )
 from elasticflow.compiler.literals import Call, Code, Name, call, flat, literal, quoted
 from elasticflow.run_folder import path_from_root
+from elasticflow.spec.checks.evaluation_data import is_to_be_apart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -226,7 +227,10 @@ def _evaluate(job: Job, collate: dict[str, Name]) -> dict[str, Line]:
     also_raw = {"also_raw": True} if weights == "both" else {}
     arguments = ("me", "model", "training_step", "test_set", "schedule")
     named = {"every": Name("EVALUATE_EVERY"), "metrics": Name("metrics"), "best": Name("BEST")}
+    apart = {"apart_from": Name("dataset")} if is_to_be_apart(job.dataset, table) else {}
+    opened = call("data.open_dataset", "me", "build_evaluation_dataset", quoted("evaluation"), **apart)
     return {
+        "evaluation.open": ("test_set = ", opened),
         "metrics": (
             "metrics = " if functions else "metrics: dict[str, Any] = ",
             literal(functions, "metrics"),

@@ -15,6 +15,7 @@ from elasticflow.compiler.resolved import job_digest, job_to_json
 from elasticflow.compiler.torchrun import variables
 from elasticflow.launcher import probing
 from elasticflow.launcher.agent.stacks import parse
+from elasticflow.spec.checks.evaluation_data import is_to_be_apart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +35,8 @@ class Finding(NamedTuple):
     """One thing that is wrong, or could not be found out.
 
     Attributes:
-        kind: import, factory, result, sample, collate, length, state, step, loss, weights, hang, died, left, restart, device, memory,
-            unknown.
+        kind: import, factory, result, sample, collate, length, overlap, other_data, state, step, loss, weights, hang, died,
+            left, restart, device, memory, unknown.
         key: Key of the job file.
         message: In one line.
         frames: Where in the job's own code, outermost first.
@@ -107,6 +108,7 @@ def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> dic
         "entry_point": _entry_point(job, project_root),
         "own": [str((project_root / part).resolve()) for part in job.job.path],
         "takes_step": takes_step,
+        "is_to_be_apart": is_to_be_apart(job.dataset, job.evaluation),
     }
 
 

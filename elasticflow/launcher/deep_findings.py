@@ -29,6 +29,8 @@ _CODES = {
     "memory": codes.DEEP_UNKNOWN,
     "unknown": codes.DEEP_UNKNOWN,
     "left": codes.DEEP_LEFT,
+    "overlap": codes.DEEP_OVERLAP,
+    "other_data": codes.DEEP_OTHER_DATA,
     "restart": codes.DEEP_RESTART,
 }
 _REMEDIES = {

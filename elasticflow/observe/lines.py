@@ -256,6 +256,17 @@ def _scale_not_reached(record: Record) -> Line:
     return Line("note", "notice", "scale", text)
 
 
+def _evaluation_overlaps(record: Record) -> Line:
+    compared, samples, pair = whole(record, "compared"), whole(record, "samples"), record.get("pair")
+    text = f"{whole(record, 'found')} of {plural(whole(record, 'looked_up'), 'evaluation sample')} looked up are in the training data"
+    if compared < samples:
+        text += f" ({compared} of its {samples} looked at)"
+    if isinstance(pair, list | tuple) and len(pair) == 2:
+        text += f": number {pair[0]} is training sample {pair[1]}"
+    more = 'metrics are of what was trained on; if that is meant: evaluation.overlap = "allowed"'
+    return Line("warning", "notice", "overlap", text, more=(more,))
+
+
 def _kind_changed(record: Record) -> Line:
     changed = record.get("changed")
     facts = [f"{name} is {text}" for name, text in changed.items()] if isinstance(changed, dict) else []
@@ -310,6 +321,7 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.STATE_LEFT_OUT: _state_left_out,
     events.DATASET_SMALLER_THAN_BATCH: _dataset_smaller_than_batch,
     events.SCALE_NOT_REACHED: _scale_not_reached,
+    events.OVERLAP_FOUND: _evaluation_overlaps,
     events.KIND_CHANGED: _kind_changed,
     events.REPLICAS_NOT_COMPARED: _replicas_not_compared,
     events.RECORD_DAMAGED: _record_damaged,

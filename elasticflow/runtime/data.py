@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime import dataset as datasets
-from elasticflow.runtime import stopping, streams
+from elasticflow.runtime import overlap, stopping, streams
 from elasticflow.runtime.processes import Processes
 from elasticflow.runtime.reader import Reader
 from elasticflow.runtime.steps import Plan
@@ -22,8 +23,18 @@ if TYPE_CHECKING:
     from elasticflow.runtime.steps import Read
 
 
-def open_dataset(me: Worker, build: Callable[[], Any], name: str, samples: int | None = None) -> Any:
+def open_dataset(
+    me: Worker, build: Callable[[], Any], name: str, samples: int | None = None, *, apart_from: Any = None
+) -> Any:
     """Return the dataset that *build* makes, checked, the same data on every rank. Collective: every rank.
+
+    Args:
+        me: This worker.
+        build: The job's factory.
+        name: What the dataset is called: `train` or `evaluation`.
+        samples: The length that the job file states.
+        apart_from: Training data that is to have none of its samples: where it has, one rank says so when the run
+            begins to train.
 
     Raises:
         DatasetError: it has no length or another one than *samples*, or the ranks opened different data.
@@ -46,6 +57,8 @@ def open_dataset(me: Worker, build: Callable[[], Any], name: str, samples: int |
     if me.rank == 0:
         source = datasets.source(dataset)
         me.event(events.DATASET_OPENED, name=name, samples=length, fingerprint=mark, source=source)
+    if apart_from is not None and me.rank == 0:
+        me.at_beginning.append(partial(overlap.tell, me, apart_from, dataset))
     me.reseed()
     return dataset
 

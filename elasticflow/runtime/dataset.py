@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from elasticflow.runtime import notes, streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 _PROBES = 16  # samples whose content goes into a fingerprint
 _PROBES_IN_MEMORY = 256  # of a list, which gives a sample in no time
@@ -96,7 +98,7 @@ def fingerprint(dataset: Any) -> str:
     own = getattr(dataset, "fingerprint", None)
     if own is not None:
         return str(own() if callable(own) else own)
-    once, again = (_without_trace(lambda: _content(dataset)) for _ in range(2))
+    once, again = (without_trace(lambda: _content(dataset)) for _ in range(2))
     return sha256(f"{len(dataset)}".encode() if once != again else once).hexdigest()[:16]
 
 
@@ -155,7 +157,7 @@ def _content(dataset: Any) -> bytes:
     if all(isinstance(column, np.ndarray | torch.Tensor) for column in columns):
         for column in columns:
             rows = min(_ARRAY_ROWS, _ARRAY_BYTES * len(column) // max(1, column.nbytes))
-            _digest(column[_spread(len(column), max(_PROBES, rows))], digest.update)
+            add_content(column[_spread(len(column), max(_PROBES, rows))], digest.update)
         return digest.digest()
     for index in _spread(len(dataset), _PROBES_IN_MEMORY if isinstance(dataset, list) else _PROBES):
         streams.seed_all(index)
@@ -164,7 +166,7 @@ def _content(dataset: Any) -> bytes:
         except Exception as error:
             notes.of_sample(error, dataset, index)
             raise
-        _digest(sample, digest.update)
+        add_content(sample, digest.update)
     return digest.digest()
 
 
@@ -174,7 +176,8 @@ def _spread(length: int, most: int) -> list[int]:
     return [i * (length - 1) // max(1, count - 1) for i in range(count)]
 
 
-def _without_trace(read: Callable[[], bytes]) -> bytes:
+def without_trace(read: Callable[[], T]) -> T:
+    """Return what *read* returns; random, numpy and torch on the CPU draw afterwards as if it had not been."""
     python, numeric, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
         return read()
@@ -184,17 +187,18 @@ def _without_trace(read: Callable[[], bytes]) -> bytes:
         torch.set_rng_state(tensor)
 
 
-def _digest(value: Any, update: Callable[[bytes], None]) -> None:
+def add_content(value: Any, update: Callable[[bytes], None]) -> None:
+    """Give *update* the bytes of a sample's content; of an object that is neither data nor made of data, its class."""
     if isinstance(value, torch.Tensor | np.ndarray):
         _digest_array(value, update)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             update(str(key).encode())
-            _digest(item, update)
+            add_content(item, update)
     elif isinstance(value, list | tuple):
         update(f"{len(value)}".encode())
         for item in value:
-            _digest(item, update)
+            add_content(item, update)
     elif isinstance(value, bytes | bytearray):
         update(bytes(value))
     elif value is None or isinstance(value, _BY_TEXT):
@@ -209,7 +213,7 @@ def _digest_array(value: Any, update: Callable[[bytes], None]) -> None:
     update(f"{value.dtype}{tuple(value.shape)}".encode())
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            _digest(value.tolist(), update)  # its own bytes are addresses
+            add_content(value.tolist(), update)  # its own bytes are addresses
         else:
             update(value.tobytes())
     elif value.layout == torch.strided:

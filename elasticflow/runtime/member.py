@@ -42,6 +42,7 @@ class Worker:
         vote: What all ranks decide together at each step.
         progress: Reports finished steps.
         listen: Has signals ask this process to leave.
+        at_beginning: Called before the first step of a run, not where one goes on.
         at_leave: Called by `leave`, in order, while the process group is alive.
         autocast_dtype: Of mixed precision, or None.
         is_exact: Its steps are to have the same bits at every world size.
@@ -88,6 +89,7 @@ class Worker:
         self.stoppable = stopping.Stoppable(self.vote)
         self.stopped: stopping.Stopped | None = None
         self.owes_evaluation = False
+        self.at_beginning: list[Callable[[], None]] = []
         self.at_leave: list[Callable[[], None]] = []
         self.listen: Callable[[], None] = lambda: None
         self.autocast_dtype: torch.dtype | None = None
@@ -147,6 +149,10 @@ class Worker:
         self.listen()  # again: the model's or the dataset's code may have taken the signals for itself
         stopping.leave_untrained(self)
         left = schedule.remaining(position)  # None: nobody knows the data's length
+        if position.step == 0:
+            for action in self.at_beginning:
+                action()
+        self.at_beginning.clear()  # of what was opened for them nothing is kept
         model.train()
         self.started_at = position
         self.generators.rest()

@@ -46,7 +46,8 @@ class Probe:
     Args:
         report: Where to tell.
         request: `job`, its tables; `entries` by key; `entry_point`, the text of train.py; `own`, folders of its code;
-            `takes_step`: a step is to be trained on the CPU.
+            `takes_step`: a step is to be trained on the CPU; `is_to_be_apart`: samples of the evaluation are to be
+            looked up in the training data.
     """
 
     def __init__(self, report: Report, request: dict[str, Any]) -> None:
@@ -63,14 +64,22 @@ class Probe:
         code.__file__ = "train.py"
         exec(compile(self._request["entry_point"], "train.py", "exec"), code.__dict__)  # noqa: S102  # ours
         streams.seed_all(self._job["job"]["seed"])
-        with self._part():
-            data = Data(self._report, code, self._job, "dataset", most=self._most_samples())
-            self._batches["dataset"], self._num_samples = data.batch(), data.num_samples
-        if self._job["evaluation"] is not None and not self._is_known_broken("evaluation"):
-            with self._part():
-                self._batches["evaluation"] = Data(self._report, code, self._job, "evaluation").batch()
+        self._look_at_data(code)
         with self._part():
             self._look_at_state(code)
+
+    def _look_at_data(self, code: ModuleType) -> None:
+        training = Data(self._report, code, self._job, "dataset", most=self._most_samples())
+        with self._part():
+            self._batches["dataset"], self._num_samples = training.batch(), training.num_samples
+        if self._job["evaluation"] is None or self._is_known_broken("evaluation"):
+            return
+        evaluation = Data(self._report, code, self._job, "evaluation")
+        with self._part():
+            self._batches["evaluation"] = evaluation.batch()
+        if self._request["is_to_be_apart"] and len(self._batches) == 2:
+            with self._part():
+                evaluation.require_apart_from(training)
 
     def _most_samples(self) -> int:
         """Return of how many samples a batch is made: for a step, enough to tell a part's loss from the whole's."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime import dataset as datasets
-from elasticflow.runtime import notes, streams
+from elasticflow.runtime import notes, overlap, streams
 from elasticflow.runtime.probe_report import BrokenError
 from elasticflow.runtime.shard_reader import require_iterable
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from elasticflow.runtime.probe_report import Report
+
+_OVERLAP_LIMIT_S = 5.0  # of --deep, for samples of the evaluation looked up in the training data
+_QUICK_S = 2.0  # what opens faster is opened again, to see that it is the same data
 
 
 class Data:
@@ -42,6 +46,7 @@ class Data:
         self._is_training = table == "dataset"
         self._entry = f"{table}.entry"
         self._args = f"{table}.args" if job[table]["args"] else self._entry
+        self._dataset: Any = None
 
     def batch(self) -> Any:
         """Return a batch of the first and the last sample and some between, or of the first ones of data shard 0.
@@ -52,12 +57,53 @@ class Data:
         shards = self._job["dataset"]["shards"] if self._is_training else None
         if shards is not None:
             return self._collated(*self._of_shard(shards))
-        dataset = self._opened(
-            self._code.build_dataset if self._is_training else self._code.build_evaluation_dataset
-        )
+        build = self._code.build_dataset if self._is_training else self._code.build_evaluation_dataset
+        began = time.monotonic()
+        self._dataset = dataset = self._opened(build)
+        is_quick = time.monotonic() < began + _QUICK_S
         length = self._length(dataset)
         indices = sorted({n * (length - 1) // (self._most - 1) for n in range(self._most)})
-        return self._collated(dataset, indices, [self._sample(dataset, index) for index in indices])
+        batch = self._collated(dataset, indices, [self._sample(dataset, index) for index in indices])
+        if is_quick:
+            self._require_the_same_again(build)
+        return batch
+
+    def require_apart_from(self, training: Data) -> None:
+        """Tell if samples of this dataset are in the training data; both have been looked at.
+
+        Raises:
+            BrokenError: some are, or one cannot be read; told.
+        """
+
+        def look() -> overlap.Overlap:
+            return overlap.compare(training._dataset, self._dataset, _OVERLAP_LIMIT_S)
+
+        doing = "looking up samples of evaluation in the training data"
+        found = self._report.call("sample", self._entry, doing, look)
+        if found.is_leak:
+            remedy = (
+                "split the data once, with the same seed for both parts, or name data that is held back;\n"
+                'if that is meant, say so with evaluation.overlap = "allowed"'
+            )
+            self._report.refuse("overlap", self._entry, DatasetError(found.text(), remedy))
+        if found.found:
+            self._report.note(found.text())
+        elif found.doubt:
+            text = "whether evaluation samples are in the training data cannot be told for sure: "
+            self._report.note(f"{text}{found.doubt}")
+
+    def _require_the_same_again(self, build: Callable[[], Any]) -> None:
+        def marks() -> tuple[str, str]:
+            return datasets.fingerprint(self._dataset), datasets.fingerprint(build())
+
+        once, again = self._report.call("factory", self._args, f"opening {self._table} again", marks)
+        if once != again:
+            message = f"{self._table}.entry returns other data when it is called again, as every worker and every restart does"
+            remedy = (
+                "draw from random, numpy's global generator or torch's, which begin in the same state at each call,\n"
+                "or give a generator of your own a seed: default_rng(0), train_test_split(seed=0)"
+            )
+            self._report.problem("other_data", self._entry, DatasetError(message, remedy))
 
     def _opened(self, build: Callable[[], Any]) -> Any:
         report, doing = self._report, f"opening {self._table}"

@@ -162,6 +162,10 @@ class EvaluationTable(Table):
         default=None,
         description="Whose metrics: ema (the average; default with train.ema), raw, or both; best goes by the average's.",
     )
+    overlap: Literal["reported", "allowed"] = Field(
+        default="reported",
+        description="Samples that are in the training data too: reported, by `validate --deep` as an error; allowed: meant.",
+    )
 
     @model_validator(mode="after")
     def _best_names_a_metric(self) -> EvaluationTable:

@@ -229,6 +229,16 @@ def test_every_factory_begins_in_a_random_state_of_its_own() -> None:
     }
 
 
+def test_only_where_the_data_is_to_be_apart_it_is_compared() -> None:
+    """Not where the job file allows it, or names the training data itself, which is told without looking."""
+    other = {"evaluation__entry": "pieces:held_back"}
+    compared = 'open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)'
+    assert compared in _rendered(make_job(**other))
+    for evaluation in ({**other, "evaluation__overlap": "allowed"}, {"evaluation__entry": "pieces:digits"}):
+        text = _rendered(make_job(**evaluation))
+        assert 'open_dataset(me, build_evaluation_dataset, "evaluation")' in text
+
+
 def test_relative_places_start_at_the_project_root() -> None:
     """Relative paths of snapshots and weights do not depend on the working folder; URLs and absolute ones stay."""
     text = _rendered(make_job(snapshots__uri="shared/x", model__weights="base.safetensors"))

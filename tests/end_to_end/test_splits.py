@@ -7,6 +7,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from tests.end_to_end.harness import named
+
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
 
@@ -29,6 +31,11 @@ def digits(split):
     folder.mkdir(exist_ok=True)
     (folder / f"{split}-{os.getpid()}.json").write_text(json.dumps(list(part.indices)))
     return part
+
+
+def everything():
+    """Evaluate on the whole set, which the training data is a part of."""
+    return digits("train").dataset
 '''
 SETS = (
     "dataset.entry=data:digits",
@@ -62,3 +69,25 @@ def test_no_sample_of_the_evaluation_is_trained_on(project: Project) -> None:
     assert sorted(train[0] + test[0]) == list(range(480))
     assert train == [train[0]] * 5
     assert test == [test[0]] * 5
+
+
+def test_an_evaluation_of_what_is_trained_on_is_told(project: Project) -> None:
+    """By the run that begins, once, not by the one that goes on; by --deep as an error, unless the job file allows it."""
+    project.write("data.py", DATA)
+    leak = ("evaluation.entry=data:everything", "evaluation.args=", "nodes.nproc_per_node=1")
+    for epochs in (1, 2):
+        run = project.run("jobs/mnist.toml", "leak", *SETS, *leak, f"train.epochs={epochs}")
+        assert run.end() == 0, run.told()
+        (event,) = named(run.events(), "overlap.found")
+        assert (event["found"], event["looked_up"], event["compared"]) == (400, 480, 400)
+        is_told = "400 of 480 evaluation samples looked up are in the training data" in run.told()
+        assert is_told == (epochs == 1), run.told()
+
+    sets = [f"--set={text}" for text in (*SETS, *leak)]
+    deep = project.start("validate", "--deep", "jobs/mnist.toml", *sets, run_id="deep")
+    assert deep.end() == 1, deep.told()
+    assert "error[EF513]: 400 of 480 evaluation samples looked up are in the training data" in deep.told()
+    allowed = project.start(
+        "validate", "--deep", "jobs/mnist.toml", *sets, "--set=evaluation.overlap=allowed", run_id="deep"
+    )
+    assert allowed.end() == 0, allowed.told()

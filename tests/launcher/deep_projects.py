@@ -121,6 +121,13 @@ class Project(NamedTuple):
     more: str = ""
 
 
+HALF = """\
+def half():
+    return [Digits()[index] for index in range(25, 50)]
+
+
+def digits():
+"""
 TWO_ADAMS = """\
 class Two(torch.optim.Optimizer):
     def __init__(self, params, lr):
@@ -237,6 +244,18 @@ PROJECTS = {
         "    def forward(self, inputs):\n", "    calls = 0\n\n    def forward(self, inputs):\n        self.calls += 1\n        inputs = inputs * self.calls\n",
         ("EF515", 'entry = "shop:Net"', "the first step after a restart would give inner.weight other values"), deep_step=True,
     ),
+    "other_data_each_time": Project(
+        "    return Digits()", "    import numpy\n    return [(torch.ones(4) * i, i % 3) for i in numpy.random.default_rng().permutation(50)]",
+        ("EF514", 'entry = "shop:digits"', "returns other data when it is called again"),
+    ),
+    "split_at_random": Project(
+        "    return Digits()", "    import random\n    return [(torch.ones(4) * i, i % 3) for i in random.sample(range(50), 20)]", None
+    ),
+    "evaluated_on_training_data": Project(
+        "def digits():\n", HALF, ("EF513", 'entry = "shop:half"', "25 of 25 evaluation samples looked up are in the training data: evaluation sample "),
+        job=('entry = "shop:digits"\nmetrics', 'entry = "shop:half"\nmetrics'),
+    ),
+    "evaluated_so_on_purpose": Project("def digits():\n", HALF, None, job=('entry = "shop:digits"\nmetrics', 'entry = "shop:half"\noverlap = "allowed"\nmetrics')),
     "averages": Project("epochs = 2", 'epochs = 2\nema = 0.99\nprecision = "bf16"', None, deep_step=True),
     "not_finite": Project("torch.ones(4) * index", "torch.ones(4) / 0 * index", ("EF508", 'loss = "torch', "the loss of the first step is nan"), deep_step=True),
     "logits_too": Project("torch.nn.functional:cross_entropy", "shop:pair", ("EF518", 'loss = "shop:pair"', "the training step returned (float32 (), float32 (8, 3))"), deep_step=True),

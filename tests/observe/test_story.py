@@ -168,6 +168,20 @@ def test_state_that_is_left_out_is_told() -> None:
     )
 
 
+def test_an_evaluation_of_training_data_is_told() -> None:
+    """How many samples, of how many that were looked at, one of them, and what to do if it is meant."""
+    facts = {"found": 9, "looked_up": 10, "compared": 500, "samples": 60000, "pair": [3, 71]}
+    (line,) = told([event(1, "overlap.found", **facts)])
+    assert (line.symbol, line.label, line.text) == (
+        "warning",
+        "overlap",
+        "9 of 10 evaluation samples looked up are in the training data (500 of its 60000 looked at): number 3 is training sample 71",
+    )
+    assert "evaluation.overlap" in line.more[0]
+    (line,) = told([event(1, "overlap.found", found=9, looked_up=10, compared=50, samples=50, pair=None)])
+    assert line.text == "9 of 10 evaluation samples looked up are in the training data"
+
+
 def test_a_store_in_trouble_is_said() -> None:
     """What failed and how, that it is tried again, and that nothing is lost by it."""
     error = "ConnectionResetError: reset by peer"

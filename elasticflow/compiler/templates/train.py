@@ -207,7 +207,7 @@ def main() -> None:
         me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
     )
     # if: evaluation
-    test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation")
+    test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation")  # = evaluation.open
     metrics = {"accuracy": measure_accuracy}  # = metrics
     evaluation = evaluate.Evaluation(  # = evaluate
         me, model, training_step, test_set, schedule, every=EVALUATE_EVERY, metrics=metrics, best=BEST

@@ -38,6 +38,7 @@ _LEVELS = {
     events.LOSS_SKIPPED: "warning",
     events.LOSS_UNWEIGHED: "warning",
     events.STATE_LEFT_OUT: "warning",
+    events.OVERLAP_FOUND: "warning",
     events.KIND_CHANGED: "warning",
     events.RECORD_DAMAGED: "warning",
 }

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
-from elasticflow.spec.checks import data_shards, exact, schedules, setbacks, unreachable
+from elasticflow.spec.checks import data_shards, evaluation_data, exact, schedules, setbacks, unreachable
 from elasticflow.spec.checks.worlds import largest_world_size
 from elasticflow.spec.entries.object_arguments import check_objects
 from elasticflow.spec.entries.uses import inside
@@ -37,6 +37,7 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *_measured(source, tables),
         *exact.check(source, tables),
         *data_shards.check(source, tables),
+        *evaluation_data.check(source, tables),
         *_not_built(source, tables),
         *_schedule(source, tables),
         *check_lengths(source, tables),

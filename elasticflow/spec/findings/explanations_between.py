@@ -166,6 +166,13 @@ BETWEEN_KEYS: dict[str, Explanation] = {
         '[snapshots]\nstaging_limit = "10 MB"  # and a snapshot has 2 GiB',
         '[snapshots]\nstaging_limit = "4 GiB"',
     ),
+    codes.EVALUATES_TRAINING: Explanation(
+        "the evaluation names the training data (warning)",
+        "[evaluation] makes the same call as [dataset], with the same arguments, so its metrics say how well the model knows what it "
+        'was trained on. Where that is meant, evaluation.overlap = "allowed" says so.',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nglobal_batch_size = 64\n\n[evaluation]\nentry = "examples.mnist:digits"\nargs = { split = "train" }',
+        '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nglobal_batch_size = 64\n\n[evaluation]\nentry = "examples.mnist:digits"\nargs = { split = "test" }',
+    ),
     codes.BATCH_OVER_DATA: Explanation(
         "a batch is more than the whole dataset (warning)",
         "A step takes global_batch_size samples. Where the dataset has fewer, one step holds some samples several times, or the "

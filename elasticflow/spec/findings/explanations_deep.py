@@ -84,6 +84,23 @@ DEEP: dict[str, Explanation] = {
         'subprocess.Popen(["redis-server"])',
         'server = subprocess.Popen(["redis-server"])\natexit.register(server.kill)',
     ),
+    codes.DEEP_OVERLAP: Explanation(
+        "the evaluation's samples are in the training data",
+        "Two parts of one set by random_split are compared sample by sample. Of other data that is read by index up to 256 samples "
+        "of the evaluation are looked up by content in as much of the training data as can be read in five seconds; twins of one in a "
+        "hundred are no error. A run looks for half a second before its first step, and warns. Where training on samples that are "
+        'evaluated is meant, evaluation.overlap = "allowed" says so.',
+        "def digits(split):\n    train, test = random_split(load(), [0.9, 0.1])\n    return train if split == 'train' else load()",
+        "def digits(split):\n    train, test = random_split(load(), [0.9, 0.1])  # begins in the same state at each call\n    return train if split == 'train' else test",
+    ),
+    codes.DEEP_OTHER_DATA: Explanation(
+        "data is other data when it is opened again",
+        "Every worker opens the data by itself, and so does every restart: all must get the same. What is drawn from random, numpy's "
+        "global generator or torch's is the same at each call, since every factory begins in a state that follows from job.seed. A "
+        "generator without a seed takes one from the system. A run is refused by the data's fingerprint, but no sooner than at its restart.",
+        "rows = numpy.random.default_rng().permutation(len(table))",
+        "rows = numpy.random.default_rng(0).permutation(len(table))",
+    ),
     codes.DEEP_RESTART: Explanation(
         "a restart would lose something",
         "With --deep-step a second step is trained twice: by what was built and trained one step, and by what was built anew and "

@@ -1,6 +1,6 @@
 """Train the job `elastic`.
 
-Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest 688ebd77b8ef1412).
+Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest 0d4ea6ef2b9b49df).
 Make it again:          elasticflow compile tests/compiler/golden/elastic/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "elastic"
-JOB_DIGEST = "688ebd77b8ef1412"
+JOB_DIGEST = "0d4ea6ef2b9b49df"
 SEED = 0
 EPOCHS = 3  # passes over the dataset
 GLOBAL_BATCH_SIZE = 250  # samples per step, the same at any world size
@@ -126,7 +126,7 @@ def main() -> None:
     group = replicas.DataParallel(
         me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
     )
-    test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation")
+    test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
     metrics = {"top_1": measure_top_1}
     evaluation = evaluate.Evaluation(
         me,

@@ -1,6 +1,6 @@
 """Train the job `four-workers`.
 
-Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 5af31f26129b9332).
+Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 7b7dd117f13dd80a).
 Make it again:          elasticflow compile tests/compiler/golden/four_workers/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes 
 # --- values -----------------------------------------------------------------------------------------------
 
 JOB = "four-workers"
-JOB_DIGEST = "5af31f26129b9332"
+JOB_DIGEST = "7b7dd117f13dd80a"
 SEED = 7
 EPOCHS = 10  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
@@ -127,7 +127,7 @@ def main() -> None:
     group = replicas.DataParallel(
         me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
     )
-    test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation")
+    test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
     metrics = {"accuracy": measure_accuracy}
     evaluation = evaluate.Evaluation(
         me,

@@ -1,0 +1,203 @@
+"""Whether samples of the evaluation are in the training data, as far as a look of bounded time can tell (floor R)."""
+
+from __future__ import annotations
+
+import math
+import time
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Subset
+
+from elasticflow import events
+from elasticflow.runtime import dataset as datasets
+from elasticflow.runtime import streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from elasticflow.runtime.member import Worker
+
+RUN_LIMIT_S = 0.5  # the first step waits for it, once in a run's life
+_MOST = 256  # samples of the evaluation that are looked up
+_PART_FOR_EVALUATION = 0.4  # of the time: the rest is for the training data
+_BASE_SAMPLES = 8  # of what two subsets are of, to tell that it is one set
+_MOST_NUMBERS = 10_000_000  # of two subsets, compared number by number
+_LEAST_SHARE = 0.01  # of the evaluation: a twin in a hundred samples is in many a real data set
+_SEED = 0
+
+
+class Overlap(NamedTuple):
+    """What a look found.
+
+    Attributes:
+        found: Samples of the evaluation that are in the training data.
+        looked_up: Samples of the evaluation looked up, each content once.
+        compared: Training samples looked at.
+        samples: Training samples in all.
+        pair: Numbers of one such sample in the evaluation and in the training data; None if there is none.
+        doubt: Why there may be more than was found; empty if nothing speaks for it.
+    """
+
+    found: int
+    looked_up: int
+    compared: int
+    samples: int
+    pair: tuple[int, int] | None = None
+    doubt: str = ""
+
+    @property
+    def is_leak(self) -> bool:
+        """Whether that is more than a few twins, as far as the part that was looked at tells."""
+        expected = _LEAST_SHARE * self.looked_up * self.compared / max(1, self.samples)
+        return self.found >= max(min(2, self.looked_up), expected) and self.found > 0
+
+    def text(self) -> str:
+        """Return what was found, as part of a sentence."""
+        looked = "" if self.compared == self.samples else f", {self.compared} of {self.samples} looked at"
+        pair = (
+            ""
+            if self.pair is None
+            else f": evaluation sample {self.pair[0]} is training sample {self.pair[1]}"
+        )
+        return f"{self.found} of {self.looked_up} evaluation samples looked up are in the training data{looked}{pair}"
+
+
+def compare(training: Any, evaluation: Any, limit_s: float) -> Overlap:
+    """Look samples of *evaluation* up in *training*, both read by index; leaves no trace in the random generators.
+
+    Subsets of one set (`random_split`) are compared by number, all of them. Else up to 256 samples are looked up by
+    digest of content, each read under the same random state, so that equal samples stay equal where a transform
+    draws; it ends in time, or a sample later.
+
+    Raises:
+        Exception: what the datasets raise.
+    """
+
+    def look() -> Overlap:
+        return _by_number(training, evaluation) or _by_content(training, evaluation, limit_s)
+
+    return datasets.without_trace(look)
+
+
+def tell(me: Worker, training: Any, evaluation: Any) -> None:
+    """Log a warning if the evaluation's samples are trained on; one rank."""
+    try:
+        found = compare(training, evaluation, RUN_LIMIT_S)
+    except Exception:  # noqa: BLE001  # whoever reads that sample for its use tells
+        return
+    if found.is_leak:
+        facts = found._asdict()
+        del facts["doubt"]
+        me.event(events.OVERLAP_FOUND, level="warning", **facts)
+
+
+def _by_number(training: Any, evaluation: Any) -> Overlap | None:
+    """Compare two parts of one set by their numbers in it; None if they are not known to be that."""
+    if max(len(training), len(evaluation)) > _MOST_NUMBERS:
+        return None
+    (base, numbers), (other, others) = _base_of(training), _base_of(evaluation)
+    if numbers is None and others is None:
+        return None
+    if base is not other and not _are_one_set(base, other):
+        return None
+    trained = np.arange(len(base)) if numbers is None else numbers
+    measured = np.arange(len(base)) if others is None else others
+    both = np.intersect1d(trained, measured)
+    pair = None
+    if both.size:
+        pair = int(np.flatnonzero(measured == both[0])[0]), int(np.flatnonzero(trained == both[0])[0])
+    found = int(np.isin(measured, both).sum())
+    return Overlap(found, len(measured), len(trained), len(trained), pair)
+
+
+def _base_of(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
+    """Return what a subset is of, and its samples' numbers there; None for something that is no subset."""
+    numbers: NDArray[np.int64] | None = None
+    while type(dataset) is Subset:
+        own = np.asarray(dataset.indices, dtype=np.int64)
+        numbers = own if numbers is None else own[numbers]
+        dataset = dataset.dataset
+    return dataset, numbers
+
+
+def _are_one_set(base: Any, other: Any) -> bool:
+    if type(base) is not type(other) or len(base) != len(other):
+        return False
+    reader, other_reader = _Reader(base), _Reader(other)
+    count = min(_BASE_SAMPLES, len(base))
+    places = [i * (len(base) - 1) // max(1, count - 1) for i in range(count)]
+    digests = [reader.digest(place) for place in places]
+    is_varied = len(set(digests)) > count // 2
+    return is_varied and digests == [other_reader.digest(place) for place in places]
+
+
+def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
+    began = time.monotonic()
+    measured, trained = _Reader(evaluation), _Reader(training)
+    if measured.digest(0) != measured.digest(0) or trained.digest(0) != trained.digest(0):
+        return Overlap(0, 0, 0, len(training), doubt="a sample read twice is not the same")
+    wanted: dict[bytes, int] = {}
+    read = 0
+    for index in _spread(len(evaluation), _MOST):
+        wanted.setdefault(measured.digest(index), index)
+        read += 1
+        if time.monotonic() > began + limit_s * _PART_FOR_EVALUATION:
+            break
+    if 2 * len(wanted) < read:
+        return Overlap(0, 0, 0, len(training), doubt="the evaluation's samples repeat themselves")
+    pairs: dict[bytes, int] = {}
+    compared = 0
+    for index in _spread(len(training), len(training)):
+        digest = trained.digest(index)
+        compared += 1
+        if digest in wanted:
+            pairs.setdefault(digest, index)
+        if time.monotonic() > began + limit_s:
+            break
+    pair = next(((wanted[digest], index) for digest, index in pairs.items()), None)
+    doubt = ""
+    if trained.draws or measured.draws:
+        doubt = "samples are drawn at random when they are read, so equal ones may look different"
+    elif compared < len(training):
+        doubt = f"{compared} of {len(training)} training samples were looked at in {limit_s:g} s"
+    return Overlap(len(pairs), len(wanted), compared, len(training), pair, doubt)
+
+
+def _spread(length: int, most: int) -> Iterator[int]:
+    """Yield *most* numbers below *length*, each once; the first of them are spread over all."""
+    stride = max(1, round(length * (math.sqrt(5) - 1) / 2))
+    while math.gcd(stride, length) > 1:
+        stride += 1
+    return (i * stride % length for i in range(min(most, length)))
+
+
+class _Reader:
+    """Reads samples of a dataset, each under the same random state.
+
+    Attributes:
+        draws: Some sample drew random numbers.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset, self._many = dataset, getattr(dataset, "__getitems__", None)
+        self._generators = streams.Generators(_SEED, torch.device("cpu"))
+        self._generators.rest()
+        self.draws = False
+
+    def digest(self, index: int) -> bytes:
+        """Return a digest of a sample's content."""
+        if not self._generators.can_look:
+            streams.seed_all(_SEED)
+        found = blake2b(digest_size=16)
+        datasets.add_content(
+            self._dataset[index] if self._many is None else self._many([index])[0], found.update
+        )
+        if self._generators.can_look and self._generators.have_moved():
+            self.draws = True
+            self._generators.rest()
+        return found.digest()
