@@ -10,6 +10,7 @@ RUN_STARTED = "run.started"
 RUN_FINISHED = "run.finished"
 RUN_FAILED = "run.failed"
 RUN_INTERRUPTED = "run.interrupted"
+SUPERVISOR_LOST = "supervisor.lost"
 GENERATION_STARTED = "generation.started"
 GENERATION_ENDED = "generation.ended"
 WORKER_FAILED = "worker.failed"
@@ -77,6 +78,10 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
     RUN_INTERRUPTED: (
         "the launch ended before training did; the same command goes on",
         ("reason", "step", "seconds", "durations", "run_durations"),
+    ),
+    SUPERVISOR_LOST: (
+        "the supervisor of an earlier launch had ended without a word: what is known of it, and what is likely",
+        ("launch", "step", "kind", "known", "likely"),
     ),
     GENERATION_STARTED: ("a worker group was formed", ("world_size", "nodes", "reason")),
     GENERATION_ENDED: ("a worker group ended", ("class", "reason", "step")),

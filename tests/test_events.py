@@ -27,6 +27,7 @@ FROZEN = {
         "why",
     },
     "run.interrupted": {"durations", "reason", "run_durations", "seconds", "step"},
+    "supervisor.lost": {"kind", "known", "launch", "likely", "step"},
     "generation.started": {"nodes", "reason", "world_size"},
     "generation.ended": {"class", "reason", "step"},
     "worker.failed": {"class", "error", "exit_code", "node", "others", "pid", "rank", "stderr", "traceback"},

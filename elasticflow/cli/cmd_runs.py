@@ -13,6 +13,15 @@ from elasticflow.spec.project import here
 
 _HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED", "TOOK")
 
+# What is most likely of a supervisor that could not say how it ended.
+_LOST = {
+    "killed": "killed?",
+    "out_of_memory": "out of memory?",
+    "machine_restarted": "machine restarted",
+    "container_restarted": "container restarted",
+    "elsewhere": "lost elsewhere",
+}
+
 
 @click.command("runs")
 @click.argument("job", required=False)
@@ -41,7 +50,7 @@ def _row(status: RunStatus) -> tuple[str, ...]:
     return (
         status.folder.run_id,
         status.folder.job,
-        status.status,
+        status.status + (f" ({_LOST[status.lost['kind'] or '']})" if status.lost else ""),
         f"{status.step}{of}",
         number(status.loss),
         evaluation_of(status) or "-",

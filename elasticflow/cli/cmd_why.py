@@ -14,7 +14,7 @@ from elasticflow.observe.formats import local_time, plural, rfc3339, span
 from elasticflow.observe.lines import user_frames
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
-from elasticflow.observe.why import incidents
+from elasticflow.observe.why import SUPERVISOR_LOST, incidents
 from elasticflow.spec.project import here
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def _print_whole(incident: Incident) -> None:
         click.echo(f"  {line}")
     rows = [
         ("when", f"{local_time(incident.at)}, generation {incident.generation}, after step {incident.step}"),
+        ("likely", incident.likely),
         ("class", incident.kind),
         ("where", _where(incident)),
         ("phase", incident.phase),
@@ -85,6 +86,9 @@ def _where(incident: Incident) -> str | None:
 def _outcome(incident: Incident) -> str:
     if incident.verdict is not None:
         return f"the run ended: {incident.verdict}"
+    if incident.kind == SUPERVISOR_LOST:
+        again = "" if incident.redone is None else f", {plural(incident.redone, 'step')} done again"
+        return f"free of charge; the same command goes on{again}"
     parts = [
         f"charged, {plural(incident.left or 0, 'restart')} left" if incident.charged else "free of charge"
     ]

@@ -16,6 +16,7 @@ from elasticflow.errors import StorageError, TorchMissingError
 from elasticflow.launcher import continuity
 from elasticflow.launcher.lock import locked
 from elasticflow.launcher.rendezvous.meeting import meet
+from elasticflow.launcher.supervisor.post_mortem import ending_of
 from elasticflow.launcher.supervisor.simulate import ALONE, check_scale
 from elasticflow.launcher.supervisor.start import Launch
 from elasticflow.launcher.supervisor.supervisor import Supervisor
@@ -126,6 +127,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
             node_rank=request.node_rank or 0,
             drift=tuple(drift),
             sources=made.origins.code,
+            lost=ending_of(folder),
         )
         return Supervisor(start, show).run()
 

@@ -129,6 +129,13 @@ def user_frames(traceback: str) -> tuple[str, ...]:
     return tuple(kept)
 
 
+def _supervisor_lost(record: Record) -> Line:
+    text = f"launch {whole(record, 'launch')}: the supervisor ended without a word after step {whole(record, 'step')}"
+    more = [str(record["known"])] if record.get("known") else []
+    more += [f"likely {record['likely']}"] if record.get("likely") else []
+    return Line("warning", "notice", "lost", text, tuple(more))
+
+
 def _snapshot_rejected(record: Record) -> Line:
     return Line("warning", "notice", "set aside", f"snapshot {record.get('name')}: {record.get('reason')}")
 
@@ -298,6 +305,7 @@ def _nodes_awaited(record: Record) -> Line:
 
 
 ALONE: dict[str, Callable[[Record], Line]] = {
+    events.SUPERVISOR_LOST: _supervisor_lost,
     events.SNAPSHOT_REJECTED: _snapshot_rejected,
     events.SNAPSHOT_CLEARED: _snapshot_cleared,
     events.SNAPSHOT_FAILED: _snapshot_failed,

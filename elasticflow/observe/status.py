@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow import events
@@ -59,6 +59,7 @@ class RunStatus:
         pid: The supervisor's process id while it runs.
         failure: The newest `worker.failed` event of a run that failed.
         verdict: How the newest launch ended.
+        lost: How its supervisor ended, if it could not say so: `kind`, what is `known` and what is `likely`.
     """
 
     folder: RunFolder
@@ -88,6 +89,7 @@ class RunStatus:
     pid: int | None
     failure: dict[str, Any] | None
     verdict: dict[str, Any] | None
+    lost: dict[str, str | None] | None = None
 
 
 def is_locked(folder: RunFolder) -> bool:
@@ -155,7 +157,16 @@ def read_status(folder: RunFolder) -> RunStatus:
         pid=state.get("pid") if is_running else None,
         failure=failures[-1] if failures and status == "failed" else None,
         verdict=state.get("verdict"),
+        lost=lost_of(folder) if status == "interrupted" else None,
     )
+
+
+def lost_of(folder: RunFolder) -> dict[str, str | None] | None:
+    """Return how the supervisor of a run that nobody leads ended, if it could not say so itself."""
+    from elasticflow.launcher.supervisor.post_mortem import ending_of
+
+    found = ending_of(folder)
+    return None if found is None else asdict(found)
 
 
 def _status(state: dict[str, Any], folder: RunFolder) -> Status:

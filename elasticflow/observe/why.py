@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.observe.formats import moment
+from elasticflow.observe.formats import moment, rfc3339
 from elasticflow.observe.lines import amount, said_on_stderr, whole
 from elasticflow.observe.records import read
+from elasticflow.observe.status import is_locked, lost_of, read_status
 
 if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
+SUPERVISOR_LOST = "supervisor_lost"
 # Ends of a generation that nobody has to ask about.
 _AS_WANTED = frozenset({"finished", "drained", "resized", "preempted"})
 
@@ -40,6 +42,7 @@ class Incident:
         back_s: Seconds from the failure to the next finished step.
         redone: Steps that were done again.
         verdict: Why the run ended with it, if it did.
+        likely: What probably happened, where only so much is known.
     """
 
     generation: int
@@ -60,31 +63,40 @@ class Incident:
     redone: int | None = None
     verdict: str | None = None
     stderr: tuple[str, ...] = ()
+    likely: str | None = None
 
 
 def incidents(folder: RunFolder) -> list[Incident]:
     """Return what went wrong in the run, oldest first; none if nothing did."""
+    found = _told(folder)
+    if not is_locked(folder) and (ending := lost_of(folder)) is not None:
+        status = read_status(folder)
+        at = None if status.updated is None else rfc3339(status.updated)
+        found.append(_lost({"generation": status.generation, "step": status.step, "timestamp": at, **ending}))
+    return found
+
+
+def _told(folder: RunFolder) -> list[Incident]:
+    """Return what the run's events tell of."""
     found: list[Incident] = []
-    failed: dict[str, Any] = {}
-    hung: dict[str, Any] = {}
-    lost: dict[str, Any] = {}
+    seen: dict[str, dict[str, Any]] = {}  # of the generation that is told of, by name
     last: Incident | None = None  # the one whose outcome is still being told
     for event in read(folder.events):
         match event.get("event"):
-            case events.WORKER_FAILED:
-                failed = event
-            case events.HANG_DETECTED:
-                hung = event
-            case events.NODE_LOST:
-                lost = event
+            case events.WORKER_FAILED | events.HANG_DETECTED | events.NODE_LOST as name:
+                seen[name] = event
             case events.GENERATION_ENDED:
                 last = None
                 if event.get("class") not in _AS_WANTED:
-                    last = _incident(event, failed or lost, hung, folder)
+                    failed = seen.get(events.WORKER_FAILED) or seen.get(events.NODE_LOST, {})
+                    last = _incident(event, failed, seen.get(events.HANG_DETECTED, {}), folder)
                     found.append(last)
-                failed, hung, lost = {}, {}, {}
+                seen = {}
+            case events.SUPERVISOR_LOST:
+                last = _lost(event)
+                found.append(last)
             case events.RUN_FAILED:
-                if last is None or last.back_s is not None:
+                if last is None or last.back_s is not None or last.kind == SUPERVISOR_LOST:
                     last = _incident({**event, "reason": event.get("error")}, {}, {}, folder)
                     found.append(last)
                 last.verdict = str(event.get("why") or "the run failed")
@@ -92,6 +104,18 @@ def incidents(folder: RunFolder) -> list[Incident]:
                 if last is not None:
                     _tell_outcome(last, event)
     return found
+
+
+def _lost(event: dict[str, Any]) -> Incident:
+    """Return a launch whose supervisor could not say how it ended."""
+    return Incident(
+        generation=whole(event, "generation"),
+        at=moment(event.get("timestamp")),
+        kind=SUPERVISOR_LOST,
+        error=f"the supervisor ended without a word after step {whole(event, 'step')}: {event.get('known')}",
+        step=whole(event, "step"),
+        likely=event.get("likely"),
+    )
 
 
 def _incident(

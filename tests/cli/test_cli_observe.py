@@ -164,6 +164,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "launch_durations",
         "launched",
         "loss",
+        "lost",
         "pid",
         "restarts",
         "run_id",

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from elasticflow import events
+from elasticflow.observe.why import incidents
 from tests.end_to_end.harness import Project, named, processes_of, read_lines, steps_of
 
 QUICK = ("train.epochs=3", "snapshots.every=20 steps")
@@ -41,7 +42,7 @@ def test_killed_worker_costs_one_restart_and_the_steps_since_the_snapshot(
 
 
 def test_killed_supervisor_leaves_nothing_alive(project: Project) -> None:
-    """Kill -9 of the supervisor alone: a second later nothing of the tree is alive, and the run goes on afterwards."""
+    """Kill -9 of the supervisor alone: a second later nothing of the tree is alive; the next launch says so and goes on."""
     running = project.run("jobs/mnist.toml", "headless", *QUICK)
     running.wait_for_step(25)
     assert len(running.tree()) >= 4  # agent, fork server, writer, workers
@@ -51,10 +52,16 @@ def test_killed_supervisor_leaves_nothing_alive(project: Project) -> None:
 
     assert [] == processes_of("headless")
 
+    [now] = incidents(running.run)
     again = project.run("jobs/mnist.toml", "headless", *QUICK)
     assert again.end() == 0, again.told()
     steps = steps_of(again.run)
     assert list(range(1, steps[-1] + 1)) == steps
+    [lost] = named(again.events(), events.SUPERVISOR_LOST)
+    assert ("killed", 1) == (lost["kind"], lost["launch"])
+    assert lost["step"] >= 25
+    [afterwards] = incidents(running.run)
+    assert (now.error, now.likely) == (afterwards.error, afterwards.likely)
 
 
 @pytest.mark.parametrize("module", ["launcher.agent.node", "launcher.agent.fork_server", "snapshots.writer"])

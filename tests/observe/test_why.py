@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticflow.launcher.supervisor.post_mortem import Machine
 from elasticflow.observe.why import Incident, incidents
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import SIGKILLED, START, event, story_of_a_kill
@@ -100,3 +101,32 @@ def test_last_words_of_a_worker_stand_with_its_failure(run: Path) -> None:
 
     assert ("standard error ended with:", *(f"  {line}" for line in said)) == loud.stderr
     assert () == silent.stderr
+
+
+def test_supervisor_that_was_killed_is_told_with_its_step(run: Path) -> None:
+    """As long as nobody went on, from its state; afterwards from what the next launch found, whose failure is its own."""
+    state = {
+        "status": "running",
+        "step": 427,
+        "generation": 2,
+        "machine": {**Machine.here().to_json()},
+        "pid": 1,
+    }
+    (run / "state.json").write_text(json.dumps(state))
+    (run / "metrics.jsonl").unlink(missing_ok=True)
+    [now] = told(run)
+    assert ("supervisor_lost", 427, 2) == (now.kind, now.step, now.generation)
+    assert now.error.startswith("the supervisor ended without a word after step 427: ")
+    assert now.likely
+
+    (run / "state.json").unlink()
+    fields = {"launch": 1, "step": 427, "kind": "killed", "known": "the machine runs", "likely": "killed"}
+    before, after = told(
+        run,
+        event(9, "supervisor.lost", **fields),
+        event(
+            9.5, "run.failed", class_="user_error", error="ValueError: no", why="it would come again", step=0
+        ),
+    )
+    assert ("the machine runs", None) == (before.error.rpartition(": ")[2], before.verdict)
+    assert "it would come again" == after.verdict

@@ -20,10 +20,16 @@ class MemoryKills:
 
     def includes(self, pid: int) -> bool:
         """Return whether the process that ended as *pid*, or a child of it, was killed for memory, as far as can be told."""
-        return self._now() > self._before or _is_in_log(pid)
+        return self._now() > self._before or is_in_log(pid)
 
     def _now(self) -> int:
         return 0 if self._file is None else _count(self._file) or 0
+
+
+def counts_of_kills() -> dict[str, int]:
+    """Return the kernel's counts of processes killed for memory, by file, the group of this process first."""
+    found = {str(path): _count(path) for path in _counters()}
+    return {file: count for file, count in found.items() if count is not None}
 
 
 def _counters() -> list[Path]:
@@ -48,9 +54,12 @@ def _count(path: Path) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _is_in_log(pid: int) -> bool:
-    """Return whether the kernel's log names the process; False where this one may not read it."""
-    said = f"Killed process {pid} ("
+def is_in_log(pid: int, since_s: float = 0.0) -> bool:
+    """Return whether the kernel's log says that it killed the process for memory, *since_s* after the machine's start.
+
+    False where this process may not read it.
+    """
+    said = f"Killed process {pid} (".encode()
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -58,7 +67,8 @@ def _is_in_log(pid: int) -> bool:
     try:
         while True:
             try:
-                if said.encode() in os.read(log, 8192):
+                line = os.read(log, 8192)
+                if said in line and _microseconds(line) >= since_s * 1e6:
                     return True
             except (
                 BrokenPipeError
@@ -68,3 +78,11 @@ def _is_in_log(pid: int) -> bool:
         return False
     finally:
         os.close(log)
+
+
+def _microseconds(line: bytes) -> float:
+    """Return when a line of the log was written, after the machine's start: its third field."""
+    try:
+        return float(line.split(b";", 1)[0].split(b",")[2])
+    except (IndexError, ValueError):
+        return float("inf")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.launcher.supervisor.durations import Durations, read_parts
+from elasticflow.launcher.supervisor.post_mortem import MACHINE, Machine
 from elasticflow.records import BadJsonError, Damage, parse
 from elasticflow.records import read as read_record
 
@@ -30,6 +31,7 @@ _LEVELS = {
     events.SNAPSHOT_REJECTED: "warning",
     events.STORE_TROUBLE: "warning",
     events.HANG_DETECTED: "warning",
+    events.SUPERVISOR_LOST: "warning",
     events.NODE_LOST: "warning",
     events.NODE_EXCLUDED: "warning",
     events.NODE_AWAITED: "warning",
@@ -197,6 +199,7 @@ class Journal:
             "workers": [],
             "verdict": None,
             "pid": os.getpid(),
+            MACHINE: Machine.here().to_json(),
             "started": now(),
             "updated": now(),
         }

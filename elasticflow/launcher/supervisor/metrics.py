@@ -37,6 +37,10 @@ class Metrics:
             [_metrics_of(r) for r in records if r["event"] in (events.STEP, events.EVALUATION)]
         )
 
+    def last_step(self) -> int:
+        """Return the last step that the file has; 0 if it has none."""
+        return _last_step(self._folder.metrics)
+
     def settle(self, step: int) -> None:
         """Make the file end exactly with *step*, where a generation is about to go on.
 

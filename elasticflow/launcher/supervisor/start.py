@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.agent.agent_process import AgentProcess
     from elasticflow.launcher.rendezvous.meeting import Meeting
     from elasticflow.launcher.supervisor.ledger import Ledger
+    from elasticflow.launcher.supervisor.post_mortem import Ending
     from elasticflow.launcher.supervisor.simulate import Change
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.catalog import Catalog
@@ -47,6 +48,7 @@ class Launch:
         node_rank: Of this machine's first node, where the rendezvous is static.
         drift: What differs from the run's launch before.
         sources: Digests of the job's own code, by path from the project's root.
+        lost: How the launch before ended, if its supervisor could not say so.
     """
 
     plan: LaunchPlan
@@ -63,6 +65,7 @@ class Launch:
     node_rank: int = 0
     drift: tuple[Difference, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    lost: Ending | None = None
 
     def agent(self, node: str) -> AgentProcess:
         """Return the agent of *node*, a node of this machine, not yet started."""

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,13 @@ class Supervisor:
             uri=launch.catalog.storage.uri,
             endpoint=launch.meeting.endpoint,
         )
+        if launch.lost is not None:
+            self._journal.event(
+                events.SUPERVISOR_LOST,
+                launch=launch.number - 1,
+                step=max(self._journal.state["step"], self._metrics.last_step()),
+                **asdict(launch.lost),
+            )
         for damage in (self._journal.damage, self._metrics.damage):
             if damage is not None:
                 self._journal.event(events.RECORD_DAMAGED, path=damage.place, reason=damage.why)
