@@ -147,6 +147,22 @@ def test_the_newest_run_teaches(project: Path, capsys: pytest.CaptureFixture[str
     assert f"none since run {RUN}" == facts["drift"]
 
 
+@pytest.mark.parametrize("source", ["run", "job"])
+def test_a_batch_that_swallows_the_data_is_told(
+    source: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever knows the samples; training is then a step or two."""
+    if source == "run":
+        _pretend_a_run(project)
+    known = ["--set=dataset.samples=50"] if source == "job" else []
+    facts = _facts(_planned(capsys, "--set=dataset.global_batch_size=100000", *known))
+    by = f" (run {RUN})" if source == "run" else ""
+    assert facts["batch"] == (
+        f"100,000 samples per step, at every number of nodes; more than the whole dataset, which has 50 samples{by}"
+    )
+    assert facts["steps"].startswith("1: 3 epochs of 50 samples by 100,000")
+
+
 def test_what_changed_since_is_not_taken_from_the_run(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,11 @@ from tests.compiler.jobs import make_job
         ({}, {"train__epochs": 3}, ("train.epochs", 2, 3, "harmless")),
         ({}, {"train__ema": 0.9}, ("train.ema", None, 0.9, "corrupting")),
         ({"train__ema": 0.9}, {"train__ema": 0.8}, ("train.ema", 0.9, 0.8, "trajectory")),
+        (
+            {"evaluation__entry": "pieces:digits", "train__ema": 0.9},
+            {"evaluation__entry": "pieces:digits", "train__ema": 0.9, "evaluation__weights": "raw"},
+            ("evaluation.weights", None, "raw", "harmless"),
+        ),
         ({}, {"train__precision": "bf16"}, ("train.precision", "fp32", "bf16", "trajectory")),
         ({}, {"train__precision": "fp16"}, ("train.precision", "fp32", "fp16", "corrupting")),
         ({}, {"nodes__max": 9}, ("nodes.max", 1, 9, "harmless")),

@@ -97,6 +97,11 @@ FEATURES: dict[str, dict[str, Any]] = {
         "train__compile": True,
         "train__on_nonfinite": "skip",
     },
+    "both_weights": {
+        "train__ema": 0.99,
+        "evaluation__entry": "pieces:digits",
+        "evaluation__weights": "both",
+    },
     "places": {
         "model__weights": "weights/base.safetensors",
         "snapshots__uri": "../shared",
@@ -252,3 +257,24 @@ def test_relative_places_start_at_the_project_root() -> None:
 def test_entry_points_can_be_read_at_one_sitting(case: str) -> None:
     """Even with everything switched on, train.py stays short."""
     assert 60 <= len((HERE / case / "train.py").read_text().splitlines()) <= 180
+
+
+@pytest.mark.parametrize(
+    ("ema", "weights", "is_average", "is_both"),
+    [
+        (None, None, False, False),
+        (None, "raw", False, False),
+        (0.99, None, True, False),
+        (0.99, "ema", True, False),
+        (0.99, "both", True, True),
+        (0.99, "raw", False, False),
+    ],
+)
+def test_an_average_is_what_evaluations_measure(
+    ema: float | None, weights: str | None, *, is_average: bool, is_both: bool
+) -> None:
+    """Where one is kept, unless the job says otherwise."""
+    text = _rendered(make_job(train__ema=ema, evaluation__entry="pieces:digits", evaluation__weights=weights))
+    start = text.index("evaluate.Evaluation(")
+    call = text[start : text.index("state = State(", start)]
+    assert ("average=average" in call, "also_raw=True" in call) == (is_average, is_both)

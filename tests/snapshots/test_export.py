@@ -19,8 +19,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from elasticflow.errors import ExportError
 from elasticflow.runtime import storable
+from elasticflow.runtime.state import State
 from elasticflow.snapshots.catalog import Catalog
-from elasticflow.snapshots.export import Export
+from elasticflow.snapshots.export import Export, measured_part
 from elasticflow.snapshots.manifest import DamagedSnapshotError
 from elasticflow.storage import Storage
 from tests.snapshots.conftest import Bench
@@ -392,3 +393,39 @@ def content(path: Path) -> dict[str, bytes]:
     """Return what is at *path*, a file or a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return {file.name: file.read_bytes() for file in files if file.is_file()}
+
+
+class Measured:
+    """What an evaluation keeps in a snapshot."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it."""
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it over."""
+        self.state = state
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "part"),
+    [
+        ({"best": None, "weights": "ema"}, "ema"),
+        ({"best": None, "weights": "raw"}, "model"),
+        ({"best": None}, "model"),
+        (None, "model"),
+    ],
+    ids=["average", "raw", "older", "none"],
+)
+def test_part_that_was_measured(bench: Bench, evaluation: dict[str, Any] | None, part: str) -> None:
+    """The average only where the run's evaluations measured it; an older version's measured the model alone."""
+    training = Training(model=nn.Linear(2, 2))
+    given: Any = None if evaluation is None else Measured(evaluation)
+    training.state = State(
+        model=training.model, optimizer=training.optimizer, ema=training.ema, evaluation=given
+    )
+    name = training.take([bench.connect(bench.writer())])
+    assert part == measured_part(bench.catalog, bench.catalog.manifest(name))

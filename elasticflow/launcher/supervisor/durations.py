@@ -29,7 +29,7 @@ class Durations:
 
     Args:
         before: The parts of the run's earlier launches; None: they are not known.
-        clock: Seconds.
+        clock: Seconds. The launch begins with its first event.
     """
 
     def __init__(self, before: Mapping[str, float] | None, clock: Callable[[], float]) -> None:
@@ -41,6 +41,7 @@ class Durations:
         """Take note of one event, or of one line about a step or an evaluation."""
         match record.get("event"):
             case events.RUN_STARTED:
+                self._since = self._clock()
                 if record.get("resumed") and not self._before:
                     self._before = None  # earlier launches left their files on another machine
             case events.EVALUATION:
