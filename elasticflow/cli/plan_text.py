@@ -11,7 +11,7 @@ from elasticflow.cli.plan_table import either, notes, table
 from elasticflow.cli.plan_words import any_of, by, kept, snapshots, unknown, written
 from elasticflow.cli.terminal import paint
 from elasticflow.compiler.drift_table import lines_of as drift_lines
-from elasticflow.compiler.entry_values import intervals
+from elasticflow.compiler.entry_values import intervals, measured_weights
 from elasticflow.observe.formats import plural, span
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield "steps", _steps(view)
     yield "duration", _duration(view)
     if job.evaluation is not None:
-        names = ", ".join(["loss", *job.evaluation.metrics])
+        names = ", ".join(dict.fromkeys(["loss", *job.evaluation.metrics])) + _whose(job)
         times = view.ahead.evaluations
         often = "" if times is None else f"; {times:,} time{'' if times == 1 else 's'}"
         yield "evaluation", f"{any_of(intervals(job.evaluation.every))} and at the end: {names}{often}"
@@ -122,6 +122,16 @@ def _nodes(view: PlanView) -> str:
     each = per_node.get(str(plan.nproc_per_node)) or f"{plural(int(plan.nproc_per_node), 'worker')} each"
     place = "" if plan.endpoint is None else f", meeting at {plan.endpoint}"
     return f"{low if low == high else f'{low:,} to {high:,}'}, {each}{place}"
+
+
+def _whose(job: Job) -> str:
+    """Return ` of the averaged weights` where they are not those of the weights themselves."""
+    told = {
+        "raw": "",
+        "ema": " of the averaged weights",
+        "both": " of the averaged weights, and of the raw ones",
+    }
+    return told[measured_weights(job)]
 
 
 def _batch(view: PlanView) -> str:

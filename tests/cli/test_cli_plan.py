@@ -147,6 +147,23 @@ def test_the_newest_run_teaches(project: Path, capsys: pytest.CaptureFixture[str
     assert f"none since run {RUN}" == facts["drift"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ((), ""),
+        (("train.ema=0.9",), " of the averaged weights"),
+        (("train.ema=0.9", "evaluation.weights=both"), " of the averaged weights, and of the raw ones"),
+        (("train.ema=0.9", "evaluation.weights=raw"), ""),
+    ],
+)
+def test_plan_says_whose_metrics_there_will_be(
+    settings: tuple[str, ...], told: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an average they are its, unless the job says otherwise."""
+    facts = _facts(_planned(capsys, *(f"--set={each}" for each in settings)))
+    assert facts["evaluation"] == f"every 1 epoch and at the end: loss, accuracy{told}"
+
+
 @pytest.mark.parametrize("source", ["run", "job"])
 def test_a_batch_that_swallows_the_data_is_told(
     source: str, project: Path, capsys: pytest.CaptureFixture[str]
