@@ -9,6 +9,7 @@ from elasticflow.compiler.literals import Call, Code, Name, flat, import_line, k
 from elasticflow.spec.entries.object_arguments import object_of
 
 if TYPE_CHECKING:
+    from elasticflow.compiler.factories import CallForms
     from elasticflow.spec.job import Job
 
 # Names that mean something inside the functions a factory is imported into.
@@ -21,15 +22,14 @@ Line = Code | tuple[str, Code] | None
 """A line's expression, or what stands before it and the expression; None: no line."""
 
 
-def factories(job: Job, *, takes_model: bool) -> dict[str, Line]:
+def factories(job: Job, forms: CallForms) -> dict[str, Line]:
     """Import and call of everything the job names."""
-    parameters = "model" if takes_model else "model.parameters()"
     found = _factory("model", job.model.entry, "return ", args=job.model.args)
-    found |= _factory("optimizer", job.optimizer.entry, "return ", parameters, args=job.optimizer.args)
+    found |= _optimizer(job, forms)
     shards = {} if job.dataset.shards is None else {"shard": Name("shard"), "shards": Name("shards")}
     found |= _factory("dataset", job.dataset.entry, "return ", args={**job.dataset.args, **shards})
     found["dataset.def"] = "def build_dataset(shard: int, shards: int) -> Any:"
-    found |= _training_step(job)
+    found |= _training_step(job, forms)
     if job.lr_scheduler:
         scheduler = job.lr_scheduler
         found |= _factory("scheduler", scheduler.entry, "return ", "optimizer", args=scheduler.args)
@@ -42,15 +42,27 @@ def factories(job: Job, *, takes_model: bool) -> dict[str, Line]:
     return found
 
 
-def _training_step(job: Job) -> dict[str, Line]:
+def _optimizer(job: Job, forms: CallForms) -> dict[str, Line]:
+    entry, args = job.optimizer.entry, job.optimizer.args
+    if forms.optimizer_is_method:
+        return _factory("optimizer", entry, "return ", args=args, is_method=True)
+    given = "model" if forms.optimizer_takes_model else "model.parameters()"
+    return _factory("optimizer", entry, "return ", given, args=args)
+
+
+def _training_step(job: Job, forms: CallForms) -> dict[str, Line]:
     """How the loss of a micro-batch is computed and, where the job counts them, over how many items it is."""
     imports, counts = Imports(_TAKEN), job.model.loss_count
+    given: tuple[str, ...]
     if job.model.loss:
         key, entry, given = "loss", job.model.loss, ("model(inputs)", "targets")
     else:
         assert job.model.step is not None
         key, entry, given = "step", job.model.step, ("model", "batch")
-    code: Code = Call(imports.name_of(entry), tuple(("", text) for text in given))
+    name = imports.name_of(entry)
+    if forms.step_is_method:
+        name, given = _on_model(name), ("batch",)
+    code: Code = Call(name, tuple(("", text) for text in given))
     kind, doc = (
         "Tensor" if job.model.loss else "Any",
         "the mean loss over one micro-batch of (inputs, targets)",
@@ -69,14 +81,26 @@ def _training_step(job: Job) -> dict[str, Line]:
 
 
 def _factory(
-    key: str, entry: str, before: str, *positional: str, args: dict[str, Any] | None = None
+    key: str,
+    entry: str,
+    before: str,
+    *positional: str,
+    args: dict[str, Any] | None = None,
+    is_method: bool = False,
 ) -> dict[str, Line]:
-    """Lines `<key>.import` and `<key>.call` of one `package.module:attribute`."""
+    """Lines `<key>.import` and `<key>.call` of one `package.module:attribute`; a method is called on the model."""
     imports = Imports(_TAKEN)
     name = imports.name_of(entry)
+    name = _on_model(name) if is_method else name
     made = {name: _made(value, imports, f"{key}.args.{name}") for name, value in (args or {}).items()}
     arguments = (*(("", text) for text in positional), *keywords(made, f"{key}.args"))
     return {f"{key}.import": imports.lines(), f"{key}.call": (before, Call(name, arguments))}
+
+
+def _on_model(name: str) -> str:
+    """Return how a method is called that is known as *name*, `GPT.configure_optimizers`."""
+    kind, _, method = name.rpartition(".")
+    return f"unwrap_model(model, {kind}).{method}"
 
 
 def _made(value: Any, imports: Imports, where: str) -> Any:

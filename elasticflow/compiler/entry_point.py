@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.entry_values import Values, values_of
+from elasticflow.compiler.factories import CallForms
 from elasticflow.compiler.literals import layout
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def render(
     root: str,
     overrides: Sequence[str] = (),
     case: str | None = None,
-    optimizer_takes_model: bool = False,
+    forms: CallForms | None = None,
 ) -> str:
     """Return the text of train.py: the same job gives the same text.
 
@@ -46,14 +47,14 @@ def render(
         root: The project root as seen from the launch folder, like `../..`.
         overrides: The `--set` values it was resolved with.
         case: The case of the job file's [matrix] that it is.
-        optimizer_takes_model: The optimizer's factory wants the model instead of its parameters.
+        forms: How its factories are called; None: as most are.
 
     Raises:
         JobRefusedError: an argument that has no Python literal.
     """
     options = [*([] if case is None else [f"--case={case}"]), *(f"--set={text}" for text in overrides)]
     again = shlex.join(["elasticflow", "compile", job_file, *options])
-    values = values_of(job, root=root, optimizer_takes_model=optimizer_takes_model)
+    values = values_of(job, root=root, forms=forms or CallForms())
     values.code |= {
         "header": _in_docstring(f"Made by elasticflow from {job_file} (job digest {digest[:16]})."),
         "again": _in_docstring(f"Make it again:          {again} -o DIR"),

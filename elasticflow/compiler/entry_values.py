@@ -20,6 +20,7 @@ from elasticflow.spec.checks.evaluation_data import is_to_be_apart
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elasticflow.compiler.factories import CallForms
     from elasticflow.spec.job import Job
     from elasticflow.spec.marks import Spelled
     from elasticflow.spec.positions import KeyPath
@@ -34,15 +35,19 @@ class Values:
     lists: dict[str, list[dict[str, Line]]] = field(default_factory=dict)
 
 
-def values_of(job: Job, *, root: str, optimizer_takes_model: bool) -> Values:
+def values_of(job: Job, *, root: str, forms: CallForms) -> Values:
     """Return all values of the template but those of its header.
 
     Raises:
         JobRefusedError: an argument that has no Python literal.
     """
     rows: list[dict[str, Line]] = [{"include.import": line} for line, _ in included(job).values()]
+    unwrap = forms.optimizer_is_method or forms.step_is_method
+    imports: dict[str, Line] = {
+        "import.unwrap": "from elasticflow.runtime.unwrap import unwrap_model" if unwrap else None
+    }
     return Values(
-        code=_constants(job, root) | factories(job, takes_model=optimizer_takes_model) | _main(job),
+        code=imports | _constants(job, root) | factories(job, forms) | _main(job),
         flags=_flags(job),
         lists={"metrics": metrics(job), "include": rows},
     )

@@ -1,10 +1,16 @@
-"""The first parameter of a factory, found by reading source and importing nothing (floor 2)."""
+"""How a job's factories are called, found by reading source and importing nothing (floor 2)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.spec.entries.definitions import Definition, NoAttributeError, UnreadableModuleError
+from elasticflow.spec.entries.definitions import (
+    Definition,
+    Found,
+    MethodError,
+    NoAttributeError,
+    UnreadableModuleError,
+)
 from elasticflow.spec.entries.entry_points import installed_places
 from elasticflow.spec.entries.modules import CannotTellError, Finder, NoModuleError
 from elasticflow.spec.entries.resolve import Resolver
@@ -14,14 +20,48 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from elasticflow.spec.job import Job
+
+
+class CallForms(NamedTuple):
+    """How a job's factories are called, as far as their source tells.
+
+    Attributes:
+        optimizer_takes_model: The optimizer's factory wants the model instead of its parameters.
+        optimizer_is_method: It is a method of the model.
+        step_is_method: The training step is a method of the model.
+    """
+
+    optimizer_takes_model: bool = False
+    optimizer_is_method: bool = False
+    step_is_method: bool = False
+
+
+def call_forms(job: Job, project_root: Path) -> CallForms:
+    """Return how the factories of a job are called."""
+    path, optimizer, step = job.job.path, job.optimizer.entry, job.model.step
+    return CallForms(
+        optimizer_takes_model=first_parameter(optimizer, project_root, path) == "model",
+        optimizer_is_method=is_method(optimizer, project_root, path),
+        step_is_method=step is not None and is_method(step, project_root, path),
+    )
+
+
+def is_method(entry: str, project_root: Path, job_path: Sequence[str]) -> bool:
+    """Whether `package.module:Class.name` is called on an object of its class; False where reading does not tell."""
+    try:
+        _look_up(entry, project_root, job_path)
+    except MethodError:
+        return True
+    except (CannotTellError, NoAttributeError, NoModuleError, UnreadableModuleError):
+        pass
+    return False
+
 
 def first_parameter(entry: str, project_root: Path, job_path: Sequence[str]) -> str | None:
     """Return the name of the first parameter of `package.module:attribute`; None where reading does not tell."""
-    module, _, attribute = entry.partition(":")
-    own = tuple(project_root / part for part in job_path)
-    resolver = Resolver(Finder(own, installed_places()))
     try:
-        found = resolver.entry(module, attribute)
+        found, resolver = _look_up(entry, project_root, job_path)
         if not isinstance(found, Definition):
             return None
         signature = signature_of(found, resolver)
@@ -29,3 +69,9 @@ def first_parameter(entry: str, project_root: Path, job_path: Sequence[str]) -> 
         return None
     names = [parameter.name for parameter in (*signature.positional_only, *signature.positional)]
     return names[0] if names else None
+
+
+def _look_up(entry: str, project_root: Path, job_path: Sequence[str]) -> tuple[Found, Resolver]:
+    module, _, attribute = entry.partition(":")
+    resolver = Resolver(Finder(tuple(project_root / part for part in job_path), installed_places()))
+    return resolver.entry(module, attribute), resolver

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from elasticflow import records
 from elasticflow.compiler import entry_point as train_py
 from elasticflow.compiler import torchrun
-from elasticflow.compiler.factories import first_parameter
+from elasticflow.compiler.factories import call_forms
 from elasticflow.compiler.origins import JOB_JSON, Origins
 from elasticflow.compiler.plan import LaunchPlan
 from elasticflow.compiler.resolved import from_json, job_from_json, job_to_json, to_json
@@ -142,8 +142,7 @@ def launch_files(
 
 def rendered(job: Job, project_root: Path, **facts: Any) -> str:
     """Return the text of train.py; *facts* as `entry_point.render` takes them."""
-    takes_model = first_parameter(job.optimizer.entry, project_root, job.job.path) == "model"
-    return train_py.render(job, optimizer_takes_model=takes_model, **facts)
+    return train_py.render(job, forms=call_forms(job, project_root), **facts)
 
 
 def source_copy(name: str) -> str:

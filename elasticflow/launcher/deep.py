@@ -9,7 +9,7 @@ from importlib import util
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.compiler.entry_point import render
-from elasticflow.compiler.factories import first_parameter
+from elasticflow.compiler.factories import call_forms
 from elasticflow.compiler.plan import entries
 from elasticflow.compiler.resolved import job_digest, job_to_json
 from elasticflow.compiler.torchrun import variables
@@ -113,13 +113,12 @@ def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> dic
 
 
 def _entry_point(job: Job, project_root: Path) -> str:
-    takes_model = first_parameter(job.optimizer.entry, project_root, job.job.path) == "model"
     return render(
         job,
         digest=job_digest(job),
         job_file="job.toml",
         root=str(project_root.resolve()),
-        optimizer_takes_model=takes_model,
+        forms=call_forms(job, project_root),
     )
 
 

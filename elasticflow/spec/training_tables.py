@@ -61,7 +61,8 @@ class ModelTable(Table):
     )
     step: Entry | None = Field(
         default=None,
-        description="Called as step(model, batch); returns a loss, (loss_sum, count) or a dict with `loss` and `count`.",
+        description="Called as step(model, batch), a method of the model's class on the model; "
+        "returns a loss, (loss_sum, count) or a dict with `loss` and `count`.",
     )
     loss_count: Entry | None = Field(
         default=None,
@@ -83,7 +84,8 @@ class OptimizerTable(Table):
     """The optimizer."""
 
     entry: Entry = Field(
-        description="Called with the parameters, or with the model if its first parameter is named `model`."
+        description="Called with the parameters, with the model if its first parameter is named `model`, "
+        "or on the model if it is a method of its class."
     )
     args: Args = Field(default={}, description=_ARGS)
     clip_grad_norm: float | None = Field(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.compiler.entry_point import render, template
+from elasticflow.compiler.factories import CallForms
 from elasticflow.compiler.resolved import job_digest
 from tests.compiler.golden.regenerate import CASES, FILES, HERE, ROOT, made
 from tests.compiler.jobs import make_job
@@ -198,7 +199,23 @@ def test_the_header_tells_how_to_make_it_again() -> None:
 def test_the_optimizer_gets_the_parameters_or_the_model() -> None:
     """A factory whose first parameter is `model` gets the model."""
     assert "    return SGD(model.parameters(), lr=0.1)\n" in _rendered(make_job())
-    assert "    return SGD(model, lr=0.1)\n" in _rendered(make_job(), optimizer_takes_model=True)
+    assert "    return SGD(model, lr=0.1)\n" in _rendered(
+        make_job(), forms=CallForms(optimizer_takes_model=True)
+    )
+
+
+def test_methods_of_the_models_class_are_called_on_the_model() -> None:
+    """Whatever wraps it; their class is imported as every name is."""
+    job = make_job(
+        model__entry="nano:GPT",
+        model__loss=None,
+        model__step="nano:GPT.training_step",
+        optimizer__entry="nano:GPT.configure_optimizers",
+    )
+    text = _rendered(job, forms=CallForms(optimizer_is_method=True, step_is_method=True))
+    assert "from elasticflow.runtime.unwrap import unwrap_model\n" in text
+    assert "    return unwrap_model(model, GPT).configure_optimizers(lr=0.1)\n" in text
+    assert "    return unwrap_model(model, GPT).training_step(batch)\n" in text
 
 
 def test_a_factory_named_like_a_variable_is_renamed() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.compiler.factories import first_parameter
+from elasticflow.compiler.factories import call_forms, first_parameter, is_method
+from tests.compiler.jobs import make_job
 
 SOURCE = """
 from inner.deep import moved
@@ -20,6 +21,13 @@ class Wrapped:
 
     @staticmethod
     def build(model): ...
+
+    @classmethod
+    def made(cls, model): ...
+
+    def configure(self, lr): ...
+
+class Heir(Wrapped): ...
 
 constant = 3
 """
@@ -60,3 +68,33 @@ def test_torchs_optimizers_take_parameters() -> None:
     had_torch = "torch" in sys.modules
     assert first_parameter("torch.optim:AdamW", Path.cwd(), ["."]) == "params"
     assert ("torch" in sys.modules) == had_torch
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("factories:Wrapped.configure", True),
+        ("factories:Heir.configure", True),
+        ("factories:Wrapped.build", False),
+        ("factories:Wrapped.made", False),
+        ("factories:by_model", False),
+        ("factories:Wrapped.absent", False),
+        ("no_such_package:Class.thing", False),
+    ],
+)
+def test_methods_are_told_from_functions(project: Path, entry: str, expected: bool) -> None:
+    """Own and inherited methods; not static and class methods, which are called on the class."""
+    assert is_method(entry, project, ["src"]) is expected
+
+
+def test_the_forms_of_a_job_are_read_off_its_factories(project: Path) -> None:
+    """Optimizer and step apart."""
+    made = make_job(job__path=["src"], optimizer__entry="factories:Wrapped.configure")
+    assert call_forms(made, project) == (False, True, False)
+    made = make_job(
+        job__path=["src"],
+        model__loss=None,
+        model__step="factories:Heir.configure",
+        optimizer__entry="factories:by_model",
+    )
+    assert call_forms(made, project) == (True, False, True)

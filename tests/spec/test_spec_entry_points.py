@@ -464,3 +464,62 @@ def test_findings_of_an_object_stand_at_its_own_keys(tmp_path: Path, said: Calla
     assert (first.line, first.column) == (7, 50)
     assert second.line == 8
     assert "add to model.args.config[1].args: layers = ..." in (second.help or "")
+
+
+METHODS = """
+class Base:
+    def configure(self, lr: float, betas=(0.9, 0.95)): ...
+class it(Base):
+    def training_step(self, batch): ...
+    def lightning_step(self, batch, batch_idx): ...
+    @property
+    def rate(self): ...
+class Other:
+    def configure(self, lr): ...
+def build(): return it()
+"""
+METHOD_JOB = """
+[job]
+name = "x"
+[model]
+entry = "pkg.m:{model}"
+step = "pkg.m:{step}"
+[optimizer]
+entry = "pkg.m:{optimizer}"
+args = {args}
+[dataset]
+entry = "pkg.ok:data"
+global_batch_size = 8
+[train]
+epochs = 1
+"""
+OF_THE_MODEL = {
+    "model": "it",
+    "step": "it.training_step",
+    "optimizer": "it.configure",
+    "args": "{ lr = 0.1 }",
+}
+METHOD_CASES: dict[str, tuple[dict[str, str], list[str]]] = {
+    "its own and inherited": ({}, []),
+    "named by the base": ({"optimizer": "Base.configure"}, []),
+    "of what a function makes": ({"model": "build"}, []),
+    "an argument too many": ({"args": "{ lr = 0.1, weigth = 1 }"}, ["EF204"]),
+    "of another type": ({"args": '{ lr = "much" }'}, ["EF205"]),
+    "an argument too few": ({"args": "{}"}, ["EF204"]),
+    "a step that takes more": ({"step": "it.lightning_step"}, ["EF204"]),
+    "another class": ({"optimizer": "Other.configure"}, ["EF214"]),
+    "another class's step": ({"model": "Other", "optimizer": "Other.configure"}, ["EF214"]),
+    "none of that name": ({"optimizer": "it.configura"}, ["EF202"]),
+    "a property": ({"step": "it.rate"}, ["EF209"]),
+}
+
+
+@pytest.mark.parametrize("name", METHOD_CASES)
+def test_methods_of_the_models_class_are_called_on_the_model(
+    tmp_path: Path, said: Callable[..., Said], name: str
+) -> None:
+    """Their arguments are held against the signature without self; another class's are refused."""
+    changes, expected = METHOD_CASES[name]
+    said(METHODS)
+    (tmp_path / "job.toml").write_text(METHOD_JOB.format(**OF_THE_MODEL | changes))
+    assert expected == [each.code for each in load_job(tmp_path / "job.toml").diagnostics]

@@ -16,6 +16,7 @@ from typing import Any
 from elasticflow.runtime import data, evaluate, order, replicas, snapshot, streams, worker  # = import.runtime
 from elasticflow.runtime.loss import with_count  # = import.count
 from elasticflow.runtime.state import State
+from elasticflow.runtime.unwrap import unwrap_model  # = import.unwrap
 from torch import Tensor, nn  # = import.torch
 from torch.amp import GradScaler  # = import.scaler
 from torch.optim import Optimizer

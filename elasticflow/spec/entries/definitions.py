@@ -37,6 +37,20 @@ class MadeByCallError(CannotTellError):
         self.call = call
 
 
+class MethodError(CannotTellError):
+    """The name is a method: it is called on an object of its class.
+
+    Attributes:
+        owner: The class that was named.
+        definition: The method, its `self` bound.
+    """
+
+    def __init__(self, owner: Definition, definition: Definition, name: str) -> None:
+        super().__init__(f"{name} is a method")
+        self.owner = owner
+        self.definition = definition
+
+
 def shown_file(module: Module) -> str:
     """Return a module's file as seen from the current folder, or its full name when it lies outside."""
     assert module.file is not None  # only source has lines

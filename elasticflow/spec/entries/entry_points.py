@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticflow.spec import codes
-from elasticflow.spec.entries.definitions import Definition, NoAttributeError, Plain, UnreadableModuleError
+from elasticflow.spec.entries.definitions import (
+    Definition,
+    MethodError,
+    NoAttributeError,
+    Plain,
+    UnreadableModuleError,
+)
 from elasticflow.spec.entries.included import why_not_stateful
 from elasticflow.spec.entries.known_calls import KnownCalls, content_of
 from elasticflow.spec.entries.lengths import why_not_map_style
+from elasticflow.spec.entries.lineage import lineage
 from elasticflow.spec.entries.modules import (
     CannotTellError,
     Finder,
@@ -140,8 +147,37 @@ class _Check:
             return [self._problem(codes.UNREADABLE_MODULE, message, remedy, "warning")]
         except NotInstalledError as error:
             return [self._not_installed(str(error))]
+        except MethodError as error:
+            return [self._note(str(error))] if self.use.as_method is None else self._method(error)
         except CannotTellError as error:
             return [self._note(str(error))]
+
+    def _method(self, found: MethodError) -> list[Diagnostic]:
+        """Return what is wrong with a method that is called on the model."""
+        owner = found.owner.node
+        model = self._class_of_model()
+        if model is None or found.owner in model:
+            self.use = self.use._replace(given=self.use.as_method or ())
+            return self._arguments(found.definition)
+        assert isinstance(owner, ast.ClassDef)
+        entry = inside(self.source.raw, "model").get("entry")
+        message = f"{self.use.text} is a method of {owner.name}, but the model is made by {entry}"
+        remedy = f"name a method of the model's own class, or a function\ndefined at {found.definition.place}"
+        return [self._problem(codes.FOREIGN_METHOD, message, remedy)]
+
+    def _class_of_model(self) -> list[Definition] | None:
+        """Return the model's class and those it inherits from; None where reading does not tell."""
+        entry = inside(self.source.raw, "model").get("entry")
+        if not isinstance(entry, str) or not re.fullmatch(ENTRY, entry):
+            return None
+        module, _, attribute = entry.partition(":")
+        try:
+            found = self.resolver.entry(module, attribute)
+            if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef):
+                return lineage(found, self.resolver)
+        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+            pass
+        return None
 
     def _object(self) -> list[Diagnostic]:
         found = why_not_stateful(self.resolver, self.module, self.attribute)

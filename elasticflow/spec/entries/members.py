@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from elasticflow.spec.entries.definitions import Definition, NoAttributeError
+from elasticflow.spec.entries.definitions import Definition, MethodError, NoAttributeError
 from elasticflow.spec.entries.lineage import lineage
 from elasticflow.spec.entries.modules import CannotTellError
 from elasticflow.spec.entries.origins import origin
@@ -59,7 +59,9 @@ def _as_called(owner: Definition, member: ast.stmt, name: str) -> Definition:
             return Definition(owner.module, member)
         if "builtins.classmethod" in kinds:
             return Definition(owner.module, member, num_bound=1)
-        raise CannotTellError(f"{name} is a method")
+        if "builtins.property" in kinds:
+            raise CannotTellError(f"{name} is a property")
+        raise MethodError(owner, Definition(owner.module, member, num_bound=1), name)
     raise CannotTellError(f"{name} is bound in a way that reading does not show")
 
 

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
 
     from elasticflow.spec.positions import KeyPath
 
+_AS_METHODS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("optimizer", "entry"): (),
+    ("model", "step"): ("batch",),
+}
+
 
 class Use(NamedTuple):
     """One entry point and how it is called.
@@ -24,6 +29,7 @@ class Use(NamedTuple):
         is_object: It is not called: the object itself is meant, for its state.
         is_argument: It makes an argument of another entry point.
         is_partial: Its arguments need not be all.
+        as_method: What is passed by place if it turns out to be a method of the model's class; None if it may not be one.
     """
 
     text: str
@@ -34,6 +40,7 @@ class Use(NamedTuple):
     is_object: bool = False
     is_argument: bool = False
     is_partial: bool = False
+    as_method: tuple[str, ...] | None = None
 
 
 def uses_in(raw: dict[str, Any]) -> Iterator[Use]:
@@ -56,7 +63,9 @@ def uses_in(raw: dict[str, Any]) -> Iterator[Use]:
         if isinstance(text, str):
             args = (table, "args") if takes_args else None
             is_sharded = (table, key) == ("dataset", "entry") and "shards" in inside(raw, "dataset")
-            yield Use(text, (table, key), given, args, ("shard", "shards") if is_sharded else ())
+            as_method = _AS_METHODS.get((table, key))
+            named = ("shard", "shards") if is_sharded else ()
+            yield Use(text, (table, key), given, args, named, as_method=as_method)
     for name, text in inside(inside(raw, "evaluation"), "metrics").items():
         if isinstance(text, str):
             yield Use(text, ("evaluation", "metrics", name), batch)

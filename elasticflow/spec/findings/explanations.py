@@ -181,6 +181,13 @@ EXPLANATIONS: dict[str, Explanation] = {
         '[model]\nentry = "examples.mnist:Net"\nargs = { width = { entry = "my.sizes:Width", cells = 32 } }\nloss = "torch.nn.functional:cross_entropy"',
         '[model]\nentry = "examples.mnist:Net"\nargs = { width = { entry = "my.sizes:Width", args = { cells = 32 } } }\nloss = "torch.nn.functional:cross_entropy"',
     ),
+    codes.FOREIGN_METHOD: Explanation(
+        "a method of another class than the model's",
+        "optimizer.entry and model.step may name a method of the model's class, as \"module:Class.method\": it is called on the model, "
+        "an optimizer's with optimizer.args, a step's with the batch. The model has to be of that class or inherit from it.",
+        '[model]\nentry = "examples.mnist:Net"\nstep = "torch.nn:Linear.forward"',
+        '[model]\nentry = "examples.mnist:Net"\nstep = "examples.mnist:Net.forward"',
+    ),
     **BETWEEN_KEYS,
     **MATRIX,
     **DEEP,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import default_collate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor, nn
+    from collections.abc import Callable, Iterator, Sequence
 
 
 def optimizer_of(model: nn.Module, *, lr: float, no_decay: list[str]) -> Optimizer:
@@ -51,6 +51,48 @@ def download() -> None:
 def collate(samples: list[Any]) -> Any:
     """Return torch's batch."""
     return default_collate(samples)
+
+
+@dataclass
+class GPTConfig:
+    """Sizes of a model."""
+
+    n_layer: int
+    n_embd: int = 768
+    activation: Callable[..., Tensor] = nn.functional.gelu
+
+
+class GPT(nn.Module):
+    """A stack of layers, as public code has it: sizes in a config, its optimizer in a method."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(config.n_embd, config.n_embd) for _ in range(config.n_layer))
+        self.activation = config.activation
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the mean loss over the tokens that count."""
+        hidden, targets = batch
+        for layer in self.layers:
+            hidden = self.activation(layer(hidden))
+        return cross_entropy(hidden.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    def configure_optimizers(
+        self, weight_decay: float, learning_rate: float, betas: Sequence[float]
+    ) -> Optimizer:
+        """Return AdamW."""
+        first, second = betas
+        return AdamW(self.parameters(), lr=learning_rate, betas=(first, second), weight_decay=weight_decay)
+
+
+def num_targets(batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return how many tokens count."""
+    return (batch[1] != -1).sum()
+
+
+def sentences(block_size: int) -> list[tuple[Tensor, Tensor]]:
+    """Return no sentences."""
+    return []
 
 
 class Curriculum:

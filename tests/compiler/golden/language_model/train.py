@@ -1,0 +1,121 @@
+"""Train the job `language-model`.
+
+Made by elasticflow from tests/compiler/golden/language_model/job.toml (job digest 96b2e38086c21158).
+Make it again:          elasticflow compile tests/compiler/golden/language_model/job.toml -o DIR
+Run it without the CLI: bash torchrun.sh, or as one process: python train.py
+It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from elasticflow.runtime import data, order, replicas, snapshot, streams, worker
+from elasticflow.runtime.loss import with_count
+from elasticflow.runtime.state import State
+from elasticflow.runtime.unwrap import unwrap_model
+from torch import nn
+from torch.optim import Optimizer
+
+HERE = Path(__file__).resolve().parent
+ROOT = (HERE / "../../../..").resolve()  # the project
+sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
+
+# --- values -----------------------------------------------------------------------------------------------
+
+JOB = "language-model"
+JOB_DIGEST = "96b2e38086c21158"
+SEED = 0
+STEPS = 1000  # optimizer steps
+GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
+MICRO_BATCH_SIZE = None  # most samples of one forward; None: all of the worker's
+TAIL = "spill"  # samples at an epoch's end that fill no batch
+LOADER_PROCESSES = 0  # of each worker
+THREADS = None  # CPU threads of each worker; None: the node's cores shared out
+PRECISION = "fp32"
+ON_NONFINITE = "stop"  # what a loss that is not finite does
+DDP: dict[str, Any] = {}  # options of DistributedDataParallel
+COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
+LOG_EVERY = 1  # steps
+LOG_LEVEL = "info"
+SNAPSHOTS = snapshot.Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)
+
+
+# --- what the job file names ------------------------------------------------------------------------------
+
+
+def build_model() -> nn.Module:
+    """Return the model with its initial weights; every rank."""
+    from functools import partial
+
+    from tests.compiler.golden.pieces import GPT, GPTConfig
+    from torch.nn.functional import gelu
+
+    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
+    return GPT(config=GPTConfig(n_layer=4, n_embd=64, activation=partial(gelu, approximate="tanh")))
+
+
+def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """Return the loss of one micro-batch, as the job's own step states it, and its items' count; every rank."""
+    from tests.compiler.golden.pieces import GPT, num_targets
+
+    return with_count(unwrap_model(model, GPT).training_step(batch), num_targets(batch))
+
+
+def build_optimizer(model: nn.Module) -> Optimizer:
+    """Return the optimizer over the model's parameters; every rank."""
+    from tests.compiler.golden.pieces import GPT
+
+    streams.begin(SEED, "optimizer")
+    return unwrap_model(model, GPT).configure_optimizers(
+        weight_decay=0.1, learning_rate=0.0006, betas=[0.9, 0.95]
+    )
+
+
+def build_dataset() -> Any:
+    """Return the training data; every rank."""
+    from tests.compiler.golden.pieces import sentences
+
+    streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
+    return sentences(block_size=32)
+
+
+# --- train ------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
+    dataset = data.open_dataset(me, build_dataset, "train")
+    schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
+    model = build_model().to(me.device)
+    optimizer = build_optimizer(model)
+    group = replicas.DataParallel(
+        me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
+    )
+    state = State(model=model, optimizer=optimizer)
+    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    position = snapshots.restore()  # the newest good one, or the beginning
+    me.start_training(position, schedule, model, log_every=LOG_EVERY)
+    loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
+
+    for batch in loader.batches(position):
+        optimizer.zero_grad()
+        loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
+            break
+        optimizer.step()
+        position = batch.end  # finished step, samples consumed
+        me.progress.step(position, loss, optimizer)
+        if snapshots.due(position):
+            snapshots.stage(position)
+        if me.should_leave:  # agreed by all ranks, at the same step
+            break
+    snapshots.stage(position, final=True)
+    worker.leave(me, position, schedule)
+
+
+if __name__ == "__main__":
+    worker.run(main)
