@@ -76,8 +76,8 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         ("class", "error", "why", "rank", "exit_code", "step", "seconds", "durations", "run_durations"),
     ),
     RUN_INTERRUPTED: (
-        "the launch ended before training did; the same command goes on",
-        ("reason", "step", "seconds", "durations", "run_durations"),
+        "the launch ended before training did; the same command goes on, from the snapshot of step `goes_on_from`",
+        ("reason", "step", "goes_on_from", "seconds", "durations", "run_durations"),
     ),
     SUPERVISOR_LOST: (
         "the supervisor of an earlier launch had ended without a word: what is known of it, and what is likely",

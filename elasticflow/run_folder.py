@@ -118,6 +118,12 @@ def snapshot_place(uri: str | None, folder: RunFolder, project_root: Path) -> tu
     return str(project_root / relative) if relative is not None else uri, f"{folder.run_id}/"
 
 
+def step_of(name: str | None) -> int:
+    """Return the step of the snapshot called *name*; 0 for none, or for a name that no snapshot has."""
+    found = SNAPSHOT_NAME.fullmatch(name or "")
+    return int(found["step"]) if found else 0
+
+
 def snapshot_name(step: int, generation: int, id8: str) -> str:
     """Return a snapshot's folder name, unique for ever: `<step:012>-<generation:04>-<id8>`."""
     return f"{step:012d}-{generation:04d}-{id8}"

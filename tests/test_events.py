@@ -26,7 +26,7 @@ FROZEN = {
         "step",
         "why",
     },
-    "run.interrupted": {"durations", "reason", "run_durations", "seconds", "step"},
+    "run.interrupted": {"durations", "goes_on_from", "reason", "run_durations", "seconds", "step"},
     "supervisor.lost": {"kind", "known", "launch", "likely", "step"},
     "generation.started": {"nodes", "reason", "world_size"},
     "generation.ended": {"class", "reason", "step"},

@@ -163,6 +163,8 @@ class Story:
     def _run_interrupted(self, record: Record) -> Line:
         step = whole(record, "step")
         text = f"after step {step}" if step else "before the first step"
+        if record.get("goes_on_from") is not None and (begin := whole(record, "goes_on_from")) != step:
+            text += f", to go on from step {begin}" if begin else ", to go on from the beginning"
         if record.get("reason"):
             text += f" ({record['reason']})"
         more = (f"go on with: elasticflow resume {record.get('run_id')}", *self._place())

@@ -386,3 +386,20 @@ def test_last_words_of_a_worker_that_died_by_itself_are_quoted() -> None:
 
     assert ("standard error ended with:", "  terminate called", "    what():  sizes differ") == quoted(-6)
     assert () == quoted(-9)
+
+
+@pytest.mark.parametrize(
+    ("begin", "text"),
+    [
+        (50, "after step 64, to go on from step 50 (SIGTERM)"),
+        (64, "after step 64 (SIGTERM)"),
+        (0, "after step 64, to go on from the beginning (SIGTERM)"),
+        (None, "after step 64 (SIGTERM)"),
+    ],
+)
+def test_interrupted_run_says_from_where_it_will_go_on(begin: int | None, text: str) -> None:
+    """The last step is told, and the snapshot's where that is another; an earlier version did not say."""
+    line = Story().event(event(1, "run.interrupted", reason="SIGTERM", step=64, goes_on_from=begin))
+
+    assert line is not None
+    assert text == line.text

@@ -165,8 +165,7 @@ class Course:
                 self._members.clear_blame()
             if self._members.has_room_for_more(generation.nodes, now):
                 self._ask_to_drain("resized", f"{len(self._members)} nodes are ready", ends=False)
-        has_trained = generation is not None and generation.step is not None
-        if (late := self._drains.late(now, has_trained=has_trained)) is not None:
+        if (late := self._drains.late(now)) is not None:
             self._drain_took_too_long(late)
 
     def asked_to_leave(self, reason: str) -> None:

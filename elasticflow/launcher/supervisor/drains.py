@@ -33,7 +33,7 @@ class Drain:
 
 
 class Drains:
-    """The drains of a launch, one at a time; each has *grace_s* seconds, or *untrained_s* before the first step.
+    """The drains of a launch, one at a time; each has *grace_s* seconds, or *untrained_s* before the run's first step.
 
     Attributes:
         now: The one that is under way.
@@ -46,20 +46,20 @@ class Drains:
     def ask(self, kind: str, reason: str, *, ends: bool) -> None:
         """Begin one; it takes the place of one that is under way."""
         self.now = Drain(ends, kind, reason, time.monotonic())
-        self._journal.event(events.DRAIN_REQUESTED, reason=reason, grace_s=self._grace_s)
+        self._journal.event(events.DRAIN_REQUESTED, reason=reason, grace_s=self._limit_s())
 
     def take(self) -> Drain | None:
         """Return the one that is under way, if any: its generation has ended, and it with it."""
         found, self.now = self.now, None
         return found
 
-    def late(self, now: float, *, has_trained: bool) -> Drain | None:
-        """Return the one that is under way if its time is over.
+    def late(self, now: float) -> Drain | None:
+        """Return the one that is under way if its time, counted from the request, is over."""
+        return self.now if self.now is not None and now >= self.now.asked + self._limit_s() else None
 
-        Workers that have not finished a step have nothing to save, and may be compiling the model for minutes.
-        """
-        grace_s = self._grace_s if has_trained else self._untrained_s
-        return self.now if self.now is not None and now >= self.now.asked + grace_s else None
+    def _limit_s(self) -> float:
+        """Return the grace: a run that has not finished a step has nothing to save, and may be compiling for minutes."""
+        return self._grace_s if self._journal.state["step"] > 0 else self._untrained_s
 
     def completed(self, drain: Drain) -> None:
         """Tell that all workers have left as *drain* asked."""

@@ -58,6 +58,8 @@ class Intake:
             self._journal.update(at_once=True, step=line["step"], steps=line["steps"], epoch=line["epoch"])
         elif name == events.SNAPSHOT_CHOSEN and generation is not None:
             generation.restored_from = line["name"]
+            # Newer ones, if there were any, have been set aside.
+            self._journal.update(snapshot=line["name"])
         elif name == events.TRAINING_FIRST_STEP and generation is not None and generation.step is None:
             generation.step = line["step"]  # logging.every may leave it out
         elif name == events.TRAINING_STOPPED and generation is not None:

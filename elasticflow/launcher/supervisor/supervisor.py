@@ -30,6 +30,7 @@ from elasticflow.launcher.supervisor.metrics import Metrics
 from elasticflow.launcher.supervisor.restarts import Restarts
 from elasticflow.launcher.supervisor.shown import Shown
 from elasticflow.launcher.supervisor.suspicion import Suspicion
+from elasticflow.run_folder import step_of
 from elasticflow.snapshots.commit import FENCED
 
 if TYPE_CHECKING:
@@ -223,6 +224,8 @@ class Supervisor:
         if verdict.status == "finished" and (left := self._agents.not_reached):
             changes = [str(change) for change in left]
             self._journal.event(events.SCALE_NOT_REACHED, changes=changes, seconds=fields["seconds"])
+        if verdict.status == "interrupted":  # the writer has told of its last snapshot by now
+            fields["goes_on_from"] = step_of(self._journal.state["snapshot"])
         figures = {"exit_code": verdict.exit_code, "event": verdict.event, **fields}
         self._journal.update(status=verdict.status, workers=[], verdict=figures)
         self._journal.event(verdict.event, **fields)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from elasticflow import events
 from elasticflow.errors import StorageError
 from elasticflow.lifeline import FAULTS
-from elasticflow.run_folder import SNAPSHOT_NAME
+from elasticflow.run_folder import step_of
 
 if TYPE_CHECKING:
     from elasticflow.launcher.supervisor.failures import Failure
@@ -75,7 +75,7 @@ class Suspicion:
         if self._failed_starts >= _STARTS:
             cause = f"{failure.failure_class}: {failure.error}"
             reason = f"two starts from it failed before a step was finished: {cause}"
-            self._next = _Case(name, _step_of(name), failure.fingerprint, reason)
+            self._next = _Case(name, step_of(name), failure.fingerprint, reason)
         return True
 
     def conclude(self, *, goes_on: bool) -> None:
@@ -113,9 +113,3 @@ def _can_be_caused_by_content(failure: Failure) -> bool:
     if failure.failure_class == "crash":
         return failure.exit_code is not None and -failure.exit_code in FAULTS
     return failure.failure_class in _CLASSES
-
-
-def _step_of(name: str) -> int:
-    found = SNAPSHOT_NAME.fullmatch(name)
-    assert found is not None, "the catalog knows no other names"
-    return int(found["step"])

@@ -10,6 +10,7 @@ from elasticflow import errors, events
 from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.agent.helpers import HELPER_KILLED
 from elasticflow.launcher.supervisor.budget import FREE_AGENTS
+from elasticflow.launcher.supervisor.drains import UNTRAINED_S
 from tests.launcher.course_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
@@ -323,9 +324,26 @@ def test_workers_that_have_trained_nothing_have_no_grace(trial: Trial) -> None:
     """They may compile the model for minutes, or read a snapshot, and have nothing to save: a few seconds are enough."""
     trial.begin()
     trial.course.asked_to_leave("SIGTERM")
+    assert UNTRAINED_S == trial.records[-1]["grace_s"]
     trial.wait(GRACE_S / 10)
     assert trial.course.verdict is None
     trial.wait(GRACE_S / 10)
+
+    assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
+
+
+def test_drain_during_a_restart_has_all_of_its_grace(trial: Trial) -> None:
+    """The run has something to keep: what is said at the request is what it gets, though this generation did no step."""
+    trial.begin()
+    trial.step(64)
+    trial.fail()
+    trial.wait(1)
+    trial.course.asked_to_leave("SIGTERM")
+    asked = next(record for record in trial.records if record["event"] == events.DRAIN_REQUESTED)
+    assert GRACE_S == asked["grace_s"]
+    trial.wait(GRACE_S - 1)
+    assert trial.course.verdict is None
+    trial.wait(1)
 
     assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
 
