@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from elasticflow.launcher.deep import Look
     from elasticflow.spec.findings.diagnostics import Diagnostic
@@ -61,13 +61,16 @@ def look_at(
     found = look(loaded.job, loaded.project_root, limit_s=request.limit_s, takes_step=request.takes_step)
     file = CaseFile(loaded.path, overrides, loaded.project_root, None)
     source, facts = file.source_of(loaded.case), found.facts
-    known = known_facts.check(
+    known: Iterable[Diagnostic] = known_facts.check(
         source,
         loaded.job,
         samples=facts.get("samples"),
         snapshot_bytes=facts.get("snapshot_bytes"),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
+    # What is known now replaces what was told with less knowledge.
+    told = {(each.code, each.where) for each in loaded.diagnostics}
+    known = [each for each in known if (each.code, each.where) not in told]
     return found, [*diagnostics_of(found, source), *known]
 
 

@@ -82,6 +82,8 @@ def call(arguments: Sequence[str] | None = None) -> int:
         code = group.main(args=arguments, prog_name="elasticflow", standalone_mode=False)
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.NoSuchOption) and (hint := _as_key(error, arguments)):
+            click.echo(f"help: {hint}", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return KILLED_BY_USER
@@ -94,6 +96,23 @@ def call(arguments: Sequence[str] | None = None) -> int:
             click.echo(f"help: {error.remedy}", err=True)
         return error.exit_code
     return code if isinstance(code, int) else FINISHED
+
+
+def _as_key(error: click.NoSuchOption, arguments: Sequence[str] | None) -> str | None:
+    """Return how what was given as an option is said of the job file, if it is one of its keys and the command takes such."""
+    takes_keys = error.ctx is not None and any(each.name == "overrides" for each in error.ctx.command.params)
+    if not takes_keys:
+        return None
+    from elasticflow.spec.places import flag_for
+
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    value = ""
+    for number, word in enumerate(words):
+        name, equals, given = word.partition("=")
+        if name == error.option_name:
+            following = words[number + 1 : number + 2]
+            value = given if equals else next((each for each in following if not each.startswith("-")), "")
+    return flag_for(error.option_name, value)
 
 
 def run() -> NoReturn:

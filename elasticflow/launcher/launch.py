@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from dataclasses import dataclass
 from importlib import metadata, util
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import records
 from elasticflow.compiler.materialize import materialize
 from elasticflow.compiler.origins import Made, origins_now
 from elasticflow.compiler.plan import LaunchPlan, plan_job
-from elasticflow.errors import StorageError, TorchMissingError
+from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import continuity
 from elasticflow.launcher.lock import locked
 from elasticflow.launcher.rendezvous.meeting import meet
@@ -26,7 +28,6 @@ from elasticflow.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from elasticflow.compiler.drift import Difference
     from elasticflow.launcher.supervisor.simulate import Change
@@ -73,6 +74,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
 
     Raises:
         TorchMissingError: there is no torch.
+        GpuMissingError: the job has a worker for each GPU, and there is none here.
         ScaleError: more nodes are to be simulated than the job may have.
         StorageError: the snapshot URI cannot be written.
         PortTakenError: the endpoint's port is in use.
@@ -83,6 +85,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
         RecordError: a file of the run cannot be used, and nothing else tells what it said.
     """
     check_torch(warn)
+    check_gpus(request.job)
     check_scale(request.scale, request.job.nodes)
     folder = request.folder
     plan = plan_job(
@@ -188,6 +191,28 @@ def check_torch(warn: Callable[[str], None]) -> None:
     found = metadata.version("torch")
     if not found.startswith(f"{TESTED_TORCH}."):
         warn(f"torch {found} has not been tried with this version of elasticflow; {TESTED_TORCH} has")
+
+
+def check_gpus(job: Job) -> None:
+    """Return only where a job that has a worker for each GPU may find one.
+
+    Raises:
+        GpuMissingError: torch can use none here.
+    """
+    if job.nodes.nproc_per_node != "gpu":
+        return
+    version, visible = metadata.version("torch"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if "+cpu" in version:
+        why = f"torch {version} is built without CUDA"
+    elif visible is not None and visible.strip() in {"", "-1"}:
+        why = f'CUDA_VISIBLE_DEVICES is "{visible}"'
+    elif "+rocm" not in version and not Path("/dev/nvidiactl").exists():
+        why = "no NVIDIA driver is loaded: there is no /dev/nvidiactl"
+    else:
+        return
+    message = f'nodes.nproc_per_node is "gpu", and there is no GPU here: {why}'
+    remedy = "--set nodes.nproc_per_node=auto takes GPUs where there are some, else cores; a number says how many workers"
+    raise GpuMissingError(message, remedy)
 
 
 def writer_config(plan: LaunchPlan, uri: str, prefix: str, run_id: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
 from elasticflow.spec.findings.showing import dotted
-from elasticflow.spec.places import Place
+from elasticflow.spec.places import Place, has_header
 from elasticflow.spec.tables import ONE_OF
 from elasticflow.spec.text.layers import MovedLayer
 
@@ -69,9 +69,3 @@ def _placed(source: Source, finding: Finding) -> Diagnostic:
     if any(isinstance(layer, MovedLayer) and layer.look(path) for layer in source.layers):
         return found._replace(help=belongs.in_axis())
     return found._replace(help=belongs.in_file(path, source.raw, has_header=has_header(source, path[:-1])))
-
-
-def has_header(source: Source, table: KeyPath) -> bool:
-    """Return whether a table begins with a header, and not with a brace."""
-    place = source.look(table)
-    return place is not None and place[1].value is None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.spec.positions import KeyPath
+    from elasticflow.spec.text.source import Source
 
 _SURE = 0.8  # how alike a slip is to the key that was meant, where another meaning is possible
 _LONGEST = 80
@@ -107,6 +108,32 @@ class Place(NamedTuple):
             name, value, table = str(table[-1]), f"{{ {name} = {value} }}", table[:-1]
         line = f"write {name} = {value}"
         return line if table == around else f"{line} in [{dotted(table)}]"
+
+
+def flag_for(option: str, text: str) -> str | None:
+    """Return how what an unknown option says is said by --set; None where no key is like it.
+
+    Args:
+        option: As it was given: `--max-epochs`.
+        text: Its value; empty where it has none.
+    """
+    from elasticflow.spec.text.flags import flag_layer
+    from elasticflow.spec.text.reading import UnreadableError
+
+    name = plain(option.replace(".", "__dot__")).replace("__dot__", ".")
+    try:
+        layer = flag_layer(f"{name}={text or 'true'}")
+    except UnreadableError:
+        return None
+    path = tuple(name.split("."))
+    if len(path) > 1 and path[-1] in keys_at(path[:-1]):
+        return f"keys of the job file are set by --set {name}={text or '...'}"
+    place = place_of((name,), _value_at((name,), layer.raw))
+    if len(place.keys) > 1:
+        return f"keys of the job file are set by --set: {' or '.join(f'{dotted(key)}=...' for key in place.keys)}"
+    if len(place.keys) == 1 and len(place.keys[0]) > 1:
+        return place.in_flag()
+    return place.note if meaning_of(name) is not None else None
 
 
 def place_of(path: KeyPath, value: object) -> Place:
@@ -221,3 +248,9 @@ def _value_at(path: KeyPath, raw: Any) -> Any:
             else None
         )
     return raw
+
+
+def has_header(source: Source, table: KeyPath) -> bool:
+    """Return whether a table begins with a header, and not with a brace."""
+    place = source.look(table)
+    return place is not None and place[1].value is None

@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from elasticflow.spec.expectations import annotation_at, choices
 from elasticflow.spec.fields import ENTRY
 from elasticflow.spec.findings.foreign_names import SAME_VALUES
-from elasticflow.spec.findings.remedies import nearest
+from elasticflow.spec.findings.remedies import SHORT_MODULES, nearest
 from elasticflow.spec.units import BYTES, COUNTS, SECONDS
 
 if TYPE_CHECKING:
@@ -94,6 +94,25 @@ def with_units(path: KeyPath, number: str) -> list[str]:
     is_good = accepts(path)
     texts = [f"{number} {unit}" for unit in ("steps", "s", "min", "GiB", "MB") if is_good(f"{number} {unit}")]
     return [each for each in texts if not (each.endswith(" s") and texts[0].endswith("steps"))][:2]
+
+
+def ways(value: object) -> Iterator[object]:
+    """Yield other ways to write the value of an argument, the likeliest first."""
+    if isinstance(value, str):
+        text = value.strip()
+        yield from as_numbers(text)
+        if text.lower() in {"true", "false"}:
+            yield text.lower() == "true"
+        if "," in text:
+            parts = [each.strip() for each in text.strip("[]() ").split(",") if each.strip()]
+            yield [next(as_numbers(each), each) for each in parts]
+    if isinstance(value, float) and value.is_integer():
+        yield int(value)
+    if isinstance(value, list):
+        yield [next(as_numbers(each), each) if isinstance(each, str) else each for each in value]
+        yield from value if len(value) == 1 else ()
+    elif not isinstance(value, dict):
+        yield from ([value], str(value))
 
 
 def _ways(value: object, annotation: Any) -> Iterator[object]:
@@ -233,13 +252,6 @@ def _entries(text: str) -> Iterator[str]:
     elif "." in bare and not bare.endswith(".py"):
         module, _, name = bare.replace("/", ".").rpartition(".")
         yield f"{SHORT_MODULES.get(module, module)}:{name}"
-
-
-SHORT_MODULES = {
-    "F": "torch.nn.functional", "nn": "torch.nn", "nn.functional": "torch.nn.functional", "optim": "torch.optim",
-    "optim.lr_scheduler": "torch.optim.lr_scheduler", "lr_scheduler": "torch.optim.lr_scheduler",
-}  # fmt: skip
-"""Modules by the names that scripts give them."""
 
 
 def _bests(text: str) -> Iterator[str]:

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from elasticflow.stores.store import Store
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)(::|://).*", re.DOTALL)
-_PACKAGES = {  # protocol -> extra of this package
+EXTRAS = {
     "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
     "sftp": "sftp", "ssh": "sftp", "http": "http", "https": "http",
 }  # fmt: skip
+"""Protocols that need more than fsspec, and the extra of this package that installs it."""
 _WITH_FOLDERS = frozenset({"ftp", "smb", "hdfs", "webhdfs", "arrow_hdfs"})
 _SFTP = frozenset({"sftp", "ssh"})
 _S3, _GCS, _AZURE = frozenset({"s3", "s3a"}), frozenset({"gs", "gcs"}), frozenset({"az", "abfs", "abfss"})
@@ -35,7 +36,7 @@ def protocol_of(uri: str) -> str:
 
 def package_for(protocol: str) -> str | None:
     """Return what to install for *protocol*, if this project knows."""
-    extra = _PACKAGES.get(protocol)
+    extra = EXTRAS.get(protocol)
     return f'"elasticflow[{extra}]"' if extra else None
 
 

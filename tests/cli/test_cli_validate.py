@@ -180,6 +180,47 @@ def test_explain_prints_a_bad_and_a_good_example(ran: Callable[..., Ran]) -> Non
     assert 'there is no code "EF1"' in err
 
 
+def test_explain_tells_which_codes_there_are_and_what_names_of_other_tools_mean(
+    ran: Callable[..., Ran],
+) -> None:
+    """Never a code of another kind; and a name that no key has here is explained as well."""
+    codes = {code: ran("explain", code) for code in ("EF999", "EF199", "101")}
+    assert [code for code, _, _ in codes.values()] == [2, 2, 2]
+    assert "did you mean" not in codes["EF999"][2]
+    assert "codes are EF001 to EF" in codes["EF999"][2]
+    assert "those of its kind (keys and values) are EF101, EF102" in codes["EF199"][2]
+    assert "did you mean EF101?" in codes["101"][2]
+    assert ran("explain", "max_grad_norm") == (
+        0,
+        "max_grad_norm is optimizer.clip_grad_norm in a job file\n",
+        "",
+    )
+    assert ran("explain", "shuffle")[1].startswith("shuffle: leave it out: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--epochs", "3"), "write --set train.epochs=3"),
+        (("--lr=1e-3",), "write --set optimizer.args.lr=0.001"),
+        (("--max-epochs", "4"), "write --set train.epochs=4"),
+        (("--train.epochs", "4"), "keys of the job file are set by --set train.epochs=4"),
+        (("--every", "3"), "keys of the job file are set by --set: evaluation.every=... or"),
+        (("--shuffle",), "leave it out: each epoch has an order of its own"),
+    ],
+)
+def test_an_option_that_is_a_key_is_told_how_it_is_set(
+    ran: Callable[..., Ran], words: tuple[str, ...], hint: str
+) -> None:
+    """By --set, with the value that was given; also by the names of other tools."""
+    for command in ("run", "validate", "plan"):
+        code, _, err = ran(command, "jobs/value_zero.toml", *words)
+        assert code == 2
+        assert err.splitlines()[-1].startswith(f"help: {hint}")
+    assert "help:" not in ran("run", "jobs/value_zero.toml", "--no-such-thing")[2]
+    assert "help:" not in ran("runs", "--epochs")[2]
+
+
 def test_schema_is_printed_or_written(ran: Callable[..., Ran], tmp_path: Path) -> None:
     """The schema on standard output and in a file are the same."""
     code, out, _ = ran("schema")

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elasticflow.cli.deep_options import DeepRequest, look_at
 from elasticflow.cli.main import call
+from elasticflow.launcher import deep
 from elasticflow.launcher.deep import Look, look, look_of, request_of
 from elasticflow.launcher.deep_findings import diagnostics_of
 from elasticflow.launcher.probing import Ended
 from elasticflow.runtime.probe import Probe
 from elasticflow.runtime.probe_report import Report
-from elasticflow.spec.load import require_job
+from elasticflow.spec import codes
+from elasticflow.spec.load import load_job, require_job
 from elasticflow.spec.text.source import load
 from tests.launcher.deep_projects import PROJECTS, Project, write
 
@@ -168,6 +171,16 @@ def test_plan_learns_from_the_jobs_own_code(tmp_path: Path, capsys: pytest.Captu
     assert {"value": 50, "source": "--deep"} == facts["known"]["samples"]
     assert (13, None) == (facts["steps"], facts["known"]["snapshot_bytes"])
     assert "error[EF502]: building the optimizer raises ValueError: Invalid learning rate: -1.0" in said.err
+
+
+def test_what_is_known_better_now_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interval that never comes is one finding, though the length of training is known more exactly by --deep."""
+    path = write(tmp_path, PROJECTS["good"])
+    path.write_text(f'{path.read_text()}\n[snapshots]\nevery = "500 epochs"\n')
+    monkeypatch.setattr(deep, "look", lambda *_, **__: Look((), {"samples": 50}, ()))
+    loaded = load_job(path)
+    assert [each.code for each in loaded.diagnostics if each.severity == "warning"] == [codes.NEVER_DUE]
+    assert look_at(loaded, (), DeepRequest(takes_step=False, limit_s=1))[1] == []
 
 
 @pytest.mark.integration

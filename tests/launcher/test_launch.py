@@ -7,16 +7,18 @@ import shutil
 import socket
 from dataclasses import dataclass, field
 from importlib import metadata, util
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticflow.compiler.plan import plan_job
-from elasticflow.errors import DriftRefusedError, StorageError, TorchMissingError
+from elasticflow.errors import DriftRefusedError, GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import launch as launch_module
 from elasticflow.launcher.launch import (
     Request,
+    check_gpus,
     check_torch,
     launch,
     writer_config,
@@ -27,7 +29,6 @@ from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from elasticflow.launcher.supervisor.start import Launch
 
@@ -365,6 +366,34 @@ def test_missing_torch_is_refused_with_what_to_install(monkeypatch: pytest.Monke
         check_torch(lambda _: None)
 
     assert "torch is not installed\n  help: pip install 'elasticflow[torch]'" == str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "visible", "has_driver", "why"),
+    [
+        ("2.13.0+cpu", None, True, "built without CUDA"),
+        ("2.13.0", "", True, 'CUDA_VISIBLE_DEVICES is ""'),
+        ("2.13.0", None, False, "no NVIDIA driver"),
+        ("2.13.0", "0", True, None),
+    ],
+)
+def test_workers_per_gpu_are_refused_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, version: str, visible: str | None, *, has_driver: bool, why: str | None
+) -> None:
+    """Before anything starts: in one line, with the reason and what to write."""
+    monkeypatch.setattr(metadata, "version", lambda _: version)
+    monkeypatch.setattr(Path, "exists", lambda _: has_driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    check_gpus(make_job())
+    job = make_job(nodes__nproc_per_node="gpu")
+    if why is None:
+        check_gpus(job)
+        return
+    with pytest.raises(GpuMissingError, match=why) as refused:
+        check_gpus(job)
+    assert "nodes.nproc_per_node=auto" in (refused.value.remedy or "")
 
 
 @pytest.mark.parametrize(("found", "told"), [("2.13.0+cpu", False), ("2.14.1", True), ("2.1.3", True)])

@@ -248,6 +248,98 @@ def test_types_that_cannot_fit_are_refused(said: Callable[..., Said], annotation
     assert codes == ["EF205"]
 
 
+NUMBERS = """
+from torch import Tensor
+from typing import Union
+import torch
+import numpy as np
+"""
+QUOTED = [  # a parameter, a value, and what was meant; None: it may be meant as it is
+    ("a=0.1", '"1e-3"', "without quotes: a = 1e-3"),
+    ("a=-1", '"8"', "without quotes: a = 8"),
+    ("*, a=0.1", '"0.5"', "without quotes: a = 0.5"),
+    ("a=False", '"True"', "without quotes: a = true"),
+    ("a: int", '"8"', "without quotes: a = 8"),
+    ("a: float | Tensor = 1e-3", '"1e-3"', "without quotes: a = 1e-3"),
+    ("a: Union[float, torch.Tensor]", '"1e-3"', "without quotes: a = 1e-3"),
+    ("a: tuple[float, float]", '"0.9, 0.99"', "did you mean [0.9, 0.99]?"),
+    ("a: list[float]", "0.5", "did you mean [0.5]?"),
+    ("a: list[int]", '["1", "2"]', "did you mean [1, 2]?"),
+    ("a: bool", '"true"', "without quotes: a = true"),
+    ("a: str", "3", 'did you mean "3"?'),
+    ("a: int", "5.0", "did you mean 5?"),
+    ("a=0.1", '"auto"', None),
+    ("a='8'", '"9"', None),
+    ("a=None", '"8"', None),
+    ("a=N", '"8"', None),
+    ("a", '"8"', None),
+    ("a=False", '"no"', None),
+    ("a: float | str", '"8"', None),
+    ("a: 'float | Custom'", '"8"', None),
+    ("a: Size = 8", '"8"', None),
+    ("a: np.ndarray | str", '"8"', None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parameter", "value", "meant"), QUOTED)
+def test_numbers_in_quotes_are_told_apart_from_texts(
+    said: Callable[..., Said], tmp_path: Path, parameter: str, value: str, meant: str | None
+) -> None:
+    """By the annotation, or by a default where the text is a number; any other text may be meant."""
+    found = said(f"{NUMBERS}def it({parameter}): ...", args=f"{{ a = {value} }}")
+    assert [code for code, _ in found] == [] if meant is None else ["EF205"]
+    if meant is not None:
+        [help_] = [each.help for each in load_job(tmp_path / "job.toml").diagnostics]
+        assert help_ is not None
+        assert help_.split("\n")[0] == meant
+
+
+MAKERS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.optim import Optimizer, SGD
+from torch.optim.lr_scheduler import LRScheduler, StepLR
+class Net(nn.Module): ...
+class Deep(Net): ...
+class Data(Dataset[int]): ...
+class Both(Data, nn.Module): ...
+class Plain: ...
+class Odd(make_base()): ...
+class Mine(SGD): ...
+def net() -> nn.Module: ...
+def data() -> "Dataset": ...
+def loader(): return DataLoader(Data())
+def anything(): return build()
+def either(x):
+    if x: return Net()
+    return Data()
+"""
+MADE = {  # what is named as the model, and what it is said to be
+    "Net": None, "Deep": None, "Both": None, "Plain": None, "Odd": None, "net": None, "anything": None, "either": None,
+    "Data": "is a dataset", "Mine": "is an optimizer", "data": "returns a dataset", "loader": "returns a loader",
+    "StepLR": "is a schedule", "DataLoader": "is a loader",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_certainly_makes_no_model_is_refused(said: Callable[..., Said], name: str) -> None:
+    """By bases that can be read, a return annotation, or the class a function calls; nothing is guessed."""
+    found = [each for each in said(MAKERS, f"pkg.m:{name}") if each[0] == "EF108"]
+    if MADE[name] is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert str(MADE[name]) in found[0][1]
+
+
+def test_a_model_or_a_loader_is_no_dataset(said: Callable[..., Said]) -> None:
+    """What makes batches is told that they are made already."""
+    for name, words in {"Net": "is a model", "loader": "returns a loader", "data": None}.items():
+        found = [each for each in said(MAKERS, "pkg.ok:data", dataset=f"pkg.m:{name}") if each[0] == "EF108"]
+        assert [words in message for _, message in found] == [True] * bool(words) if words else found == []
+
+
 def test_a_name_that_hides_a_built_in_type_is_not_taken_for_it(said: Callable[..., Said]) -> None:
     """`int` of the module's own is another type."""
     assert said("class int: ...\ndef it(a: int): ...", args='{ a = "x" }') == []
@@ -345,7 +437,7 @@ def test_what_import_hooks_find_is_installed(
             [("EF204", 'torch.nn:Linear needs the argument "out_features"')],
         ),
         ("torch.nn:Linaer", "{}", [("EF202", "torch.nn has no Linaer")]),
-        ("torch.optim:AdamW", "{ params = [], lr = 1e-3 }", []),
+        ("torch.nn:Embedding", "{ num_embeddings = 4, embedding_dim = 2 }", []),
     ],
 )
 def test_torchs_own_source_is_read_and_torch_not_loaded(

@@ -110,4 +110,4 @@ def test_packages_are_extras_of_the_project(request: pytest.FixtureRequest) -> N
 
     root: Path = request.config.rootpath
     extras = tomli.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(protocols._PACKAGES.values()) <= set(extras)
+    assert set(protocols.EXTRAS.values()) <= set(extras)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Tables = dict[str, Any]
 
+_URIS = (("snapshots", "uri"), ("model", "weights"), ("torchrun", "log_dir"))
 _NO_PLACE = {  # where snapshots cannot be written, and why
     re.compile(r"(^|::)memory://", re.IGNORECASE): "is the memory of one process, and a run has several",
     re.compile(r"(^|::)https?://", re.IGNORECASE): "can only be read: http does not write",
@@ -46,6 +47,7 @@ def check(source: Source, tables: Tables) -> list[Diagnostic]:
         *_rendezvous(source, tables),
         *_several_machines(source, tables),
         *_one_node_only(source, tables),
+        *_uris(source),
         *_not_shared(source, tables),
         *values(source),
         *check_objects(source),
@@ -195,6 +197,14 @@ def _one_node_only(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         )
         path = ("snapshots", "memory")
         yield source.problem(codes.ONE_NODE_ONLY, message, path, severity="warning", remedy=remedy)
+
+
+def _uris(source: Source) -> list[Diagnostic]:
+    if not any(key in inside(source.raw, table) for table, key in _URIS):
+        return []
+    from elasticflow.spec.checks import uris  # most jobs keep their snapshots in the run folder
+
+    return [*uris.check(source, _URIS)]
 
 
 def _not_shared(source: Source, tables: Tables) -> Iterator[Diagnostic]:

@@ -26,6 +26,8 @@ _ANY_LISTS = {
 _TABLES = {"builtins.dict", "typing.Dict"} | {
     f"{home}.{name}" for home in ("typing", "collections.abc") for name in ("Mapping", "MutableMapping")
 }
+# Classes that no text is meant for.
+_NO_TEXTS = {"torch.Tensor", "torch.nn.Parameter", "numpy.ndarray", "numpy.number", "builtins.complex"}
 
 
 def fits(value: object, annotation: ast.expr | None, module: Module) -> bool:
@@ -61,6 +63,8 @@ def _fits_plain(value: object, name: str) -> bool:
         return isinstance(value, bool)
     if name in _TYPES:
         return isinstance(value, _TYPES[name]) and (name == "builtins.int" or not isinstance(value, bool))
+    if name in _NO_TEXTS:
+        return not isinstance(value, str)
     if name in _LISTS:
         return isinstance(value, list)
     if name in _ANY_LISTS:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.spec.entries.definitions import Definition, NoAttributeError, UnreadableModuleError
 from elasticflow.spec.entries.entry_points import installed_places
-from elasticflow.spec.entries.modules import CannotTellError, Finder, NoModuleError
+from elasticflow.spec.entries.modules import CannotTellError, Finder, NoModuleError, NotInstalledError
 from elasticflow.spec.entries.resolve import Resolver
 from elasticflow.spec.findings.remedies import nearest
 
@@ -28,8 +28,14 @@ _NAMES = {
 }
 
 
-def with_module(path: KeyPath, name: str) -> str | None:
-    """Return `module:name` for a bare name, its spelling mended; None where torch has nothing like it."""
+def with_module(path: KeyPath, name: str, *, is_exact: bool = False) -> str | None:
+    """Return `module:name` for a bare name; None where torch has nothing like it.
+
+    Args:
+        path: The key.
+        name: The name; of a class of losses also the function that does the same is found.
+        is_exact: Its spelling is right.
+    """
     home = _HOMES.get((str(path[0]), str(path[-1])))
     name = re.sub(r"\s*\(.*\)$", "", name, flags=re.DOTALL)
     if home is None or not re.fullmatch(r"\w+", name):
@@ -40,11 +46,15 @@ def with_module(path: KeyPath, name: str) -> str | None:
         try:
             if isinstance(resolver.entry(home, wish), Definition):
                 return f"{home}:{wish}"
+        except NotInstalledError:
+            return f"{home}:{wish}"
         except CannotTellError:
             if path[-1] == "loss":  # torch makes some of its functions by calls
                 return f"{home}:{wish}"
         except (NoAttributeError, NoModuleError, UnreadableModuleError):
             continue
+    if is_exact:
+        return None
     small = {each.lower(): each for each in _names_in(resolver, home)}
     near = nearest(wishes[0].lower().replace("_torch", "").replace("_", ""), small)
     return f"{home}:{small[near[0]]}" if near else None

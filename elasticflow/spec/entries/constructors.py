@@ -152,4 +152,5 @@ def _parameter(each: ast.AnnAssign, module: Module, is_optional: bool) -> Parame
     annotation: ast.expr = each.annotation
     if isinstance(annotation, ast.Subscript) and origin(module, annotation) == "dataclasses.InitVar":
         annotation = annotation.slice
-    return Parameter(each.target.id, is_optional, annotation, module)
+    default = each.value if isinstance(each.value, ast.Constant) else None
+    return Parameter(each.target.id, is_optional, annotation, module, default)

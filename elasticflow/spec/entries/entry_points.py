@@ -23,6 +23,7 @@ from elasticflow.spec.entries.included import why_not_stateful
 from elasticflow.spec.entries.known_calls import KnownCalls, content_of
 from elasticflow.spec.entries.lengths import why_not_map_style
 from elasticflow.spec.entries.lineage import lineage
+from elasticflow.spec.entries.makes import wrong_kind
 from elasticflow.spec.entries.modules import (
     CannotTellError,
     Finder,
@@ -38,7 +39,7 @@ from elasticflow.spec.entries.signatures import signature_of
 from elasticflow.spec.entries.uses import Use, inside, uses_in
 from elasticflow.spec.entries.values import not_passable
 from elasticflow.spec.fields import ENTRY
-from elasticflow.spec.findings.remedies import listing, nearest
+from elasticflow.spec.findings.remedies import SHORT_MODULES, listing, nearest
 from elasticflow.spec.findings.showing import dotted, show
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from elasticflow.spec.text.source import Source
 
 _Result = TypeVar("_Result")
+_MOST_NAMED = 8
 # What is installed under another name than it is imported by.
 _DISTRIBUTIONS = {
     "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "google": "protobuf",
@@ -132,7 +134,7 @@ class _Check:
             if isinstance(found, Definition):
                 if self.use.args is None and isinstance(found.node, ast.ClassDef):
                     return [self._a_class(found)]
-                return [*self._arguments(found), *self._length(found)]
+                return self._kind(found) or [*self._arguments(found), *self._length(found)]
             return [self._not_callable(found)]
         except NoModuleError as error:
             return [self._no_module(error)]
@@ -191,9 +193,12 @@ class _Check:
     def _a_class(self, found: Definition) -> Diagnostic:
         given = ", ".join(self.use.given) or "nothing"
         message = f"{self.use.text} is a class, and is called with {given}: that makes an object of it"
+        from elasticflow.spec.entries.bare_names import with_module
+
         function = "name a function"
         if self.use.path == ("model", "loss"):
-            function = 'name a function, such as "torch.nn.functional:cross_entropy"'
+            near = with_module(self.use.path, self.attribute, is_exact=True)
+            function = f'name a function, such as "{near or "torch.nn.functional:cross_entropy"}"'
         return self._problem(codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {found.place}")
 
     def _not_callable(self, found: Module | Plain) -> Diagnostic:
@@ -214,6 +219,9 @@ class _Check:
 
     def _no_module(self, error: NoModuleError) -> Diagnostic:
         parent, _, last = error.name.rpartition(".")
+        if last == "py":
+            message = f"{self.module} is a file: an entry names the module, without .py"
+            return self._problem(codes.NO_MODULE, message, f'did you mean "{parent}:{self.attribute}"?')
         near = nearest(last, error.beside)
         remedy = f'did you mean "{parent}.{near[0]}"?' if near else listing(error.beside, f"{parent}.")
         if not error.package.is_own:
@@ -222,6 +230,9 @@ class _Check:
 
     def _not_installed(self, top: str) -> Diagnostic:
         finder = self.resolver.finder
+        if (module := SHORT_MODULES.get(self.module)) is not None:
+            message = f"there is no module {top}: a job file takes whole names"
+            return self._problem(codes.NO_MODULE, message, f'did you mean "{module}:{self.attribute}"?')
         if is_found_by_hooks(top):
             return self._note(f"{top} is not installed as files")
         near = nearest(top, finder.names())
@@ -276,8 +287,8 @@ class _Check:
                 value = value.get(part) if isinstance(value, dict) else None
         return {key: marked(each) for key, each in value.items()} if isinstance(value, dict) else {}
 
-    def _once(self, what: str, make: Callable[[], _Result]) -> _Result:
-        return self.known.once(make, what, self.resolver.finder.own, self.use.text)
+    def _once(self, what: str, make: Callable[[], _Result], *more: object) -> _Result:
+        return self.known.once(make, what, self.resolver.finder.own, self.use.text, *more)
 
     def _misfit(self, misfit: Misfit, found: Definition, arguments: dict[str, Any]) -> Diagnostic:
         here = f"defined at {found.place}"
@@ -289,14 +300,17 @@ class _Check:
         match misfit.kind:
             case "unknown":
                 message = f'{self.use.text} takes no argument "{misfit.name}"'
-                remedy = f'did you mean "{misfit.near}"?' if misfit.near else f"it takes: {misfit.wanted}"
-                return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}", path=at_key)
+                remedy = f"{self._instead(misfit, at_key)}\n{here}"
+                return self._problem(codes.BAD_ARGUMENT, message, remedy, path=at_key)
             case "twice":
                 message = f'{self.use.text} gets "{misfit.name}" from elasticflow already'
                 return self._problem(codes.BAD_ARGUMENT, message, "leave it out", path=at_key)
             case "type":
                 message = f'{self.use.text} takes {misfit.wanted} as "{misfit.name}", not {show(arguments[misfit.name])}'
+                value = arguments[misfit.name]
                 remedy = f"did you mean {misfit.near}?\n{here}" if misfit.near else here
+                if misfit.near and isinstance(value, str) and misfit.near[0] not in "\"'[":
+                    remedy = f"without quotes: {misfit.name} = {misfit.near}\n{here}"
                 return self.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
             case "missing":
                 message = f'{self.use.text} needs the argument "{misfit.name}"'
@@ -312,6 +326,40 @@ class _Check:
                 several = "s" if number > 1 else ""
                 message = f"{self.use.text} is called with {number} argument{several} ({given}), but takes {misfit.wanted}"
                 return self._problem(codes.BAD_ARGUMENT, message, f"let it take {given}\n{here}")
+
+    def _instead(self, misfit: Misfit, path: KeyPath) -> str:
+        """Return what an argument that is not taken was meant to be: another one, or a key of the table around."""
+        from elasticflow.spec.expectations import keys_at
+        from elasticflow.spec.findings.foreign_names import meaning_of
+        from elasticflow.spec.places import has_header
+
+        table, args = path[:1], path[:-1]
+        near, meaning = misfit.near, meaning_of(misfit.name)
+        if near is None and meaning is not None and meaning.key.startswith(f"{dotted(args)}."):
+            name = meaning.key.removeprefix(f"{dotted(args)}.")
+            near = name if name in misfit.wanted.split(", ") else None
+        if near is not None:
+            return f'did you mean "{near}"?'
+        if len(args) == 2 and misfit.name in keys_at(table):
+            where = f"above [{dotted(args)}]" if has_header(self.source, args) else f"out of {args[-1]}"
+            return f"it is a key of [{dotted(table)}]: move it up, {where}"
+        return f"it takes: {misfit.wanted}"
+
+    def _kind(self, found: Definition) -> list[Diagnostic]:
+        wrong = self._once("kind", lambda: wrong_kind(self.use.path, found, self.resolver), *self.use.path)
+        if wrong is None:
+            return []
+        key, wanted = dotted(self.use.path), wrong.wanted
+        message = f"{self.use.text} {wrong.found}, and {key} names what makes {wanted.words} ({wanted.base})"
+        near = wrong.beside if len(wrong.beside) == 1 else nearest(self.attribute, wrong.beside)
+        remedy = f"name a class that inherits from {wanted.base}, or a function that makes one"
+        if near:
+            remedy = f'did you mean "{self.module}:{near[0]}"?'
+        elif wrong.is_loader:
+            remedy = "name the dataset itself: its samples are shared out and put into batches by elasticflow"
+        elif wrong.beside:
+            remedy = f"name {wanted.words} instead: {', '.join(wrong.beside[:_MOST_NAMED])}"
+        return [self._problem(codes.WRONG_KIND, message, f"{remedy}\ndefined at {found.place}")]
 
     def _length(self, found: Definition) -> list[Diagnostic]:
         if self.use.path not in {("dataset", "entry"), ("evaluation", "entry")} or self.use.named:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from elasticflow.spec.entries.annotations import fits, in_words, nearest_choice
 from elasticflow.spec.entries.modules import CannotTellError
+from elasticflow.spec.entries.near_values import in_words_of_default, near_value
 from elasticflow.spec.findings.remedies import nearest
 
 if TYPE_CHECKING:
@@ -24,12 +25,14 @@ class Parameter(NamedTuple):
         is_optional: It has a default.
         annotation: Its annotation, if there is one.
         module: Whose names the annotation uses.
+        default: Its default, if it has one.
     """
 
     name: str
     is_optional: bool
     annotation: ast.expr | None
     module: Module
+    default: ast.expr | None = None
 
 
 @dataclass(frozen=True)
@@ -89,14 +92,16 @@ def from_arguments(arguments: ast.arguments, module: Module, *, skip: int = 0) -
     """Return the signature that a `def` writes down, less its first *skip* parameters."""
     by_place = [*arguments.posonlyargs, *arguments.args]
     num_required = len(by_place) - len(arguments.defaults)
+    defaults = [*([None] * num_required), *arguments.defaults]
     parameters = [
-        Parameter(each.arg, n >= num_required, each.annotation, module) for n, each in enumerate(by_place)
+        Parameter(each.arg, default is not None, each.annotation, module, default)
+        for each, default in zip(by_place, defaults, strict=True)
     ]
     num_only = len(arguments.posonlyargs)
     if skip > len(by_place) and arguments.vararg is None:
         raise CannotTellError("it takes no `self`")
     named = [
-        Parameter(each.arg, default is not None, each.annotation, module)
+        Parameter(each.arg, default is not None, each.annotation, module, default)
         for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     return Signature(
@@ -123,11 +128,8 @@ def misfits(signature: Signature, num_places: int, arguments: dict[str, object])
     for name, value in arguments.items():
         if name in filled:
             found.append(Misfit("twice", name))
-        elif (parameter := open_names.get(name)) and parameter.annotation is not None:
-            if not fits(value, parameter.annotation, parameter.module):
-                words = in_words(parameter.annotation, parameter.module)
-                near = nearest_choice(value, parameter.annotation, parameter.module)
-                found.append(Misfit("type", name, words, near))
+        elif parameter := open_names.get(name):
+            found += _wrong_type(parameter, value)
         elif name not in open_names and not signature.takes_any_named:
             near_names = nearest(name, open_names)
             found.append(Misfit("unknown", name, _listed(list(open_names)), next(iter(near_names), None)))
@@ -139,6 +141,18 @@ def misfits(signature: Signature, num_places: int, arguments: dict[str, object])
         if not each.is_optional and (each in only or each.name not in arguments)
     ]
     return found
+
+
+def _wrong_type(parameter: Parameter, value: object) -> list[Misfit]:
+    """Return that a value is not of the parameter's type, if that is certain."""
+    annotation, module = parameter.annotation, parameter.module
+    if annotation is None:
+        words = in_words_of_default(parameter.default, value)
+        return [Misfit("type", parameter.name, words, near_value(value, words))] if words else []
+    if fits(value, annotation, module):
+        return []
+    near = nearest_choice(value, annotation, module) or near_value(value, annotation, module)
+    return [Misfit("type", parameter.name, in_words(annotation, module), near)]
 
 
 def _listed(names: list[str]) -> str:

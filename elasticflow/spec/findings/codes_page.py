@@ -9,7 +9,7 @@ from elasticflow.spec.findings.explanations import EXPLANATIONS
 if TYPE_CHECKING:
     from elasticflow.spec.findings.explanation import Explanation
 
-_GROUPS = {
+GROUPS = {
     "EF0": "Reading files and flags",
     "EF1": "Keys and values",
     "EF2": "Entry points",
@@ -41,10 +41,10 @@ whole is meant) and `help` (null where there is none).
 def page() -> str:
     """Return the page: a table of all codes, then each with its reason and examples."""
     parts = [_HEAD]
-    for start, title in _GROUPS.items():
+    for start, title in GROUPS.items():
         parts.append(f"\n## {title}\n\n| code | meaning |\n|---|---|\n")
         parts += [f"| [{code}](#{code.lower()}) | {each.title} |\n" for code, each in _of(start)]
-    for start in _GROUPS:
+    for start in GROUPS:
         for code, each in _of(start):
             parts.append(f"\n### {code}\n\n**{each.title}**\n\n{each.markdown()}\n")
     return "".join(parts)

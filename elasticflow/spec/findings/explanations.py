@@ -75,7 +75,9 @@ EXPLANATIONS: dict[str, Explanation] = {
     ),
     codes.MALFORMED: Explanation(
         "a text of the wrong form",
-        'Entry points are "package.module:name"; intervals a number with a unit (steps, epochs, samples, s, min, h, d).',
+        "Names have letters, digits, dots, hyphens and underscores, and no blanks; entry points are "
+        '"package.module:name", with a colon; intervals are a number with a unit (steps, epochs, samples, s, min, h, d), '
+        "sizes one with a unit of bytes (4 GiB).",
         '[snapshots]\nevery = "500"',
         '[snapshots]\nevery = "500 steps"',
     ),
@@ -84,6 +86,20 @@ EXPLANATIONS: dict[str, Explanation] = {
         "They say the same thing in two ways: `epochs` or `steps`; `loss` or `step`.",
         "[train]\nepochs = 5\nsteps = 1000",
         "[train]\nsteps = 1000",
+    ),
+    codes.WRONG_KIND: Explanation(
+        "an entry point makes something else than its key is for",
+        "Its bases, or what its function returns, show that it makes a dataset where a model is wanted, a loader where a "
+        "dataset is wanted (elasticflow makes the batches itself), and so on.",
+        '[model]\nentry = "torch.utils.data:TensorDataset"\nloss = "torch.nn.functional:cross_entropy"',
+        '[model]\nentry = "examples.mnist:Net"\nloss = "torch.nn.functional:cross_entropy"',
+    ),
+    codes.NO_SUCH_PLACE: Explanation(
+        "a URI or path that names no place",
+        "A protocol stands before two slashes (s3://bucket/name), and is one that fsspec knows; each needs its extra, as in "
+        "elasticflow[s3]. Nothing expands $HOME: variables are written ${env:HOME}.",
+        '[snapshots]\nuri = "s3:/bucket/mnist"',
+        '[snapshots]\nuri = "s3://bucket/mnist"',
     ),
     codes.NOT_PASSABLE: Explanation(
         "a value that cannot be passed on",

@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+SHORT_MODULES = {
+    "F": "torch.nn.functional", "nn": "torch.nn", "nn.functional": "torch.nn.functional", "optim": "torch.optim",
+    "optim.lr_scheduler": "torch.optim.lr_scheduler", "lr_scheduler": "torch.optim.lr_scheduler",
+}  # fmt: skip
+"""Modules by the names that scripts give them."""
+
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> list[str]:
     """Return the one of *known* that *word* is most likely a slip of; none if none is so much like it (0 to 1)."""

@@ -15,14 +15,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 10_000_000
 MOST_LEVELS = 40  # what follows walks tables recursively
-_UNCLOSED = "the quotes are not closed on this line"
-_KEY_TWICE = "this key is given twice"
-_TABLE_TWICE = "this table is given twice"
-_REMEDIES = {
-    _UNCLOSED: "end the text with the quotes it begins with",
-    _KEY_TWICE: "keep one of the two: it stands in this table already",
-    _TABLE_TWICE: "put the keys of both under one header",
-}
 
 
 class UnreadableError(Exception):
@@ -112,11 +104,7 @@ def parse(text: str, shown: str) -> dict[str, Any]:
         levels = depth(raw)
     except tomli.TOMLDecodeError as error:
         start = min(error.pos, len(text))
-        words, span = _in_our_words(error.msg, text, start)
-        message = f"not valid TOML: {words}"
-        raise UnreadableError(
-            at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=_remedy(words, text, start))
-        ) from error
+        raise UnreadableError(_not_toml(error.msg, text, start, shown)) from error
     except RecursionError as error:
         raise UnreadableError(_too_deep(shown)) from error
     except ValueError as error:  # an integer beyond Python's own limit
@@ -127,6 +115,13 @@ def parse(text: str, shown: str) -> dict[str, Any]:
     if levels > MOST_LEVELS:
         raise UnreadableError(_too_deep(shown))
     return raw
+
+
+def _not_toml(reason: str, text: str, start: int, shown: str) -> Diagnostic:
+    from elasticflow.spec.text.slips import explained  # most files are TOML
+
+    message, span, remedy = explained(reason, text, start)
+    return at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=remedy)
 
 
 def _too_deep(shown: str) -> Diagnostic:
@@ -145,33 +140,3 @@ def depth(value: object) -> int:
         elif isinstance(each, list):
             pending += [(inner, level + 1) for inner in each]
     return deepest
-
-
-def _in_our_words(message: str, text: str, start: int) -> tuple[str, Span]:
-    """Return what tomli says, clearer where it is obscure, and where to point."""
-    line = text.rfind("\n", 0, start) + 1
-    here = Span(start, start + 1)
-    if message == r"Illegal character '\n'":
-        return _UNCLOSED, here
-    if message == "Cannot overwrite a value":
-        return _KEY_TWICE, Span(line, max(start, line + 1))
-    if message.startswith("Cannot declare"):
-        return _TABLE_TWICE, Span(line, max(start, line + 1))
-    return message[:1].lower() + message[1:], here
-
-
-def _remedy(words: str, text: str, at_offset: int) -> str | None:
-    """Return what most often lies behind a syntax error at this place."""
-    if words in _REMEDIES:
-        return _REMEDIES[words]
-    line = text[text.rfind("\n", 0, at_offset) + 1 :].split("\n", 1)[0]
-    value = line.partition("=")[2].strip()
-    if re.fullmatch(r"True|False|None|nil|null|yes|no|on|off", value):
-        return "TOML writes true and false in small letters and has no null: leave the key out"
-    if re.match(r"[A-Za-z_./~]", value):
-        return "text needs quotes"
-    if re.match(r"\s*[A-Za-z0-9_.-]+\s*:", line):
-        return 'TOML writes key = value, not "key: value"'
-    if value == "" and "=" in line:
-        return "the value is missing"
-    return None

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shop.losses import weighted as weighted_loss
 
@@ -123,3 +123,12 @@ curriculum = Whole()
 def rows(folder: str, shard: int, shards: int):
     """Yield the samples of one shard."""
     yield from sorted(folder)[shard::shards]
+
+
+def batches():
+    """Return a loader."""
+    return DataLoader(Images("train"))
+
+
+def sgd(params, lr: float | Tensor = 1e-3, momentum=0.0, nesterov=False, betas: tuple[float, float] = (0.9, 0.99)):
+    """Take numbers."""
