@@ -14,7 +14,18 @@ if TYPE_CHECKING:
 
 # Names that mean something inside the functions a factory is imported into.
 _TAKEN = frozenset(
-    {"model", "optimizer", "batch", "inputs", "targets", "outputs", "samples", "shard", "shards"}
+    {
+        "model",
+        "optimizer",
+        "optimizers",
+        "batch",
+        "inputs",
+        "targets",
+        "outputs",
+        "samples",
+        "shard",
+        "shards",
+    }
     | {"float", "Any", "nn", "streams", "SEED"}
 )
 
@@ -24,30 +35,30 @@ Line = Code | tuple[str, Code] | None
 
 def factories(job: Job, forms: CallForms) -> dict[str, Line]:
     """Import and call of everything the job names."""
-    found = _factory("model", job.model.entry, "return ", args=job.model.args)
+    found = factory("model", job.model.entry, "return ", args=job.model.args)
     found |= _optimizer(job, forms)
     shards = {} if job.dataset.shards is None else {"shard": Name("shard"), "shards": Name("shards")}
-    found |= _factory("dataset", job.dataset.entry, "return ", args={**job.dataset.args, **shards})
+    found |= factory("dataset", job.dataset.entry, "return ", args={**job.dataset.args, **shards})
     found["dataset.def"] = "def build_dataset(shard: int, shards: int) -> Any:"
     found |= _training_step(job, forms)
     if job.lr_scheduler:
         scheduler = job.lr_scheduler
-        found |= _factory("scheduler", scheduler.entry, "return ", "optimizer", args=scheduler.args)
+        found |= factory("scheduler", scheduler.entry, "return ", "optimizer", args=scheduler.args)
     if job.dataset.prepare:
-        found |= _factory("prepare", job.dataset.prepare, "")
+        found |= factory("prepare", job.dataset.prepare, "")
     if job.dataset.collate:
-        found |= _factory("collate", job.dataset.collate, "return ", "samples")
+        found |= factory("collate", job.dataset.collate, "return ", "samples")
     if job.evaluation:
-        found |= _factory("evaluation", job.evaluation.entry, "return ", args=job.evaluation.args)
+        found |= factory("evaluation", job.evaluation.entry, "return ", args=job.evaluation.args)
     return found
 
 
 def _optimizer(job: Job, forms: CallForms) -> dict[str, Line]:
     entry, args = job.optimizer.entry, job.optimizer.args
     if forms.optimizer_is_method:
-        return _factory("optimizer", entry, "return ", args=args, is_method=True)
+        return factory("optimizer", entry, "return ", args=args, is_method=True)
     given = "model" if forms.optimizer_takes_model else "model.parameters()"
-    return _factory("optimizer", entry, "return ", given, args=args)
+    return factory("optimizer", entry, "return ", given, args=args)
 
 
 def _training_step(job: Job, forms: CallForms) -> dict[str, Line]:
@@ -80,7 +91,7 @@ def _training_step(job: Job, forms: CallForms) -> dict[str, Line]:
     }
 
 
-def _factory(
+def factory(
     key: str,
     entry: str,
     before: str,
@@ -88,7 +99,7 @@ def _factory(
     args: dict[str, Any] | None = None,
     is_method: bool = False,
 ) -> dict[str, Line]:
-    """Lines `<key>.import` and `<key>.call` of one `package.module:attribute`; a method is called on the model."""
+    """Return the lines `<key>.import` and `<key>.call` of one `package.module:attribute`; a method is called on the model."""
     imports = Imports(_TAKEN)
     name = imports.name_of(entry)
     name = _on_model(name) if is_method else name
@@ -136,7 +147,7 @@ def metrics(job: Job) -> list[dict[str, Line]]:
             {
                 "metric.def": f"def {function}({names[0]}: Any, {names[1]}: Any) -> Any:",
                 "metric.doc": f'"""Return the metric `{metric}` as a mean over one batch; every rank."""',
-                **_factory("metric", job.evaluation.metrics[metric], "return ", *names),
+                **factory("metric", job.evaluation.metrics[metric], "return ", *names),
             }
         )
     return rows

@@ -13,6 +13,7 @@ from elasticflow.compiler.entry_factories import (
     metric_functions,
     metrics,
 )
+from elasticflow.compiler.entry_own_steps import LEFT_TO_TRAIN_PY, own_steps
 from elasticflow.compiler.literals import Call, Code, Name, call, flat, literal, quoted
 from elasticflow.run_folder import path_from_root
 from elasticflow.spec.checks.evaluation_data import is_to_be_apart
@@ -47,13 +48,17 @@ def values_of(job: Job, *, root: str, forms: CallForms) -> Values:
         "import.unwrap": "from elasticflow.runtime.unwrap import unwrap_model" if unwrap else None
     }
     return Values(
-        code=imports | _constants(job, root) | factories(job, forms) | _main(job),
-        flags=_flags(job),
+        code=imports
+        | _constants(job, _runtime(job, forms), root)
+        | factories(job, forms)
+        | _main(job, forms)
+        | (own_steps(job) if forms.step_moves_optimizers else LEFT_TO_TRAIN_PY),
+        flags=_flags(job, forms),
         lists={"metrics": metrics(job), "include": rows},
     )
 
 
-def _flags(job: Job) -> dict[str, bool]:
+def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
     scheduler = job.lr_scheduler
     return {
         "epochs": job.train.epochs is not None,
@@ -61,6 +66,8 @@ def _flags(job: Job) -> dict[str, bool]:
         "weights": job.model.weights is not None,
         "compile": job.train.compile,
         "clip": job.optimizer.clip_grad_norm is not None,
+        "clip_here": job.optimizer.clip_grad_norm is not None and not forms.step_moves_optimizers,
+        "step_here": job.train.precision != "fp16" and not forms.step_moves_optimizers,
         "fp16": job.train.precision == "fp16",
         "ema": job.train.ema is not None,
         "exact": _is_exact(job),
@@ -74,13 +81,26 @@ def _flags(job: Job) -> dict[str, bool]:
     }
 
 
-def _constants(job: Job, root: str) -> dict[str, Line]:
-    runtime = {"data", "exact" if _is_exact(job) else "replicas", "order", "snapshot", "streams", "worker"}
+def _runtime(job: Job, forms: CallForms) -> set[str]:
+    """Return the modules of the runtime that the entry point uses."""
+    group = "exact" if _is_exact(job) else "replicas"
+    runtime = {
+        "data",
+        "own_steps" if forms.step_moves_optimizers else group,
+        "order",
+        "snapshot",
+        "streams",
+        "worker",
+    }
+    if forms.step_moves_optimizers and job.lr_scheduler is not None:
+        runtime.add("several")
     if job.dataset.shards is not None:
         runtime |= {"cursors", "iterable"}
         runtime -= {"order"} if job.dataset.prepare or job.evaluation else {"order", "data"}
-    if job.evaluation is not None:
-        runtime.add("evaluate")
+    return runtime | ({"evaluate"} if job.evaluation is not None else set())
+
+
+def _constants(job: Job, runtime: set[str], root: str) -> dict[str, Line]:
     ddp = {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
     compare = job.train.compare_replicas
     constants = {
@@ -192,7 +212,7 @@ def _looked_up(text: Spelled) -> Name:
     return Name(" + ".join(pieces))
 
 
-def _main(job: Job) -> dict[str, Line]:
+def _main(job: Job, forms: CallForms) -> dict[str, Line]:
     """Calls in main() whose arguments depend on the job."""
     length = {"epochs": Name("EPOCHS")} if job.train.epochs is not None else {"steps": Name("STEPS")}
     collate = {"collate": Name("collate")} if job.dataset.collate else {}
@@ -202,8 +222,8 @@ def _main(job: Job) -> dict[str, Line]:
         if job.model.weights
         else None,
         "group": ("group = ", _group(job)),
-        **_evaluate(job, collate),
-        "state": ("state = ", _state(job)),
+        **_evaluate(job, collate, "None" if forms.step_moves_optimizers else "training_step"),
+        "state": ("state = ", _state(job, "optimizers" if forms.step_moves_optimizers else "optimizer")),
     }
 
 
@@ -217,7 +237,7 @@ def _group(job: Job) -> Code:
     return call(maker, *arguments, **named, **own, **scaler)
 
 
-def _evaluate(job: Job, collate: dict[str, Name]) -> dict[str, Line]:
+def _evaluate(job: Job, collate: dict[str, Name], step: str) -> dict[str, Line]:
     table = job.evaluation
     if table is None:
         return {}
@@ -230,7 +250,7 @@ def _evaluate(job: Job, collate: dict[str, Name]) -> dict[str, Line]:
     weights = measured_weights(job)
     average = {} if weights == "raw" else {"average": Name("average")}
     also_raw = {"also_raw": True} if weights == "both" else {}
-    arguments = ("me", "model", "training_step", "test_set", "schedule")
+    arguments = ("me", "model", step, "test_set", "schedule")
     named = {"every": Name("EVALUATE_EVERY"), "metrics": Name("metrics"), "best": Name("BEST")}
     apart = {"apart_from": Name("dataset")} if is_to_be_apart(job.dataset, table) else {}
     opened = call("data.open_dataset", "me", "build_evaluation_dataset", quoted("evaluation"), **apart)
@@ -270,10 +290,10 @@ def measured_weights(job: Job) -> Literal["ema", "raw", "both"]:
     return chosen or ("raw" if job.train.ema is None else "ema")
 
 
-def _state(job: Job) -> Code:
+def _state(job: Job, optimizer: str) -> Code:
     parts = {
         "model": "model",
-        "optimizer": "optimizer",
+        "optimizer": optimizer,
         "scheduler": "scheduler" if job.lr_scheduler else None,
         "scaler": "scaler" if job.train.precision == "fp16" else None,
         "ema": "average" if job.train.ema is not None else None,

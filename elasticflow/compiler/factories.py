@@ -15,6 +15,7 @@ from elasticflow.spec.entries.entry_points import installed_places
 from elasticflow.spec.entries.modules import CannotTellError, Finder, NoModuleError
 from elasticflow.spec.entries.resolve import Resolver
 from elasticflow.spec.entries.signatures import signature_of
+from elasticflow.spec.entries.uses import takes_optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,11 +31,13 @@ class CallForms(NamedTuple):
         optimizer_takes_model: The optimizer's factory wants the model instead of its parameters.
         optimizer_is_method: It is a method of the model.
         step_is_method: The training step is a method of the model.
+        step_moves_optimizers: It takes the optimizers besides model and batch, and moves them itself.
     """
 
     optimizer_takes_model: bool = False
     optimizer_is_method: bool = False
     step_is_method: bool = False
+    step_moves_optimizers: bool = False
 
 
 def call_forms(job: Job, project_root: Path) -> CallForms:
@@ -44,6 +47,7 @@ def call_forms(job: Job, project_root: Path) -> CallForms:
         optimizer_takes_model=first_parameter(optimizer, project_root, path) == "model",
         optimizer_is_method=is_method(optimizer, project_root, path),
         step_is_method=step is not None and is_method(step, project_root, path),
+        step_moves_optimizers=step is not None and takes_optimizers(parameters(step, project_root, path)),
     )
 
 
@@ -60,15 +64,19 @@ def is_method(entry: str, project_root: Path, job_path: Sequence[str]) -> bool:
 
 def first_parameter(entry: str, project_root: Path, job_path: Sequence[str]) -> str | None:
     """Return the name of the first parameter of `package.module:attribute`; None where reading does not tell."""
+    return next(iter(parameters(entry, project_root, job_path)), None)
+
+
+def parameters(entry: str, project_root: Path, job_path: Sequence[str]) -> list[str]:
+    """Return the names of what `package.module:attribute` takes by place; none where reading does not tell."""
     try:
         found, resolver = _look_up(entry, project_root, job_path)
         if not isinstance(found, Definition):
-            return None
+            return []
         signature = signature_of(found, resolver)
     except (CannotTellError, NoAttributeError, NoModuleError, UnreadableModuleError):
-        return None
-    names = [parameter.name for parameter in (*signature.positional_only, *signature.positional)]
-    return names[0] if names else None
+        return []
+    return [parameter.name for parameter in (*signature.positional_only, *signature.positional)]
 
 
 def _look_up(entry: str, project_root: Path, job_path: Sequence[str]) -> tuple[Found, Resolver]:

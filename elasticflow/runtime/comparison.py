@@ -154,7 +154,13 @@ class Comparison:
         def wait(*_: object) -> None:
             begun.result()
 
-        return begun, self._state.optimizer.register_step_pre_hook(wait).remove
+        hooks = [each.register_step_pre_hook(wait) for each in self._state.optimizers.values()]
+
+        def unhook() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        return begun, unhook
 
     def _compared(self, captured: Captured) -> dict[str, Tensor]:
         return {key: tensor for key, tensor in captured.tensors.items() if key not in captured.local}

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _PORTABLE = 1  # cudaHostRegisterPortable
 
 
-def copier_for(device: torch.device, optimizer: Optimizer) -> Copier:
+def copier_for(device: torch.device, optimizers: Collection[Optimizer]) -> Copier:
     """Return what copies from *device*."""
-    return CudaCopier(device, optimizer) if device.type == "cuda" else Copier()
+    return CudaCopier(device, optimizers) if device.type == "cuda" else Copier()
 
 
 class Copier:
@@ -65,10 +65,10 @@ class CudaCopier(Copier):
 
     Args:
         device: Where training runs.
-        optimizer: Its step writes what it owns.
+        optimizers: Their steps write what they own.
     """
 
-    def __init__(self, device: torch.device, optimizer: Optimizer) -> None:
+    def __init__(self, device: torch.device, optimizers: Collection[Optimizer]) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._is_read = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -78,7 +78,8 @@ class CudaCopier(Copier):
         self._bounced: tuple[memoryview, Tensor] | None = None
         self._actions: list[Callable[[], None]] = []
         self._is_copying = False
-        optimizer.register_step_pre_hook(self._before_step)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
 
     def start(self, share: Share, target: memoryview, stepped: Collection[str]) -> None:
         """Begin to copy; see `Copier`. Nothing waits here but the device."""

@@ -42,7 +42,7 @@ class Evaluation:
     Args:
         me: This worker.
         model: The bare model: a forward through DDP would be a collective.
-        training_step: Gives the loss.
+        training_step: Gives the loss; None where a step moves optimizers, and no loss is measured.
         dataset: What `open_dataset` returned.
         schedule: Its end is always due.
         every: Intervals, any of which makes an evaluation due.
@@ -63,7 +63,7 @@ class Evaluation:
         self,
         me: Worker,
         model: nn.Module,
-        training_step: Callable[[nn.Module, Any], Any],
+        training_step: Callable[[nn.Module, Any], Any] | None,
         dataset: Any,
         schedule: AnySchedule,
         *,
@@ -193,7 +193,10 @@ class Evaluation:
             return None
         loss, weight, *measured = sums.tolist()
         means = [value / len(self._dataset) for value in measured]
-        return {_LOSS: loss / weight if weight else math.nan} | dict(zip(self._metrics, means, strict=True))
+        found = dict(zip(self._metrics, means, strict=True))
+        if self._training_step is None:
+            return found
+        return {_LOSS: loss / weight if weight else math.nan} | found
 
     def _sums(self, model: nn.Module) -> Tensor | None:
         """Return *model*'s sums over the set, added batch by batch: the same bits at every world size. Collective.
@@ -244,20 +247,22 @@ class Evaluation:
         """Say once in a run if the loss depends on how a batch is cut; every rank that has a batch."""
         me = self._me
         # The job's step may be a collective of its own: all ranks call it as often, or none does.
-        if len(self._dataset) // self._batch_size >= me.world_size or me.world_size == 1:
+        is_fair = len(self._dataset) // self._batch_size >= me.world_size or me.world_size == 1
+        if is_fair and self._training_step is not None:
             found = loss_weights.difference(me, model, self._training_step, batch, count, me.autocast_dtype)
             if found is not None:
                 loss_weights.tell(me, found)
 
     def _measure(self, model: nn.Module, batch: Any, count: int) -> list[float]:
-        given: tuple[Any, Any]  # to each metric
-        if self._uses_loss:
+        given: tuple[Any, Any] = model, batch  # to each metric
+        if self._training_step is None:
+            loss: Any = torch.zeros(())
+        elif self._uses_loss:
             recorder = _Recorder(model)
             loss = self._training_step(recorder, batch)  # type: ignore[arg-type]  # called like a model
             given = recorder.outputs, batch[1]
         else:
             loss = self._training_step(model, batch)
-            given = model, batch
         measured = [float(metric(*given)) * count for metric in self._metrics.values()]
         return [*_loss_and_weight(loss, count), *measured]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import re
 from importlib import import_module
@@ -12,11 +13,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parameter import UninitializedParameter, is_lazy
-from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import StateError
 from elasticflow.run_folder import path_from_root
+from elasticflow.runtime import several
 from elasticflow.runtime.probe_report import BrokenError
 from elasticflow.runtime.share import nbytes_of
 from elasticflow.runtime.state import State, check_fit
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import ModuleType
 
+    from torch.optim import Optimizer
+
     from elasticflow.runtime.probe_report import Report
 
 
@@ -33,9 +36,19 @@ class Trained(NamedTuple):
     """What a step changes."""
 
     model: nn.Module
-    optimizer: Optimizer
+    optimizer: Any  # or several, if the job's step moves them itself
     scheduler: Any
     average: AveragedModel | None
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizer, or each of several."""
+        return list(several.optimizers(self.optimizer).values())
+
+
+def moves_optimizers(code: ModuleType) -> bool:
+    """Return whether the job's step moves the optimizers itself."""
+    return "optimizers" in inspect.signature(code.training_step).parameters
 
 
 def build(report: Report, code: ModuleType, job: dict[str, Any]) -> Trained:
@@ -62,9 +75,10 @@ def build(report: Report, code: ModuleType, job: dict[str, Any]) -> Trained:
     optimizer = report.call(
         "factory", key("optimizer"), "building the optimizer", lambda: code.build_optimizer(model)
     )
-    if not isinstance(optimizer, Optimizer):
-        what = f"optimizer.entry returned a {type(optimizer).__name__}, which is no torch.optim.Optimizer"
-        report.refuse("result", "optimizer.entry", StateError(what))
+    try:
+        (several.optimizers if moves_optimizers(code) else several.require_one)(optimizer)
+    except StateError as error:
+        report.refuse("result", "optimizer.entry", error)
     scheduler = None
     if job["lr_scheduler"] is not None:
         scheduler = report.call(
@@ -73,9 +87,13 @@ def build(report: Report, code: ModuleType, job: dict[str, Any]) -> Trained:
             "building the schedule",
             lambda: code.build_scheduler(optimizer),
         )
-        if not callable(getattr(scheduler, "step", None)):
-            what = f"lr_scheduler.entry returned a {type(scheduler).__name__}, which has no step()"
-            report.refuse("result", "lr_scheduler.entry", StateError(what))
+        try:
+            if moves_optimizers(code):
+                scheduler = several.Schedules(scheduler)
+            else:
+                several.require_callable(scheduler)
+        except StateError as error:
+            report.refuse("result", "lr_scheduler.entry", error)
     average = None
     if job["train"]["ema"] is not None:
         decay = get_ema_multi_avg_fn(job["train"]["ema"])  # type: ignore[no-untyped-call]
@@ -112,12 +130,12 @@ def step_without_data(report: Report, trained: Trained) -> None:
     Raises:
         BrokenError: it raised; told.
     """
-    for group in trained.optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad and not is_lazy(parameter):
-                parameter.grad = torch.zeros_like(parameter)
-    step: Any = trained.optimizer.step
-    report.call("step", "optimizer.entry", "a step of the optimizer without data", step)
+    for parameter in several.parameters_of(trained.optimizers):
+        if parameter.requires_grad and not is_lazy(parameter):
+            parameter.grad = torch.zeros_like(parameter)
+    for optimizer in trained.optimizers:
+        step: Any = optimizer.step
+        report.call("step", "optimizer.entry", "a step of the optimizer without data", step)
 
 
 def materialize(trained: Trained) -> None:
@@ -144,7 +162,8 @@ def _tensors(trained: Trained) -> Iterable[Tensor]:
         if module is not None:
             yield from module.parameters()
             yield from module.buffers()
-    things: list[Any] = [thing for state in trained.optimizer.state.values() for thing in state.values()]
+    states = [state for optimizer in trained.optimizers for state in optimizer.state.values()]
+    things: list[Any] = [thing for state in states for thing in state.values()]
     yield from (thing for thing in things if isinstance(thing, Tensor))
 
 
@@ -178,7 +197,7 @@ def count(report: Report, job: dict[str, Any], trained: Trained) -> None:
     report.learnt(
         snapshot_bytes=sum(sizes.values()),
         model_bytes=sum(size for key, size in sizes.items() if key.startswith("model/")),
-        optimizer_bytes=sum(size for key, size in sizes.items() if key.startswith("optimizer/")),
+        optimizer_bytes=sum(size for key, size in sizes.items() if several.is_of_optimizer(key)),
     )
 
 

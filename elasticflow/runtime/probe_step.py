@@ -13,7 +13,9 @@ from torch import nn
 
 from elasticflow.runtime import loss_weights, probe_restart
 from elasticflow.runtime.loss import parse_loss
+from elasticflow.runtime.own_steps import reported_loss
 from elasticflow.runtime.probe_report import BrokenError
+from elasticflow.runtime.probe_state import moves_optimizers
 from elasticflow.runtime.replicas import AUTOCAST
 
 if TYPE_CHECKING:
@@ -38,29 +40,30 @@ def train(
     Raises:
         BrokenError: something raised; told.
     """
-    model, optimizer = trained.model, trained.optimizer
+    model = trained.model
     key = "model.step" if job["model"]["step"] else "model.loss"
     batch = batches["dataset"]
+    moves = moves_optimizers(code)
+    first = partial(_own_step, code, trained) if moves else partial(_gradients, code, job, model)
 
     model.train()
-    optimizer.zero_grad()
-    result, loss = report.call("step", key, "a training step", lambda: _gradients(code, job, model, batch))
+    model.zero_grad()
+    result, loss = report.call("step", key, "a training step", lambda: first(batch))
     if isinstance(result, dict) and (unused := loss_weights.unused_keys(result)):
         report.note(f"the training step's dict also holds {', '.join(unused)}, which nobody reads")
     report.learnt(loss=repr(loss))
     if not math.isfinite(loss):
         what = f"the loss of the first step is {loss}"
         report.warn("step", key, what, "look at the data and the initial weights")
-    _look_for_unused(report, job, model)
-    if job["optimizer"]["clip_grad_norm"] is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), job["optimizer"]["clip_grad_norm"])
-    step: Any = optimizer.step
-    report.call("step", "optimizer.entry", "a step of the optimizer", step)
+    if not moves:
+        _look_for_unused(report, job, model)
+        report.call("step", "optimizer.entry", "a step of the optimizer", lambda: _move(job, trained))
     if trained.scheduler is not None:
         report.call("step", "lr_scheduler.entry", "a step of the schedule", trained.scheduler.step)
     again = partial(_step_again, code, job, batch)
     probe_restart.check(report, code, job, trained, again)
-    _look_at_weights(report, code, job, model, batch, num_samples)
+    if not moves:
+        _look_at_weights(report, code, job, model, batch, num_samples)
     if "evaluation" in batches:
         _measure(report, code, job, model, batches["evaluation"])
 
@@ -76,6 +79,18 @@ def _gradients(code: ModuleType, job: dict[str, Any], model: nn.Module, batch: A
         loss = loss / num_items
     loss.backward()  # type: ignore[no-untyped-call]
     return result, loss.item()
+
+
+def _own_step(code: ModuleType, trained: Trained, batch: Any) -> tuple[Any, float]:
+    """Have the job's step move the optimizers; return what it returned, and the loss it reports."""
+    result = code.training_step(trained.model, batch, trained.optimizer)
+    return result, reported_loss(result)
+
+
+def _move(job: dict[str, Any], trained: Trained) -> None:
+    if job["optimizer"]["clip_grad_norm"] is not None:
+        nn.utils.clip_grad_norm_(trained.model.parameters(), job["optimizer"]["clip_grad_norm"])
+    trained.optimizer.step()
 
 
 def _precision(job: dict[str, Any]) -> AbstractContextManager[Any]:
@@ -99,12 +114,12 @@ def _look_at_weights(
 
 def _step_again(code: ModuleType, job: dict[str, Any], batch: Any, trained: Trained) -> None:
     """Train one more step; whatever the job's own code raises is not caught."""
-    trained.optimizer.zero_grad()
-    _gradients(code, job, trained.model, copy.deepcopy(batch))
-    if job["optimizer"]["clip_grad_norm"] is not None:
-        nn.utils.clip_grad_norm_(trained.model.parameters(), job["optimizer"]["clip_grad_norm"])
-    step: Any = trained.optimizer.step
-    step()
+    trained.model.zero_grad()
+    if moves_optimizers(code):
+        _own_step(code, trained, copy.deepcopy(batch))
+    else:
+        _gradients(code, job, trained.model, copy.deepcopy(batch))
+        _move(job, trained)
     if trained.scheduler is not None:
         trained.scheduler.step()
     if trained.average is not None:

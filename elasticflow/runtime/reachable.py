@@ -128,8 +128,9 @@ def _is_machinery(thing: Any) -> bool:
 def _inside(path: str, thing: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
     """Yield what *thing* holds, each with its path."""
     if isinstance(thing, Mapping):
+        is_by_handle = path.endswith("_hooks")  # hooks are numbered over all of the process
         for number, (key, value) in enumerate(list(thing.items())):
-            yield f"{path}[{_label(key, number, names)}]", value
+            yield f"{path}[{f'#{number}' if is_by_handle else _label(key, number, names)}]", value
     elif isinstance(thing, list | tuple | deque):
         fields = getattr(thing, "_fields", None)
         for number, value in enumerate(list(thing)):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.manifest import Manifest
 
 _OUTAGE, _LEAVING = "outage: ", "asked to leave"
-_REPLICATED = ("model/", "ema/", "optimizer/")  # objects of the job's own may differ by design
+_REPLICATED = ("model/", "ema/", "optimizer/", "optimizer.")  # objects of the job's own may differ by design
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Snapshots:
         self._outcomes = Outcomes(me, self._client)
         self._recorder = Recorder(me, state, schedule)
         self._sharing = Sharing(me.rank, me.world_size)
-        self._copier = copier_for(me.device, state.optimizer)
+        self._copier = copier_for(me.device, state.optimizers.values())
         self._alike = Alike(me)
         self._comparison = Comparison(me, state, compare_every)
         self._unsaved = Unsaved(me, state, policy.ignore)

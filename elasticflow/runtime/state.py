@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from elasticflow import faults
 from elasticflow.errors import StateError
-from elasticflow.runtime import fit, load, tree
+from elasticflow.runtime import fit, load, several, tree
 from elasticflow.runtime.fit import check_module as check_fit
 from elasticflow.runtime.parts import Stock, part_of
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from torch.optim.swa_utils import AveragedModel
 
     from elasticflow.runtime.evaluate import Evaluation
+    from elasticflow.runtime.learning_rates import AnyOptimizers
+    from elasticflow.runtime.several import Schedules
 
 __all__ = ["Captured", "State", "check_fit"]
 
@@ -62,33 +63,40 @@ class State:
 
     Args:
         model: The bare model.
-        optimizer: The optimizer.
-        scheduler: The learning-rate schedule.
+        optimizer: The optimizer, or several in a mapping or a list.
+        scheduler: The learning-rate schedule, or several.
         scaler: The gradient scaler of fp16.
         ema: The averaged model.
         evaluation: Keeps the best metric.
         include: The job's own objects that have `state_dict` and `load_state_dict`, by name.
 
     Raises:
-        StateError: an object of *include* has no such methods.
+        StateError: an object of *include* has no such methods, or *optimizer* holds what is no optimizer.
+
+    Attributes:
+        optimizers: By the names of their parts: `optimizer`, or `optimizer.g` and so on.
     """
 
     def __init__(
         self,
         *,
         model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None = None,
+        optimizer: AnyOptimizers,
+        scheduler: LRScheduler | Schedules | None = None,
         scaler: GradScaler | None = None,
         ema: AveragedModel | None = None,
         evaluation: Evaluation | None = None,
         include: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model, self.ema, self.evaluation, self.optimizer = model, ema, evaluation, optimizer
+        self.model, self.ema, self.evaluation = model, ema, evaluation
+        self.optimizers = several.optimizers(optimizer)
+        for name, each in several.schedules(scheduler).items():
+            if each is not None:
+                several.require_callable(each, name)
         things: dict[str, Any] = {
             "model": model,
-            "optimizer": optimizer,
-            "scheduler": scheduler,
+            **self.optimizers,
+            **several.schedules(scheduler),
             "scaler": scaler,
             "ema": ema,
             _EVALUATION: evaluation,
@@ -97,7 +105,7 @@ class State:
         self._parts = {name: part_of(name, thing) for name, thing in things.items() if thing is not None}
         self._stocks: list[Stock] = []
         self._captured = Captured({}, {}, {}, {})
-        self._names: fit.Names = []
+        self._names: fit.Names | dict[str, fit.Names] = []
 
     @property
     def things(self) -> dict[str, Any]:
@@ -135,11 +143,12 @@ class State:
     def _merged(self, stocks: list[Stock]) -> Captured:
         found = {key: tensor for stock in stocks for key, tensor in stock.tensors.items()}
         tensors = {key: found[key] for key in sorted(found)}
-        places = {p.data_ptr() for group in self.optimizer.param_groups for p in group["params"] if p.numel()}
+        trained = several.parameters_of(self.optimizers.values())
+        places = {p.data_ptr() for p in trained if p.numel()}
         stepped = {
             key
             for key, tensor in tensors.items()
-            if (key.startswith("model/") and tensor.data_ptr() in places) or key.startswith("optimizer/")
+            if (key.startswith("model/") and tensor.data_ptr() in places) or several.is_of_optimizer(key)
         }
         scalars = {key for stock in stocks for key in stock.scalars}
         return Captured(
@@ -162,7 +171,7 @@ class State:
             for name, module in modules.items()
             for key, _ in module.named_parameters(remove_duplicate=False)
         }
-        return found | {key for key in keys if key.startswith("optimizer/")}
+        return found | set(filter(several.is_of_optimizer, keys))
 
     def apply(
         self, content: Mapping[str, Any], tensors: Mapping[str, Tensor], memory_formats: Mapping[str, str]
@@ -183,10 +192,10 @@ class State:
         for name, part in parts.items():
             if isinstance(part.thing, nn.Module):
                 fit.check_module(part.thing, decoded[name], name)
-            elif isinstance(part.thing, Optimizer):
-                saved, mine = content.get(_PARAMETERS), self._parameter_names()
+            elif several.is_optimizer(name):
+                saved, mine = self._names_for(name, content.get(_PARAMETERS)), self._names_of(name)
                 fit.check_optimizer(part.thing, decoded[name], name, saved=saved, own=mine)
-            elif name == "scheduler":
+            elif several.is_schedule(name):
                 fit.check_schedule(part.thing, decoded[name], name)
         for name in sorted(parts, key=self._when_loaded):
             faults.reach("restore.mid_apply")
@@ -217,9 +226,21 @@ class State:
             remedy = f"{remedy}, or start a new run" if remedy else None
             raise StateError(f"the snapshot does not fit the job: `{name}` is {where}", remedy)
 
-    def _parameter_names(self) -> fit.Names:
+    def _parameter_names(self) -> fit.Names | dict[str, fit.Names]:
+        """Return the parameters' names: of the optimizer, or of each where there are several."""
+        if "optimizer" in self.optimizers:
+            return self._names_of("optimizer")
+        return {name: self._names_of(name) for name in self.optimizers}
+
+    def _names_of(self, part: str) -> fit.Names:
         names = {id(p): f"model/{name}" for name, p in self.model.named_parameters()}
-        return [[names.get(id(p)) for p in group["params"]] for group in self.optimizer.param_groups]
+        groups = self.optimizers[part].param_groups
+        return [[names.get(id(p)) for p in group["params"]] for group in groups]
+
+    @staticmethod
+    def _names_for(part: str, saved: Any) -> fit.Names | None:
+        found: fit.Names | None = saved.get(part) if isinstance(saved, dict) else saved
+        return found
 
 
 def _stateful(name: str, thing: Any) -> Any:

@@ -92,7 +92,8 @@ def digests(state: State) -> Iterator[tuple[str, str]]:
     left out, since it may lawfully be made anew.
     """
     yield from _walk("model", state.model.state_dict())
-    yield from _walk("optimizer", _by_name(state.optimizer, state.model))
+    for name, optimizer in state.optimizers.items():
+        yield from _walk(name, _by_name(optimizer, state.model))
     if state.ema is not None:
         yield from _walk("ema", state.ema.state_dict())
 

@@ -27,6 +27,7 @@ Format = Literal["safetensors", "torch", "dcp"]
 Part = Literal["model", "ema", "optimizer", "all"]
 
 _DCP_MARK = ".metadata"  # what torch.distributed.checkpoint writes last
+_ONE_OF_SEVERAL = "optimizer."
 _AVERAGED = "module."  # torch.optim.swa_utils.AveragedModel's own prefix
 
 
@@ -95,6 +96,8 @@ class Export:
         if self.part == "all":
             parts = {name: decode(value) for name, value in state["state"].items() if name != PARAMETERS}
             return {**parts, "position": state["position"]}
+        if self.part == "optimizer" and (several := self._optimizers(state["state"])):
+            return several
         if self.part not in state["state"]:
             there = ", ".join(name for name in state["state"] if name != PARAMETERS)
             raise ExportError(f"snapshot {self.manifest.name} has no {self.part}", f"it has {there}")
@@ -103,12 +106,25 @@ class Export:
             return found
         return {k.removeprefix(_AVERAGED): v for k, v in found.items() if k.startswith(_AVERAGED)}
 
-    def parameter_names(self) -> list[list[str | None]] | None:
-        """Return the model's names of each parameter group's parameters; None if the snapshot does not tell."""
+    @staticmethod
+    def _optimizers(parts: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of each of several optimizers, by its own name; empty where there is one."""
+        return {
+            name.removeprefix(_ONE_OF_SEVERAL): decode(value)
+            for name, value in parts.items()
+            if name.startswith(_ONE_OF_SEVERAL)
+        }
+
+    def parameter_names(self) -> dict[str, list[list[str | None]]]:
+        """Return, for each optimizer's part, the model's names of each group's parameters; empty if nothing tells them."""
         found = self._state["state"].get(PARAMETERS)
         if found is None:
-            return None
-        return [[None if n is None else str(n).removeprefix("model/") for n in group] for group in found]
+            return {}
+        by_part = found if isinstance(found, dict) else {"optimizer": found}
+        return {
+            part: [[None if n is None else str(n).removeprefix("model/") for n in group] for group in groups]
+            for part, groups in by_part.items()
+        }
 
     @cached_property
     def _state(self) -> dict[str, Any]:

@@ -117,13 +117,16 @@ def _tensor(piece: Piece, memory: bytearray) -> Tensor:
 
 def _with_names(export: Export, value: Any) -> Any:
     """Return *value* with the optimizer's parameters called by the model's names, if the snapshot tells them."""
-    names = export.parameter_names()
-    if names is None or any(name is None for group in names for name in group):
+    if export.part not in {"optimizer", "all"}:
         return value
-    if export.part == "optimizer":
-        return _named(value, names)
-    if export.part == "all" and "optimizer" in value:
-        return {**value, "optimizer": _named(value["optimizer"], names)}
+    for part, names in export.parameter_names().items():
+        if any(name is None for group in names for name in group):
+            continue
+        key = part if export.part == "all" else part.removeprefix("optimizer").removeprefix(".")
+        if not key:
+            return _named(value, names)
+        if key in value:
+            value = {**value, key: _named(value[key], names)}
     return value
 
 

@@ -111,9 +111,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_names(groups: Any) -> bool:
-    """Return whether these are the names of parameters, group by group, or none were told."""
+    """Return whether these are the names of parameters, group by group, of one optimizer or of each; or none were told."""
     if groups is None:
         return True
+    if isinstance(groups, dict):
+        return all(isinstance(each, list) and _are_names(each) for each in groups.values())
     return isinstance(groups, list) and all(
         isinstance(group, list) and all(name is None or isinstance(name, str) for name in group)
         for group in groups

@@ -62,7 +62,8 @@ class ModelTable(Table):
     step: Entry | None = Field(
         default=None,
         description="Called as step(model, batch), a method of the model's class on the model; "
-        "returns a loss, (loss_sum, count) or a dict with `loss` and `count`.",
+        "returns a loss, (loss_sum, count) or a dict with `loss` and `count`. "
+        "One that takes (model, batch, optimizers) moves them itself, and returns the loss to report.",
     )
     loss_count: Entry | None = Field(
         default=None,
@@ -85,7 +86,7 @@ class OptimizerTable(Table):
 
     entry: Entry = Field(
         description="Called with the parameters, with the model if its first parameter is named `model`, "
-        "or on the model if it is a method of its class."
+        "or on the model if it is a method of its class; may return several in a dict, for a step that moves them."
     )
     args: Args = Field(default={}, description=_ARGS)
     clip_grad_norm: float | None = Field(

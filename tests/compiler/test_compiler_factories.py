@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.compiler.factories import call_forms, first_parameter, is_method
+from elasticflow.compiler.factories import CallForms, call_forms, first_parameter, is_method
 from tests.compiler.jobs import make_job
 
 SOURCE = """
@@ -90,11 +90,11 @@ def test_methods_are_told_from_functions(project: Path, entry: str, expected: bo
 def test_the_forms_of_a_job_are_read_off_its_factories(project: Path) -> None:
     """Optimizer and step apart."""
     made = make_job(job__path=["src"], optimizer__entry="factories:Wrapped.configure")
-    assert call_forms(made, project) == (False, True, False)
+    assert call_forms(made, project) == CallForms(optimizer_is_method=True)
     made = make_job(
         job__path=["src"],
         model__loss=None,
         model__step="factories:Heir.configure",
         optimizer__entry="factories:by_model",
     )
-    assert call_forms(made, project) == (True, False, True)
+    assert call_forms(made, project) == CallForms(optimizer_takes_model=True, step_is_method=True)

@@ -57,7 +57,7 @@ class Job:
 def test_copy_of_the_cpus_own_memory_is_through_at_once() -> None:
     """On the CPU everything is there when `start` returns, and the writer is told at once."""
     job, told = Job("cpu"), []
-    copier = copier_for(torch.device("cpu"), job.optimizer)
+    copier = copier_for(torch.device("cpu"), [job.optimizer])
     assert type(copier) is Copier
     copier.start(job.share, job.target, job.captured.stepped)
     copier.then(lambda: told.append(1))
@@ -74,7 +74,7 @@ def test_copy_of_the_cpus_own_memory_is_through_at_once() -> None:
 def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps taken right after `start` write nothing into the copy, and the writer is told when it is through."""
     job, told = Job("cuda", 1024), []
-    copier = copier_for(torch.device("cuda"), job.optimizer)
+    copier = copier_for(torch.device("cuda"), [job.optimizer])
     assert isinstance(copier, CudaCopier)
     if way == "bounce":
         monkeypatch.setattr(copier._memory, "_pin", lambda _: False)
@@ -100,7 +100,7 @@ def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.
 def test_memory_the_driver_refuses_is_bounced() -> None:
     """Memory that is registered already cannot be registered again: a pinned piece of our own takes its place."""
     job = Job("cuda")
-    copier = copier_for(torch.device("cuda"), job.optimizer)
+    copier = copier_for(torch.device("cuda"), [job.optimizer])
     assert isinstance(copier, CudaCopier)
     view = torch.frombuffer(job.target, dtype=torch.uint8)
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ def test_memory_the_driver_refuses_is_bounced() -> None:
 def test_new_share_lets_go_of_old_memory() -> None:
     """When the tensors are others, the buffers are, too: the old ones are given back to the driver."""
     job = Job("cuda")
-    copier = copier_for(torch.device("cuda"), job.optimizer)
+    copier = copier_for(torch.device("cuda"), [job.optimizer])
     assert isinstance(copier, CudaCopier)
     copier.start(job.share, job.target, job.captured.stepped)
     copier.finish()

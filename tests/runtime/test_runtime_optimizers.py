@@ -207,9 +207,9 @@ def test_optimizer_of_ones_own(tmp_path: Path) -> None:
     check(lambda model: Counting(model.parameters(), lr=0.01, momentum=0.9), tmp_path)
     model, other = net(), net(4)
     state, restored = (State(model=m, optimizer=Counting(m.parameters(), lr=0.1)) for m in (model, other))
-    train(model, state.optimizer, range(2))
+    train(model, state.optimizers["optimizer"], range(2))
     transfer(state, restored, tmp_path)
-    first, second = restored.optimizer.state.values()
+    first, second = restored.optimizers["optimizer"].state.values()
     assert first["shared"] is second["shared"]
 
 

@@ -33,7 +33,7 @@ def missing(state: State, *schedules: Any, ignored: tuple[str, ...] = ()) -> tup
     doubtful: dict[str, None] = {}
     before = None
     for step in range(6):
-        train(state.model, state.optimizer, range(step, step + 1), *schedules)
+        train(state.model, state.optimizers["optimizer"], range(step, step + 1), *schedules)
         if state.ema is not None:
             state.ema.update_parameters(state.model)
         if step in (0, 1, 4, 5):
@@ -271,15 +271,15 @@ def test_a_run_ends_after_its_second_step(me: Any) -> None:
     model = net()
     state = State(model=model, optimizer=TwoAdams(model.parameters()))
     watch = Unsaved(me, state)
-    train(model, state.optimizer, range(1))
+    train(model, state.optimizers["optimizer"], range(1))
     watch.after_step()
-    train(model, state.optimizer, range(1, 2))
+    train(model, state.optimizers["optimizer"], range(1, 2))
     with pytest.raises(StateError, match=r"optimizer\.gen_adam\.state.* a restart would lose it"):
         watch.after_step()
     norms = State(model=model, optimizer=Own(model.parameters(), lambda: 0.5, lambda x: x * 1.5))
     watch = Unsaved(me, norms)
     for step in range(6):
-        train(model, norms.optimizer, range(step, step + 1))
+        train(model, norms.optimizers["optimizer"], range(step, step + 1))
         watch.after_step()
         watch.before_snapshot()
     assert [event["name"] for event in me.events] == ["optimizer.kept"]

@@ -81,7 +81,7 @@ def test_one_changed_element_changes_one_digest(place: str) -> None:
         name, tensor = "ema/module.1.bias", state.ema.module.get_parameter("1.bias").data
     else:
         bias = state.model.get_parameter("1.bias")
-        name, tensor = "optimizer/1.bias/exp_avg_sq", state.optimizer.state[bias]["exp_avg_sq"]
+        name, tensor = "optimizer/1.bias/exp_avg_sq", state.optimizers["optimizer"].state[bias]["exp_avg_sq"]
     tensor[2] = torch.nextafter(tensor[2], torch.tensor(9.0))
 
     after = dict(witness.digests(state))
@@ -138,7 +138,7 @@ def test_a_line_is_written_for_the_beginning_and_for_each_step(tmp_path: Path) -
     wanted.begin(state, at(4))
     states = [dict(witness.digests(state))]
     for step in (5, 6):
-        state.optimizer.step()
+        state.optimizers["optimizer"].step()
         states.append(dict(witness.digests(state)))
         me.progress.after_step(at(step), 1 / step)
 

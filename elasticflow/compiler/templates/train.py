@@ -19,7 +19,7 @@ from elasticflow.runtime.state import State
 from elasticflow.runtime.unwrap import unwrap_model  # = import.unwrap
 from torch import Tensor, nn  # = import.torch
 from torch.amp import GradScaler  # = import.scaler
-from torch.optim import Optimizer
+from torch.optim import Optimizer  # = import.optimizer
 from torch.optim.lr_scheduler import LRScheduler  # = import.scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # = import.ema
 
@@ -100,8 +100,8 @@ def training_step(model: nn.Module, batch: Any) -> Any:  # type: ignore[no-redef
 
 
 # end
-def build_optimizer(model: nn.Module) -> Optimizer:
-    """Return the optimizer over the model's parameters; every rank."""
+def build_optimizer(model: nn.Module) -> Optimizer:  # = optimizer.def
+    """Return the optimizer over the model's parameters; every rank."""  # = optimizer.doc
     from torch.optim import AdamW  # = optimizer.import
 
     streams.begin(SEED, "optimizer")
@@ -109,7 +109,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
 
 
 # if: scheduler
-def build_scheduler(optimizer: Optimizer) -> LRScheduler:
+def build_scheduler(optimizer: Optimizer) -> LRScheduler:  # = scheduler.def
     """Return the learning-rate schedule; every rank."""
     from torch.optim.lr_scheduler import CosineAnnealingLR  # = scheduler.import
 
@@ -193,9 +193,9 @@ def main() -> None:
     # if: compile
     model.compile()
     # end
-    optimizer = build_optimizer(model)
+    optimizer = build_optimizer(model)  # = optimizer.make
     # if: scheduler
-    scheduler = build_scheduler(optimizer)
+    scheduler = build_scheduler(optimizer)  # = scheduler.make
     # end
     # if: fp16
     scaler = GradScaler(me.device.type)
@@ -229,17 +229,17 @@ def main() -> None:
     loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)  # = loader
 
     for batch in loader.batches(position):
-        optimizer.zero_grad()
-        loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        optimizer.zero_grad()  # = zero_grad
+        loss = group.gradients(batch)  # = gradients  # of the global batch, weighted by true counts
         if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
             break
         # if: fp16
         scaler.unscale_(optimizer)
         # end
-        # if: clip
+        # if: clip_here
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)
         # end
-        # if: not fp16
+        # if: step_here
         optimizer.step()
         # end
         # if: fp16
@@ -247,7 +247,7 @@ def main() -> None:
         scaler.update()
         # end
         # if: scheduler
-        me.progress.note_rates(optimizer)  # this step's: the schedule sets the next one's
+        me.progress.note_rates(optimizer)  # = rates  # this step's: the schedule sets the next one's
         # end
         # if: scheduler_step
         with me.stoppable:
@@ -262,7 +262,7 @@ def main() -> None:
             with me.stoppable:
                 scheduler.step()
         # end
-        me.progress.step(position, loss, optimizer)
+        me.progress.step(position, loss, optimizer)  # = progress
         # if: evaluation
         if evaluation.due(position):
             evaluation.run(position)

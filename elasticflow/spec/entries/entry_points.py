@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticflow.spec import codes
+from elasticflow.spec.entries import own_steps
 from elasticflow.spec.entries.definitions import (
     Definition,
     MethodError,
@@ -36,7 +37,7 @@ from elasticflow.spec.entries.object_arguments import marked
 from elasticflow.spec.entries.parameters import Misfit, misfits
 from elasticflow.spec.entries.resolve import Resolver
 from elasticflow.spec.entries.signatures import signature_of
-from elasticflow.spec.entries.uses import Use, inside, uses_in
+from elasticflow.spec.entries.uses import Use, inside, takes_optimizers, uses_in
 from elasticflow.spec.entries.values import not_passable
 from elasticflow.spec.fields import ENTRY
 from elasticflow.spec.findings.remedies import SHORT_MODULES, listing, nearest
@@ -95,7 +96,7 @@ def check_entry_points(source: Source, root: Path, known: KnownCalls | None = No
         if re.fullmatch(ENTRY, use.text) and call not in known.clean:
             problems = check.run()
             found += problems
-            known.clean |= set() if problems else {call}
+            known.clean |= set() if problems or check.depends_on_others else {call}
     return found
 
 
@@ -124,6 +125,7 @@ class _Check:
         self.resolver = resolver
         self.use = use
         self.module, _, self.attribute = use.text.partition(":")
+        self.depends_on_others = False  # on other keys of the job than the entry and its arguments
 
     def run(self) -> list[Diagnostic]:
         """Return its problems; a note where reading does not tell."""
@@ -264,12 +266,18 @@ class _Check:
             return [self._not_installed(str(error))]
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError) as error:
             return [self._note(str(error))]
+        given = len(self.use.given)
+        beside: list[Diagnostic] = []
+        names = [each.name for each in (*signature.positional_only, *signature.positional)]
+        if self.use.path == ("model", "step") and takes_optimizers(names):
+            self.depends_on_others, given = True, given + 1
+            beside = list(own_steps.misfits(self.source))
         arguments = self.named_arguments()
         twice = [Misfit("twice", name) for name in self.use.named if name in arguments]
         arguments = {**arguments, **dict.fromkeys(self.use.named, 0)}
-        return [
+        return beside + [
             self._misfit(each, found, arguments)
-            for each in [*twice, *misfits(signature, len(self.use.given), arguments)]
+            for each in [*twice, *misfits(signature, given, arguments)]
             if not (each.kind == "missing" and self.use.is_partial)
             if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
             if each.kind != "unknown" or each.name.isidentifier()  # else said already

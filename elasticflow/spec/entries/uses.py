@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow.spec.entries.object_arguments import objects_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from elasticflow.spec.positions import KeyPath
 
@@ -77,6 +77,11 @@ def uses_in(raw: dict[str, Any]) -> Iterator[Use]:
     for name, text in inside(inside(raw, "snapshots"), "include").items():
         if isinstance(text, str):
             yield Use(text, ("snapshots", "include", name), is_object=True)
+
+
+def takes_optimizers(names: Sequence[str]) -> bool:
+    """Return whether a step with parameters of these names is called with the optimizers, which it moves itself."""
+    return list(names[2:3]) == ["optimizers"]
 
 
 def inside(raw: dict[str, Any], name: str) -> dict[str, Any]:

@@ -180,4 +180,12 @@ BETWEEN_KEYS: dict[str, Explanation] = {
         '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nsamples = 400\nglobal_batch_size = 100000',
         '[dataset]\nentry = "examples.mnist:digits"\nargs = { split = "train" }\nsamples = 400\nglobal_batch_size = 100',
     ),
+    codes.OWN_STEP: Explanation(
+        "cannot be combined with a step that moves its optimizers",
+        "A step(model, batch, optimizers) is called once per worker with its whole share of the batch, runs its own backward and moves "
+        "the optimizers itself; gradients become those of the global batch when an optimizer moves. What cuts, casts, weighs or leaves "
+        "out what train.py would run has nothing to work on then.",
+        '[model]\nentry = "gan:Gan"\nstep = "gan:step"  # def step(model, batch, optimizers)\n[train]\nconsistency = "exact"\nvirtual_shards = 8',
+        '[model]\nentry = "gan:Gan"\nstep = "gan:step"  # def step(model, batch, optimizers)\n[train]\nconsistency = "batch"',
+    ),
 }  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import default_collate
 
 if TYPE_CHECKING:
@@ -111,3 +112,27 @@ class Curriculum:
 
 
 curriculum = Curriculum()
+
+
+def two_optimizers(model: nn.Module, *, lr: float) -> dict[str, Optimizer]:
+    """Return one optimizer for the body and one for the head."""
+    *body, head = model.children()
+    return {
+        "body": SGD([p for part in body for p in part.parameters()], lr=lr),
+        "head": SGD(head.parameters(), lr=10 * lr),
+    }
+
+
+def rates(optimizers: dict[str, Optimizer], gamma: float) -> dict[str, ExponentialLR]:
+    """Return a schedule for each."""
+    return {name: ExponentialLR(each, gamma) for name, each in optimizers.items()}
+
+
+def own_step(model: nn.Module, batch: Any, optimizers: dict[str, Optimizer]) -> Tensor:
+    """Move one optimizer after the other."""
+    inputs, targets = batch
+    loss = cross_entropy(model(inputs), targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    for optimizer in optimizers.values():
+        optimizer.step()
+    return loss

@@ -1,0 +1,154 @@
+"""One optimizer or several, one schedule or several: what a factory returned, by the names that snapshots have for it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from elasticflow.errors import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import nn
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OPTIMIZER, _SCHEDULE = "optimizer", "scheduler"
+
+_REMEDY = (
+    'return an optimizer; or several in a dict, {"g": ..., "d": ...}, or a list, for a model.step that is called with '
+    "(model, batch, optimizers) and moves them itself"
+)
+
+
+def optimizers(made: Any) -> dict[str, Optimizer]:
+    """Return the optimizers that a factory made: `optimizer`, or `optimizer.g` and so on where there are several.
+
+    Raises:
+        StateError: something of it is no optimizer, or has no name that can be part of a key.
+    """
+    found = _named(made, _OPTIMIZER)
+    for name, each in found.items():
+        if not isinstance(each, Optimizer):
+            what = f"{type(each).__module__}.{type(each).__qualname__}"
+            raise StateError(f"{name} is a {what}, which is no torch.optim.Optimizer", _REMEDY)
+    if not found:
+        raise StateError(f"optimizer.entry returned an empty {type(made).__name__}", _REMEDY)
+    if len({id(each) for each in found.values()}) < len(found):
+        raise StateError("optimizer.entry returned the same optimizer under two names", _REMEDY)
+    return found
+
+
+def schedules(made: Any) -> dict[str, Any]:
+    """Return the schedules that a factory made: `scheduler`, or `scheduler.g` and so on where there are several."""
+    return _named(made.made if isinstance(made, Schedules) else made, _SCHEDULE)
+
+
+def is_of_optimizer(key: str) -> bool:
+    """Return whether *key* of a snapshot is of an optimizer's state."""
+    return key.startswith((f"{_OPTIMIZER}/", f"{_OPTIMIZER}."))
+
+
+def is_optimizer(part: str) -> bool:
+    """Return whether *part* of a job's state is an optimizer."""
+    return part == _OPTIMIZER or part.startswith(f"{_OPTIMIZER}.")
+
+
+def is_schedule(part: str) -> bool:
+    """Return whether *part* of a job's state is a learning-rate schedule."""
+    return part == _SCHEDULE or part.startswith(f"{_SCHEDULE}.")
+
+
+def require_one(made: Any) -> None:
+    """Return if *made* is one optimizer, as a step that takes (model, batch) needs it.
+
+    Raises:
+        StateError: it is several, or none; says how several are used.
+    """
+    if not isinstance(made, Optimizer):
+        found = optimizers(made)
+        raise StateError(
+            f"optimizer.entry returned a {type(made).__name__} of {len(found)}, and nothing says in which order they step",
+            "let model.step take (model, batch, optimizers): it is called with what optimizer.entry returned, calls "
+            "backward() and step() of each itself, and returns the loss to report",
+        )
+
+
+def require_callable(schedule: Any, name: str = _SCHEDULE) -> None:
+    """Return if *schedule* has a `step()` that is called without arguments, as train.py calls it.
+
+    Raises:
+        StateError: it has none; says how such a schedule is written.
+    """
+    kind = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
+    step = getattr(schedule, "step", None)
+    if not callable(step):
+        raise StateError(
+            f"{name} is a {kind}, which has no step()", "return a schedule, or several in a dict"
+        )
+    if kind.startswith("torch."):
+        return
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):
+        return
+    needed = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if needed:
+        raise StateError(
+            f"step() of the {kind} needs `{needed[0]}`, and train.py calls it without arguments",
+            "name a schedule of torch.optim.lr_scheduler or of transformers (get_cosine_schedule_with_warmup), or a function "
+            "that returns LambdaLR(optimizer, factor) with factor(step)",
+        )
+
+
+class Schedules:
+    """Learning-rate schedules that advance together: one, or those of several optimizers.
+
+    Args:
+        made: What the schedule's factory returned: a schedule, or a dict or list of them.
+
+    Attributes:
+        made: The same.
+
+    Raises:
+        StateError: one of them has no `step()` that takes nothing.
+    """
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+        for name, each in schedules(made).items():
+            require_callable(each, name)
+
+    def step(self) -> None:
+        """Advance each."""
+        for each in schedules(self.made).values():
+            each.step()
+
+
+def parameters_of(them: Iterable[Optimizer]) -> Iterator[nn.Parameter]:
+    """Yield the parameters of all groups of all of them."""
+    for each in them:
+        for group in each.param_groups:
+            yield from group["params"]
+
+
+def _named(made: Any, part: str) -> dict[str, Any]:
+    if isinstance(made, Mapping):
+        for name in made:
+            if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+                raise StateError(
+                    f"{part}.entry returned a dict with the key {name!r}, which cannot name a part of a snapshot",
+                    "use names of letters, digits, - and _",
+                )
+        return {f"{part}.{name}": each for name, each in made.items()}
+    if isinstance(made, list | tuple):
+        return {f"{part}.{number}": each for number, each in enumerate(made)}
+    return {part: made}

@@ -1,0 +1,153 @@
+"""A GAN with two optimizers that its own step moves: killed, drained and resumed, and nothing of either is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from tests.end_to_end.harness import named, tensors
+
+if TYPE_CHECKING:
+    from tests.end_to_end.harness import Project
+
+GAN = """
+import time
+
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
+
+
+class Gan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.g = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        self.d = nn.Sequential(nn.utils.spectral_norm(nn.Linear(2, 8)), nn.ReLU(), nn.Linear(8, 1))
+
+
+def points():
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(2, generator=generator) for _ in range(100)]
+
+
+def optimizers(model, lr):
+    return {"g": Adam(model.g.parameters(), lr=lr), "d": Adam(model.d.parameters(), lr=2 * lr)}
+
+
+def schedules(optimizers, gamma):
+    return {name: ExponentialLR(each, gamma) for name, each in optimizers.items()}
+
+
+def step(model, batch, optimizers):
+    time.sleep(0.02)  # long enough to be killed in
+    fake, ones = model.g(torch.randn(len(batch), 4)), torch.ones(len(batch), 1)
+    optimizers["d"].zero_grad()
+    loss_d = bce(model.d(batch), ones) + bce(model.d(fake.detach()), 0 * ones)
+    loss_d.backward()
+    optimizers["d"].step()
+    optimizers["g"].zero_grad()
+    loss_g = bce(model.d(fake), ones)
+    loss_g.backward()
+    optimizers["g"].step()
+    return {"loss": loss_d + loss_g}
+
+
+def spread(model, batch):
+    return model.g(torch.randn(len(batch), 4)).std()
+
+
+class Both(Optimizer):  # as it was written before: with no state_dict of its own
+    def __init__(self, model, lr):
+        super().__init__(model.parameters(), {"lr": lr})
+        self.gen_adam, self.dis_adam = Adam(model.g.parameters(), lr=lr), Adam(model.d.parameters(), lr=lr)
+
+    def step(self, closure=None):
+        self.gen_adam.step()
+        self.dis_adam.step()
+
+
+def plain_step(model, batch):
+    return model.d(model.g(torch.randn(len(batch), 4))).mean() + model.d(batch).mean()
+"""
+
+JOB = """
+[job]
+name = "gan"
+
+[model]
+entry = "gan:Gan"
+step = "gan:step"
+
+[optimizer]
+entry = "gan:optimizers"
+args = { lr = 0.01 }
+
+[lr_scheduler]
+entry = "gan:schedules"
+args = { gamma = 0.99 }
+
+[dataset]
+entry = "gan:points"
+global_batch_size = 7
+
+[evaluation]
+entry = "gan:points"
+metrics = { spread = "gan:spread" }
+
+[train]
+steps = 70
+
+[nodes]
+nproc_per_node = 2
+
+[snapshots]
+every = "10 steps"
+"""
+
+
+def test_both_optimizers_survive_a_kill_and_a_drain(project: Project) -> None:
+    """Weights, moments and learning rates are bit for bit those of the run that nobody disturbed."""
+    project.write("gan.py", GAN)
+    project.write("gan.toml", JOB)
+    calm = project.run("gan.toml", "calm", job="gan")
+    assert calm.end() == 0, calm.told()
+
+    disturbed = project.run("gan.toml", "disturbed", job="gan")
+    disturbed.wait_for_step(13)
+    os.kill(disturbed.pid_of(1), signal.SIGKILL)
+    disturbed.wait_for_step(24, generation=1)
+    os.kill(disturbed.process.pid, signal.SIGTERM)
+    assert disturbed.end() == 75, disturbed.told()
+    resumed = project.start("resume", "disturbed", run_id="disturbed", job="gan")
+    assert resumed.end() == 0, resumed.told()
+
+    assert len(named(disturbed.events(), "worker.failed")) == 1
+    expected, found = tensors(calm.run), tensors(resumed.run)
+    assert {key.partition("/")[0] for key in found} == {"model", "optimizer.g", "optimizer.d"}
+    assert found == expected
+    lines = [line for line in resumed.run.metrics.read_text().splitlines() if '"lr": {"g": ' in line]
+    assert len(lines) == 70
+    assert '"loss"' not in next(
+        line for line in resumed.run.metrics.read_text().splitlines() if '"eval"' in line
+    )
+
+
+def test_an_optimizer_that_keeps_others_to_itself_ends_the_run_by_name(project: Project) -> None:
+    """What was lost without a word is refused after the second step, with what to do."""
+    project.write("gan.py", GAN)
+    project.write("gan.toml", JOB)
+    sets = (
+        "model.step=gan:plain_step",
+        "optimizer.entry=gan:Both",
+        "nodes.nproc_per_node=1",
+        "lr_scheduler.entry=torch.optim.lr_scheduler:ExponentialLR",
+    )
+    refused = project.run("gan.toml", "refused", *sets, job="gan")
+    assert refused.end() == 1, refused.told()
+    error = named(refused.events(), "worker.failed")[-1]["error"]
+    assert "optimizer.gen_adam.state['g.0.weight']['step'] (and " in error
+    assert "no snapshot holds it: a restart would lose it" in error
+    assert "return them in a dict, for a step(model, batch, optimizers)" in refused.told()
