@@ -16,6 +16,7 @@ from elasticflow.scaffold.example import loss_for, made_up_data, made_up_texts
 from elasticflow.scaffold.job_text import Draft
 from elasticflow.scaffold.shapes import shapes_of
 from elasticflow.scaffold.steps import loss_of_outputs, step_for
+from elasticflow.spec.fields import ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -173,9 +174,13 @@ class _Choice:
 
     def _data(self, model: Option) -> tuple[str, str | None]:
         """Return the dataset's entry, and the loss that goes with it if that is known."""
+        found = None
         if self.asked.dataset is not None and ":" in self.asked.dataset:
-            return self.asked.dataset, None
-        found = self._pick("dataset", self.asked.dataset)
+            found = beginning.option_named(self.asked.dataset, self.root, model.place.path)
+            if found is None:
+                self._take_as_given("dataset")
+                return self.asked.dataset, None
+        found = found or self._pick("dataset", self.asked.dataset)
         if found is not None:
             if found.place.path != model.place.path:
                 raise ScaffoldError(f"{found.entry} and {model.entry} are not found from the same folder")
@@ -183,6 +188,9 @@ class _Choice:
             return found.entry, beginning.loss_by_samples(found)
         shapes = shapes_of(model.candidate, self.arguments.get("model", {}))
         if shapes is None or (self.step is not None and self.step.is_draft and shapes.outputs is None):
+            if self.asked.may_ask:
+                self._take_as_given("dataset")
+                return _asked_entry(model), None
             raise ScaffoldError(
                 f"{self.file} has no dataset, and the layers of {model.candidate.name} do not tell what it takes",
                 "write a function that returns samples, and name it: --dataset MODULE:NAME",
@@ -242,22 +250,29 @@ class _Choice:
         Raises:
             ScaffoldError: one has none, and nobody may be asked; or a job file cannot give it.
         """
-        candidate, texts = option.candidate, dict(self.given.get(table, {}))
+        candidate, texts = option.candidate, self.given.get(table, {})
         found = self.arguments.setdefault(table, {})
         known = {each.name: each for each in candidate.arguments}
         for name, text in texts.items():
             # One that reading does not show, such as one of **kwargs, is judged in the end.
             argument = known.get(name)
             key = f"{table}.args.{name}"
-            found[name] = _value(f"v={text}") if argument is None else _coerced(argument, key, text)
+            if "." not in name:
+                found[name] = _value(f"v={text}") if argument is None else _coerced(argument, key, text)
         missing = [each for each in candidate.arguments if each.is_required and each.name not in found]
         self._require(option, table, [each for each in missing if each.takes.config is None])
-        for each in missing:
+        objects = {name.partition(".")[0] for name in texts if "." in name}
+        for each in candidate.arguments:
             config = candidate.configs.get(each.takes.config or "")
-            key = f"{table}.args.{each.name}"
-            found[each.name] = (
-                self._asked(each, option) if config is None else self._object(config, option, key)
-            )
+            if config is not None and (each in missing or each.name in objects):
+                found[each.name] = self._object(config, option, table, each.name)
+            elif each in missing:
+                found[each.name] = self._asked(each, option)
+
+    def _take_as_given(self, table: str) -> None:
+        """Have the values of flags for what is in none of the files that were read."""
+        texts = self.given.get(table, {})
+        self.arguments[table] = {name: _value(f"v={text}") for name, text in texts.items()}
 
     def _require(self, option: Option, table: str, missing: Sequence[Argument]) -> None:
         """Raise if some of the arguments cannot be had.
@@ -278,18 +293,37 @@ class _Choice:
             flags = " ".join(f"--set {table}.args.{each.name}=VALUE" for each in missing)
             raise ScaffoldError(f"{option.entry} needs the argument{several} {told}", f"give it: {flags}")
 
-    def _object(self, config: Config, option: Option, key: str) -> dict[str, Any]:
-        """Return a dataclass as a job file names it, its fields written out to be changed."""
+    def _object(self, config: Config, option: Option, table: str, path: str) -> dict[str, Any]:
+        """Return a dataclass as a job file names it, its fields written out to be changed.
+
+        Args:
+            config: The dataclass.
+            option: What it is an argument of.
+            table: Of the job file.
+            path: Name of the argument; of a field of it, with the names above it.
+        """
+        given = self.given.get(table, {})
+        wrong = [name for name in given if name.startswith(f"{path}.")]
         fields: dict[str, Any] = {}
-        for field_ in config.fields:
-            inner = option.candidate.configs.get(field_.takes.config or "")
-            if inner is not None and field_.is_required:
-                fields[field_.name] = self._object(inner, option, f"{key}.{field_.name}")
-            elif field_.is_required:
-                self._require(option, f"{key[: key.index('.')]}.args.{config.name}", [field_])
-                fields[field_.name] = self._asked(field_, option)
-            elif field_.default is not None:
-                fields[field_.name] = field_.default
+        for each in config.fields:
+            name = f"{path}.{each.name}"
+            inner = option.candidate.configs.get(each.takes.config or "")
+            wrong = [other for other in wrong if other != name and not other.startswith(f"{name}.")]
+            if inner is not None and (
+                each.is_required or any(other.startswith(f"{name}.") for other in given)
+            ):
+                fields[each.name] = self._object(inner, option, table, name)
+            elif name in given:
+                fields[each.name] = _coerced(each, f"{table}.args.{name}", given[name])
+            elif each.is_required:
+                self._require(option, table, [each._replace(name=name)])
+                fields[each.name] = self._asked(each, option)
+            elif each.default is not None:
+                fields[each.name] = each.default
+        if wrong:
+            names = ", ".join(each.name for each in config.fields)
+            message = f"{config.name} has no {wrong[0].removeprefix(path + '.')}; it has {names}"
+            raise click.BadParameter(message, param_hint="--set")
         return {"entry": f"{option.place.module}:{config.name}", "args": fields}
 
     def _asked(self, argument: Argument, option: Option) -> Any:
@@ -300,6 +334,16 @@ class _Choice:
                 return coerced(argument.takes, text)
             except ValueError:
                 click.echo(f"  {text!r} is not {argument.takes.words}")
+
+
+def _asked_entry(model: Option) -> str:
+    """Return the entry that a person names for the data of a model; asked again until it has the form of one."""
+    click.echo(f"there is no dataset, and the layers of {model.candidate.name} do not tell what it takes")
+    while True:
+        text = str(click.prompt("function that returns samples (module:name)", type=str)).strip()
+        if re.fullmatch(ENTRY, text):
+            return text
+        click.echo(f"  {text!r} is not of the form module:name")
 
 
 def _job_name(model: str) -> str:
@@ -316,16 +360,18 @@ def _coerced(argument: Argument, key: str, text: str) -> Any:
 
 
 def _texts(overrides: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the values of `--set`, as they were typed, by table and argument."""
+    """Return the values of `--set`, as they were typed, by table and argument; `config.width` for an object's field."""
     found: dict[str, dict[str, str]] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
-        table, args, *name = key.strip().split(".")[:3] + [""] * max(0, 2 - key.count("."))
-        if not equals or table not in _TABLES or args != "args" or not name or not name[0]:
+        table, args, *names = [*key.strip().split("."), "", ""]
+        # A field of an object is model.args.config.width, or as the file has it, model.args.config.args.width.
+        name = ".".join(each for number, each in enumerate(names) if each and (number == 0 or each != "args"))
+        if not equals or table not in _TABLES or args != "args" or not name:
             raise click.BadParameter(
                 "write it like model.args.width=64; other keys can be edited in the file", param_hint="--set"
             )
-        found.setdefault(table, {})[name[0]] = value
+        found.setdefault(table, {})[name] = value
     return found
 
 

@@ -41,6 +41,7 @@ def finish(
         ScaffoldError: a file is there already; nothing was written.
     """
     files = {found.root / name: text for name, text in found.code.items()}
+    files = {path: text for path, text in files.items() if not beginning.is_there(path, text)}
     files[found.job_file] = text_of(found.draft)
     configuration, by_hand = beginning.hook(found.root) if pre_commit else ({}, "")
     beginning.write(files | beginning.schema_file(found.job_file) | configuration)

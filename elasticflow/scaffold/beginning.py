@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow import durable
 from elasticflow.errors import ScaffoldError
 from elasticflow.run_folder import RUNS
-from elasticflow.scaffold.candidates import Candidate, candidates
+from elasticflow.scaffold.candidates import Candidate, candidates, candidates_named
 from elasticflow.scaffold.example import EXAMPLE, MADE_UP
 from elasticflow.scaffold.job_text import SCHEMA_NAME, Draft
 from elasticflow.scaffold.steps import losses_in
@@ -19,7 +20,6 @@ from elasticflow.spec.schema import SCHEMA_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 _MOST_NEIGHBOURS = 100
 _RUNS_IGNORED = re.compile(rf"^/?{RUNS}/?\s*$", re.MULTILINE)
@@ -86,6 +86,17 @@ def options_in(model_file: Path, root: Path) -> list[Option]:
     return found
 
 
+def option_named(entry: str, root: Path, path: str) -> Option | None:
+    """Return the class or function that `module:name` is in a file under *path*; None where reading does not show it."""
+    module, _, name = entry.partition(":")
+    base = root / path / Path(*module.split("."))
+    for file in (base.with_suffix(".py"), base / "__init__.py"):
+        if file.is_file():
+            found = candidates_named(_text_of(file), name, "dataset")
+            return None if found is None else Option(Place(module, path), found)
+    return None
+
+
 def _is_made_up(path: Path) -> bool:
     """Return whether a file holds made-up data, which is of another model's shape."""
     with path.open("rb") as file:
@@ -116,7 +127,7 @@ def place_of(file: Path, root: Path) -> Place:
 
 def long_losses(model_file: Path) -> list[ast.FunctionDef]:
     """Return the functions of the model's file that compute a loss of more than outputs and targets."""
-    return losses_in(model_file.read_text(encoding="utf-8-sig"))
+    return losses_in(_text_of(model_file))
 
 
 def _is_module(name: str, place: Place, root: Path) -> bool:
@@ -135,9 +146,13 @@ def _is_module(name: str, place: Place, root: Path) -> bool:
     return any(each.module.name == "torch.nn.modules.module" for each in above)
 
 
+def _text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8-sig")
+
+
 def _read(path: Path, is_model: Callable[[str], bool] = lambda _: False) -> list[Candidate]:
     try:
-        return candidates(path.read_text(encoding="utf-8-sig"), is_model)
+        return candidates(_text_of(path), is_model)
     except OSError as error:
         raise ScaffoldError(f"cannot read {path}: {error.strerror}") from error
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
@@ -199,6 +214,14 @@ def write(files: Mapping[Path, str]) -> None:
             durable.write(path, [text.encode()])
         except OSError as error:
             raise ScaffoldError(f"cannot write {path}: {error.strerror}") from error
+
+
+def is_there(path: Path, text: str) -> bool:
+    """Return whether a file holds this text already, as after another `init` for the same model."""
+    try:
+        return path.read_text(encoding="utf-8") == text
+    except (OSError, ValueError):
+        return False
 
 
 def schema_file(job_file: Path) -> dict[Path, str]:

@@ -74,6 +74,15 @@ def candidates(text: str, is_model: Callable[[str], bool] = lambda _: False) -> 
     return _File(ast.parse(text), text, is_model).candidates()
 
 
+def candidates_named(text: str, name: str, kind: Kind) -> Candidate | None:
+    """Return the class or function *name* of a module as a candidate, whatever it looks like; None if it has none.
+
+    Raises:
+        SyntaxError: it is not Python of this version.
+    """
+    return _File(ast.parse(text), text, lambda _: False).named(name, kind)
+
+
 class _File:
     """The definitions of one source."""
 
@@ -94,6 +103,16 @@ class _File:
         found = [replace(each, is_part=each.name in used) for each in found]
         return sorted(
             found, key=lambda each: (each.name.startswith("_"), each.is_part, bool(each.needs_objects))
+        )
+
+    def named(self, name: str, kind: Kind) -> Candidate | None:
+        node = next((each for each in self._nodes if each.name == name), None)
+        return None if node is None else self._made(node, kind, None)
+
+    def _made(self, node: ast.ClassDef | ast.FunctionDef, kind: Kind, made: ast.ClassDef | None) -> Candidate:
+        arguments = () if kind in {"loss", "step"} else self._arguments(node)
+        return Candidate(
+            kind, node.name, node, arguments, made=made, classes=self._classes, configs=self._configs
         )
 
     def _model_classes(self, is_model: Callable[[str], bool]) -> set[str]:
@@ -135,17 +154,7 @@ class _File:
             made = self._classes.get(made_by or "") if kind == "model" else None
         if kind is None:
             return None
-        arguments = () if kind in {"loss", "step"} else self._arguments(node)
-        made = made if kind == "model" else None
-        return Candidate(
-            kind,
-            node.name,
-            node,
-            arguments,
-            made=made,
-            classes=self._classes,
-            configs=self._configs,
-        )
+        return self._made(node, kind, made if kind == "model" else None)
 
     def _kind_of_class(self, node: ast.ClassDef) -> Kind | None:
         last = {names[-1] for base in node.bases if (names := dotted_names(base))}

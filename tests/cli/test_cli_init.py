@@ -218,6 +218,30 @@ def test_a_model_with_a_config_that_computes_its_loss(
     assert "TOKENS = 50 " in data
     assert "since GPT.forward computes the loss itself" in capsys.readouterr().out
 
+    flags = ("model.args.depth=2", "model.args.config.width=4", "model.args.config.args.bias=no")
+    again = ["init", "gpt.py", "--print", *(f"--set={flag}" for flag in flags)]
+    assert 0 == call(again)
+    config = tomli.loads(capsys.readouterr().out)["model"]["args"]["config"]
+    assert {"block_size": 16, "vocab_size": 50, "width": 4, "bias": False} == config["args"]
+    for flag, told in (
+        ("width=wide", "model.args.config.width takes a whole number, not wide"),
+        ("height=3", "Config has no height; it has block_size, vocab_size, width, bias"),
+    ):
+        assert 2 == call([*again, "--set", f"model.args.config.{flag}"])
+        assert told in capsys.readouterr().err
+
+
+def test_a_dataset_that_is_named_gets_its_arguments(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that does not look like data: what it needs is asked for before anything is written."""
+    (project / "nets.py").write_text(MODEL.replace("self, width,", "self, width=2,"))
+    (project / "own.py").write_text("def faces(root: str, size=8):\n    return [1]\n")
+    assert 2 == call(["init", "nets.py", "--dataset", "own:faces"])
+    assert "own:faces needs the argument root (a text)" in capsys.readouterr().err
+    assert 0 == call(["init", "nets.py", "--dataset", "own:faces", "--set", "dataset.args.root=4"])
+    assert {"root": "4"} == _job("jobs/net.toml")["dataset"]["args"]
+
 
 def test_what_a_job_file_cannot_give_is_told(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An argument that is a class: a function that returns the model is offered first, else asked for."""

@@ -123,3 +123,46 @@ def test_bare_model_trains(tmp_path: Path) -> None:
     assert "SAMPLE = (1, 28, 28)" in (tmp_path / "nets_data.py").read_text()
     assert "args = { width = 7 }" in (tmp_path / "jobs" / "net.toml").read_text()
     assert "finished" in _call(tmp_path, "run", "jobs/net.toml", "--set", "train.epochs=1")
+
+
+GPT = """\
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass
+class Config:
+    block_size: int = 16
+    vocab_size: int = 50
+    width: int = 8
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.head = nn.Linear(config.width, config.vocab_size)
+
+    def forward(self, idx, targets=None):
+        logits, loss = self.head(self.tokens(idx)), None
+        if targets is not None:
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, loss
+"""
+
+
+def test_model_with_a_config_that_computes_its_loss_trains(tmp_path: Path) -> None:
+    """As language models are published: an object as argument, the loss from `forward`; nothing is asked or edited."""
+    (tmp_path / "gpt.py").write_text(GPT)
+    told = _call(tmp_path, "init", "gpt.py", "--yes")
+    assert re.search(r"works 512 samples of \(int64 \(16,\), int64 \(16,\)\).*loss of the first step", told)
+    assert "finished" in _call(tmp_path, "run", "jobs/gpt.toml", "--set", "train.epochs=1")
+
+    (tmp_path / "gpt.py").write_text(
+        GPT.replace("import torch\n", "import torch\nraise RuntimeError('no licence')\n")
+    )
+    told = _call(tmp_path, "init", "gpt.py", "--yes", "--name=other", "--dataset=gpt_data:samples", code=1)
+    assert "no licence" in told
+    assert "what stands above keeps it from training" in told

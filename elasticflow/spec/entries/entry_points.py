@@ -54,8 +54,8 @@ _Result = TypeVar("_Result")
 _MOST_NAMED = 8
 # What is installed under another name than it is imported by.
 _DISTRIBUTIONS = {
-    "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "google": "protobuf",
-    "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml", "webdataset": "webdataset",
+    "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless",
+    "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
     "pytorch_lightning": "pytorch-lightning", "dateutil": "python-dateutil", "streaming": "mosaicml-streaming",
 }  # fmt: skip
 
