@@ -30,6 +30,7 @@ global_batch_size = 8
 
 [evaluation]
 entry = "shop:digits"
+overlap = "allowed"
 metrics = { accuracy = "shop:accuracy" }
 
 [train]
@@ -253,9 +254,9 @@ PROJECTS = {
     ),
     "evaluated_on_training_data": Project(
         "def digits():\n", HALF, ("EF513", 'entry = "shop:half"', "25 of 25 evaluation samples looked up are in the training data: evaluation sample "),
-        job=('entry = "shop:digits"\nmetrics', 'entry = "shop:half"\nmetrics'),
+        job=('entry = "shop:digits"\noverlap = "allowed"', 'entry = "shop:half"'),
     ),
-    "evaluated_so_on_purpose": Project("def digits():\n", HALF, None, job=('entry = "shop:digits"\nmetrics', 'entry = "shop:half"\noverlap = "allowed"\nmetrics')),
+    "evaluated_so_on_purpose": Project("def digits():\n", HALF, None, job=('entry = "shop:digits"\noverlap', 'entry = "shop:half"\noverlap')),
     "averages": Project("epochs = 2", 'epochs = 2\nema = 0.99\nprecision = "bf16"', None, deep_step=True),
     "not_finite": Project("torch.ones(4) * index", "torch.ones(4) / 0 * index", ("EF508", 'loss = "torch', "the loss of the first step is nan"), deep_step=True),
     "logits_too": Project("torch.nn.functional:cross_entropy", "shop:pair", ("EF518", 'loss = "shop:pair"', "the training step returned (float32 (), float32 (8, 3))"), deep_step=True),
