@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from hashlib import blake2b
@@ -29,6 +30,7 @@ _BASE_SAMPLES = 8  # of what two subsets are of, to tell that it is one set
 _MOST_NUMBERS = 10_000_000  # of two subsets, compared number by number
 _LEAST_SHARE = 0.01  # of the evaluation: a twin in a hundred samples is in many a real data set
 _SEED = 0
+_TRANSFORMS = ("transform", "target_transform", "transforms")  # as torchvision's datasets call them
 
 
 class Overlap(NamedTuple):
@@ -71,15 +73,19 @@ def compare(training: Any, evaluation: Any, limit_s: float) -> Overlap:
     """Look samples of *evaluation* up in *training*, both read by index; leaves no trace in the random generators.
 
     Subsets of one set (`random_split`) are compared by number, all of them. Else up to 256 samples are looked up by
-    digest of content, each read under the same random state, so that equal samples stay equal where a transform
-    draws; it ends in time, or a sample later.
+    digest of content, without what `transform` makes of it where a dataset keeps one, and each under the same random
+    state, so that equal samples stay equal where something is drawn; it ends in time, or a sample later.
 
     Raises:
         Exception: what the datasets raise.
     """
 
     def look() -> Overlap:
-        return _by_number(training, evaluation) or _by_content(training, evaluation, limit_s)
+        pair = _without_transforms(training), _without_transforms(evaluation)
+        is_bare = pair[0] is not training or pair[1] is not evaluation
+        if is_bare and not all(map(_can_be_read, pair)):
+            pair = training, evaluation
+        return _by_number(*pair) or _by_content(*pair, limit_s)
 
     return datasets.without_trace(look)
 
@@ -113,6 +119,31 @@ def _by_number(training: Any, evaluation: Any) -> Overlap | None:
         pair = int(np.flatnonzero(measured == both[0])[0]), int(np.flatnonzero(trained == both[0])[0])
     found = int(np.isin(measured, both).sum())
     return Overlap(found, len(measured), len(trained), len(trained), pair)
+
+
+def _without_transforms(dataset: Any) -> Any:
+    """Return the dataset as it would be without transforms: augmentation of the training data makes all samples differ."""
+    if type(dataset) is Subset:
+        bare = _without_transforms(dataset.dataset)
+        return dataset if bare is dataset.dataset else Subset(bare, dataset.indices)
+    names = [name for name in _TRANSFORMS if getattr(dataset, name, None) is not None]
+    if not names:
+        return dataset
+    try:
+        bare = copy.copy(dataset)
+        for name in names:
+            setattr(bare, name, None)
+    except Exception:  # noqa: BLE001  # of the job's own code: then it is looked at as it is
+        return dataset
+    return bare
+
+
+def _can_be_read(dataset: Any) -> bool:
+    try:
+        dataset[0]
+    except Exception:  # noqa: BLE001  # what the dataset raises
+        return False
+    return True
 
 
 def _base_of(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:

@@ -93,6 +93,34 @@ def test_parts_of_two_sets_are_compared_by_content() -> None:
     assert look(train, test)[:4] == (0, 40, 40, 40)
 
 
+class Pictures(Rows):
+    """Keeps a transform, as datasets of torchvision do; one kind cannot do without."""
+
+    def __init__(self, numbers: Any, transform: Any, *, needs_it: bool = False) -> None:
+        super().__init__(numbers)
+        self.transform, self.needs_it = transform, needs_it
+
+    def __getitem__(self, index: int) -> Any:
+        picture, number = super().__getitem__(index)
+        return (self.transform(picture) if self.transform or self.needs_it else picture), number
+
+
+def test_augmentation_hides_nothing() -> None:
+    """Training pictures are augmented and the evaluation's are not: what they are made of is compared."""
+
+    def augment(picture: torch.Tensor) -> torch.Tensor:
+        return picture + torch.rand(3)
+
+    train, test = Pictures(range(50), augment), Pictures(range(50), torch.neg)
+    assert look(Subset(train, range(40)), Subset(test, range(30, 50))).found == 10
+    assert look(Pictures(range(40), augment), test).found == 40
+    assert look(Pictures(range(40), augment), Rows(range(30, 50))).found == 10
+    assert train.transform is augment
+    needy = Pictures(range(50), augment, needs_it=True)
+    found = look(needy, test)
+    assert (found.found, "drawn at random" in found.doubt) == (0, True)
+
+
 def test_splits_with_generators_of_their_own_leak() -> None:
     """What A1 was: two permutations of one set."""
     full = TensorDataset(torch.arange(500.0), torch.arange(500))
