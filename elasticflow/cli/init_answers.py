@@ -55,7 +55,7 @@ class Answers:
         draft: What it says.
         code: Files of code that are written with it, by their path from the root.
         notes: What a person should know.
-        is_draft: Something is left to be written before it can train.
+        to_write: The file in which a person has to write the loss before it can train.
         has_made_up_data: One step of it is quickly taken.
     """
 
@@ -64,7 +64,7 @@ class Answers:
     draft: Draft
     code: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    is_draft: bool = False
+    to_write: str | None = None
     has_made_up_data: bool = False
 
 
@@ -154,7 +154,7 @@ class _Choice:
             draft,
             self.code,
             self.notes,
-            is_draft=self.step is not None and self.step.is_draft,
+            to_write=(str(self._beside("step")) if self.step is not None and self.step.is_draft else None),
             has_made_up_data=any(path.endswith("_data.py") for path in self.code),
         )
 

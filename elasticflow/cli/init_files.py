@@ -92,7 +92,8 @@ def _tried_out(loaded: LoadedJob, found: Answers) -> bool:
     from elasticflow.spec.findings.diagnostics import render
 
     place = short(found.job_file.absolute())
-    step = "-step" if found.has_made_up_data and not found.is_draft else ""
+    is_to_be_proved = found.has_made_up_data or found.draft.loss_is_guessed
+    step = "-step" if is_to_be_proved and found.to_write is None else ""
     click.echo(f"{paint('trying it out', dim=True)}  elasticflow validate --deep{step} {place}")
     try:
         require_importable(loaded)
@@ -119,6 +120,8 @@ def _say_what_is_next(found: Answers) -> None:
     job_file = found.job_file
     shown = short(job_file.absolute())
     click.echo(f"\n{paint('next', bold=True)}")
+    if found.to_write is not None:
+        click.echo(f"  write the loss in {found.to_write}: until then a run fails at its first step")
     for command, does in (
         (f"elasticflow plan {shown}", "what a run would do"),
         (f"elasticflow run {shown}", "train; Ctrl-C and `elasticflow resume` at any time"),

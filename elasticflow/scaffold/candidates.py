@@ -148,7 +148,8 @@ class _File:
             kind, made = self._kind_of_class(node), node
         else:
             kind = self._kind_of_function(node)
-            made_by = self._class_made_by(node, set())
+            told = sorted(_returned_names(node) & self._models)
+            made_by = self._class_made_by(node, set()) or next(iter(told), None)
             if kind is None and made_by is not None:
                 kind = "model"
             made = self._classes.get(made_by or "") if kind == "model" else None

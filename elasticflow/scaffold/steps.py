@@ -152,7 +152,7 @@ def _draft(model: Candidate, inputs: list[str], targets: str | None, outputs: as
         f"# {model.name}.forward {text}: call it with what `batch` holds, and return the loss.",
         f'raise NotImplementedError("write the loss of {model.name} here")',
     ]
-    reason = f"{model.name}.forward {text}: no loss of outputs and targets is called so"
+    reason = f"{model.name}.forward {text}: its loss is no function of outputs and targets"
     return _step(model, lines, "a mean over its samples", "Tensor", reason=reason, is_draft=True)
 
 

@@ -265,7 +265,9 @@ def test_a_loss_nobody_can_tell_is_left_to_a_person(
     )
     assert 0 == call(["init", "nets.py"])
     assert "raise NotImplementedError" in (project / "nets_step.py").read_text()
-    assert "a draft of a training step" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "a draft of a training step" in out
+    assert "write the loss in nets_step.py: until then a run fails at its first step" in out
 
 
 def test_bases_in_other_files_and_under_other_names(

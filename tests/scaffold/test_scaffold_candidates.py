@@ -65,6 +65,26 @@ def test_what_a_file_offers() -> None:
     assert ("width",) == deep.required
 
 
+def test_functions_that_make_a_model() -> None:
+    """By their annotation, or by what they return through others; what they make tells shapes and loss."""
+    text = (
+        "import torch.nn as nn\nclass Part(nn.Module): ...\nclass Net(nn.Module):\n    def __init__(self, block): ...\n"
+        "def _make(kind, **named) -> Net:\n    return build(kind, **named)\n"
+        "@register\ndef small(pretrained=False, **named) -> 'Net':\n    return _make('small', **named)\n"
+        "def large():\n    net = Net(Part)\n    return net\n"
+        "def larger():\n    return large()\n"
+        "def conv(width) -> nn.Conv2d:\n    return nn.Conv2d(width, width)\n"
+        "def either(deep):\n    if deep:\n        return Net(Part)\n    return 3\n"
+    )
+    found = candidates(text)
+    assert ["small", "larger", "Part", "Net", "large", "_make"] == [each.name for each in found]
+    assert {"small": "Net", "large": "Net", "larger": "Net"} == {
+        each.name: each.made.name
+        for each in found
+        if each.made is not None and each.name in {"small", "large", "larger"}
+    }
+
+
 def _shapes(body: str, arguments: str = "", **given: Any) -> Shapes | None:
     text = f"class Net(nn.Module):\n    def __init__(self{arguments}):\n"
     text += "".join(f"        {line}\n" for line in body.splitlines())
