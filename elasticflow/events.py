@@ -15,6 +15,7 @@ GENERATION_STARTED = "generation.started"
 GENERATION_ENDED = "generation.ended"
 WORKER_FAILED = "worker.failed"
 WORKER_RAISED = "worker.raised"
+PROCESS_LEFT_BEHIND = "process.left_behind"
 NODE_JOINED = "node.joined"
 NODE_LEFT = "node.left"
 NODE_LOST = "node.lost"
@@ -90,6 +91,10 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         ("rank", "node", "pid", "exit_code", "class", "error", "traceback", "others", "stderr"),
     ),
     WORKER_RAISED: ("an exception left a worker's train.py", ("class", "error", "traceback")),
+    PROCESS_LEFT_BEHIND: (
+        "a process that outlived the worker which started it was ended; without a node it was no living agent's",
+        ("node", "pid", "command", "was_killed"),
+    ),
     NODE_JOINED: ("a node's agent is ready", ("node", "host", "nproc")),
     NODE_LEFT: ("a node asked to leave and was let go", ("node",)),
     NODE_LOST: ("a node's agent is gone", ("node", "reason")),

@@ -32,6 +32,7 @@ FROZEN = {
     "generation.ended": {"class", "reason", "step"},
     "worker.failed": {"class", "error", "exit_code", "node", "others", "pid", "rank", "stderr", "traceback"},
     "worker.raised": {"class", "error", "traceback"},
+    "process.left_behind": {"command", "node", "pid", "was_killed"},
     "node.joined": {"host", "node", "nproc"},
     "node.left": {"node"},
     "node.lost": {"node", "reason"},

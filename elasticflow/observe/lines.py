@@ -136,6 +136,12 @@ def _supervisor_lost(record: Record) -> Line:
     return Line("warning", "notice", "lost", text, tuple(more))
 
 
+def _process_left_behind(record: Record) -> Line:
+    how = "did not end when asked and was killed" if record.get("was_killed") else "was ended"
+    text = f"process {record.get('pid')} ({record.get('command')}) outlived its worker and {how}"
+    return Line("warning", "notice", "left behind", text)
+
+
 def _snapshot_rejected(record: Record) -> Line:
     return Line("warning", "notice", "set aside", f"snapshot {record.get('name')}: {record.get('reason')}")
 
@@ -306,6 +312,7 @@ def _nodes_awaited(record: Record) -> Line:
 
 ALONE: dict[str, Callable[[Record], Line]] = {
     events.SUPERVISOR_LOST: _supervisor_lost,
+    events.PROCESS_LEFT_BEHIND: _process_left_behind,
     events.SNAPSHOT_REJECTED: _snapshot_rejected,
     events.SNAPSHOT_CLEARED: _snapshot_cleared,
     events.SNAPSHOT_FAILED: _snapshot_failed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -84,6 +85,14 @@ def _files(model: nn.Module) -> None:
         _kept.append(Path("/dev/null").open())  # noqa: SIM115
 
 
+def _daemonize(model: nn.Module) -> None:
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            time.sleep(60)
+
+
 ACTS: dict[str, Callable[[nn.Module], object]] = {
     "raise": _raise,
     "flip": _flip,
@@ -94,5 +103,6 @@ ACTS: dict[str, Callable[[nn.Module], object]] = {
     "sleep": lambda _: time.sleep(1 << 20),
     "exit": lambda _: os._exit(7),
     "leave": lambda _: os._exit(0),
+    "daemonize": _daemonize,
     "segfault": lambda _: ctypes.string_at(0),
 }

@@ -12,7 +12,7 @@ from tests.campaign import starts, tiny_job
 from tests.campaign.census import agents_of
 from tests.campaign.disturbed import Outcome, Series
 from tests.campaign.launching import Course, Expected
-from tests.end_to_end.harness import Project, project_at
+from tests.end_to_end.harness import Project, processes_of, project_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,10 @@ def test_no_kill_while_a_launch_starts_ends_the_run(tiny: tuple[Project, dict[st
 
 
 def test_each_failure_is_told_by_its_cause_and_costs_no_bit(tiny: tuple[Project, dict[str, Any]]) -> None:
-    """The rank that failed first, its class, its error and its frames; then the job goes on and ends with the same bits."""
+    """The rank that failed first, its class, its error and its frames; then the job goes on and ends with the same bits.
+
+    A process that a worker left behind and that nothing but a kill ends is gone by then, and named.
+    """
     project, expected = tiny
     tiny_job.reset(project)
     series = Series(project, "failures", job="tiny", TINY_PAUSE_S="0.01")
@@ -77,7 +80,12 @@ def test_each_failure_is_told_by_its_cause_and_costs_no_bit(tiny: tuple[Project,
         assert error in failed["error"]
         assert FRAMES.get(act, "") in (failed["traceback"] or "")
         assert failed["others"] in (None, "1 other rank: connection closed by peer")
+    tiny_job.cue(project, "daemonize", 1)
+    series.wait("the cue", (project.root / "taken-daemonize@1").exists)
     tiny_job.hurry(project)
     outcome = Outcome("", "")
     series.finish(expected, outcome)
     assert [] == outcome.problems
+    [left] = series.named(events.PROCESS_LEFT_BEHIND)
+    assert (True, "n0") == (left["was_killed"], left["node"])
+    assert [] == processes_of("failures")

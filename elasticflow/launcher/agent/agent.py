@@ -20,6 +20,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from elasticflow import environment
 from elasticflow.launcher.agent.helpers import HelperLostError
+from elasticflow.launcher.agent.left_behind import Orphans, adopted
 from elasticflow.launcher.agent.presence import Presence
 from elasticflow.launcher.agent.rank_logs import GenerationLogs
 from elasticflow.launcher.agent.reports import Reports
@@ -68,6 +69,7 @@ class Agent(LocalElasticAgent):
         self._feed = Feed(store)
         self._presence = Presence(config, self._feed)
         self._reports = Reports(self._feed, config.node, self._folder, writer, heartbeats)
+        self._orphans = Orphans(self._left_behind, self._reports.left_behind)
         place = RendezvousPlace.parse(config.rendezvous)
         self._interface = interface.variables(place.host, place.port)
         self._rendezvous_handler.may_wait = self._look
@@ -104,13 +106,18 @@ class Agent(LocalElasticAgent):
             self._initialize_workers(self._worker_group)
             failed = self._watch()
             self._stop_workers(self._worker_group)
+            self._orphans.look(time.monotonic())
             self._worker_group.state = WorkerState.STOPPED
             assert self._workers is not None
             self._reports.ended(self._workers, self._ended_alone, failed=failed)
 
     def finish(self, patience_s: float) -> None:
-        """After `run`: have the writer end what it holds, for at most *patience_s*, and tell what became of it."""
+        """After `run`: have the writer end what it holds, for at most *patience_s*, and tell what became of it.
+
+        What workers have left behind is ended.
+        """
         self._writer.finish(patience_s)
+        self._orphans.end()
         self._reports.forward()
 
     def _assign_worker_ranks(
@@ -208,10 +215,14 @@ class Agent(LocalElasticAgent):
             HelperLostError: the writer or the fork server has ended: whatever workers say then is only what follows.
         """
         self._presence.look()
+        self._orphans.pursue(time.monotonic())
         if (code := self._writer.exit_code()) is not None:
             raise HelperLostError("snapshot writer", code)
         if not self._server.pump():
             raise self._server.lost()
+
+    def _left_behind(self) -> list[int]:
+        return adopted(self._folder.run_id, {self._server.process.pid, self._writer.process.pid})
 
     def _await_root_cause(self) -> None:
         """Wait a moment while all failures so far are exceptions: the rank that caused them may still be ending."""

@@ -16,6 +16,7 @@ from elasticflow.launcher.agent.agent_process import AgentConfig
 from elasticflow.launcher.agent.fork_client import ForkServer
 from elasticflow.launcher.agent.heartbeats import Heartbeats
 from elasticflow.launcher.agent.helpers import HelperLostError
+from elasticflow.launcher.agent.left_behind import adopt_orphans
 from elasticflow.lifeline import die_with_parent
 from elasticflow.snapshots.process import WriterNotStartedError, start_writer
 
@@ -23,6 +24,7 @@ from elasticflow.snapshots.process import WriterNotStartedError, start_writer
 def main() -> None:
     """Serve until the supervisor stops the launch or dies."""
     die_with_parent(int(sys.argv[1]))
+    adopt_orphans()
     config = AgentConfig(**json.load(sys.stdin))
     # Signals to the whole process group must not end the agent: the supervisor asks for drains.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent import stacks
@@ -9,6 +10,7 @@ from elasticflow.launcher.agent.rank_logs import RankLog
 
 if TYPE_CHECKING:
     from elasticflow.launcher.agent.heartbeats import Heartbeats
+    from elasticflow.launcher.agent.left_behind import LeftBehind
     from elasticflow.launcher.agent.workers import ForkedWorkers
     from elasticflow.launcher.rendezvous.rounds import Feed
     from elasticflow.run_folder import RunFolder
@@ -48,6 +50,10 @@ class Reports:
         reports = self._writer.reports()
         if reports:
             self._feed.post({"type": "writer", "reports": reports})
+
+    def left_behind(self, process: LeftBehind) -> None:
+        """A process that a worker had left behind was ended."""
+        self._feed.post({"type": "left_behind", "node": self._node, **asdict(process)})
 
     def standstill(self, *, is_so: bool) -> None:
         """All workers of the node have stood still for too long, or one moves again."""

@@ -31,6 +31,7 @@ _LEVELS = {
     events.SNAPSHOT_REJECTED: "warning",
     events.STORE_TROUBLE: "warning",
     events.HANG_DETECTED: "warning",
+    events.PROCESS_LEFT_BEHIND: "warning",
     events.SUPERVISOR_LOST: "warning",
     events.NODE_LOST: "warning",
     events.NODE_EXCLUDED: "warning",

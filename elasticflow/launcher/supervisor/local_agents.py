@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.launcher.agent.agent_process import AgentEnd
+from elasticflow.launcher.agent.left_behind import Orphans, unclaimed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.launcher.agent.agent_process import AgentProcess
+    from elasticflow.launcher.agent.left_behind import LeftBehind
     from elasticflow.launcher.supervisor.course import Course
     from elasticflow.launcher.supervisor.journal import Journal
     from elasticflow.launcher.supervisor.simulate import Change
@@ -25,20 +28,23 @@ class LocalAgents:
         make: Returns the agent of a node, not yet started.
         changes: How many nodes there are from when on; the first at once.
         journal: Where it is told.
+        run_id: The run's, whose mark the processes bear that workers of a killed agent, or of a killed launch, left.
     """
 
     def __init__(
-        self, make: Callable[[str], AgentProcess], changes: tuple[Change, ...], journal: Journal
+        self, make: Callable[[str], AgentProcess], changes: tuple[Change, ...], journal: Journal, run_id: str
     ) -> None:
         self._make, self._changes, self._journal = make, list(changes), journal
         self._agents: dict[str, AgentProcess] = {}
         self._leaving: set[str] = set()
+        self._orphans = Orphans(lambda: unclaimed(run_id), self._tell_left_behind)
         self._count = 0
         self._began = 0.0
 
     def begin(self) -> list[str]:
         """Start the first nodes' agents and return their ids; they import for seconds."""
         self._began = time.monotonic()
+        self._orphans.look(self._began)
         first = self._changes.pop(0)
         return [self._add() for _ in range(first.nodes)]
 
@@ -46,6 +52,8 @@ class LocalAgents:
         """See to agents that ended, and to nodes whose time it is to come or go."""
         for node in [node for node, agent in self._agents.items() if agent.exit_code() is not None]:
             self._see_to_end(node, course)
+            self._orphans.look(time.monotonic())
+        self._orphans.pursue(time.monotonic())
         while (
             self._changes
             and course.verdict is None
@@ -76,9 +84,16 @@ class LocalAgents:
         return [change for change in self._changes if change.cue is None]
 
     def end(self) -> None:
-        """Return when all agents are gone; those that are not are killed, with everything below them."""
+        """Return when all agents are gone; those that are not are killed, with everything below them.
+
+        What their workers have left behind is ended, too.
+        """
         for agent in self._agents.values():
             agent.end()
+        self._orphans.end()
+
+    def _tell_left_behind(self, process: LeftBehind) -> None:
+        self._journal.event(events.PROCESS_LEFT_BEHIND, node=None, **asdict(process))
 
     def _add(self) -> str:
         node = f"n{self._count}"  # no other node of the launch ever had this id

@@ -55,7 +55,7 @@ class Supervisor:
         self._metrics = Metrics(launch.folder)
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
         self._intake = Intake(self._journal, self._metrics, self._environment)
-        self._agents = LocalAgents(launch.agent, launch.scale, self._journal)
+        self._agents = LocalAgents(launch.agent, launch.scale, self._journal, launch.folder.run_id)
         self._members = Members(launch.plan.nodes_min, launch.plan.nodes_max)
         self._asked = LeaveRequests()
 
@@ -165,6 +165,18 @@ class Supervisor:
                 course.node_leaving(message["node"])
             case "workers":
                 self._journal.update(at_once=True, workers=course.workers_started(message))
+            case "lines" | "writer" | "left_behind":
+                self._take_in(message, course)
+            case "standstill" | "stacks":
+                course.hangs.told(message, course.generation)
+            case "ended":
+                course.group_ended(message)
+            case other:
+                raise AssertionError(f"no such message: {other}")
+
+    def _take_in(self, message: dict[str, Any], course: Course) -> None:
+        """Take in a message that tells, as against those that ask for a decision."""
+        match message["type"]:
             case "lines":
                 self._journal.update(held=message["held"])
                 self._intake.lines(message["lines"], course.generation)
@@ -173,12 +185,9 @@ class Supervisor:
                 self._intake.reports(message["reports"])
                 for generation in fenced:
                     course.fenced(generation)
-            case "standstill" | "stacks":
-                course.hangs.told(message, course.generation)
-            case "ended":
-                course.group_ended(message)
-            case other:
-                raise AssertionError(f"no such message: {other}")
+            case _:
+                fields = {key: message[key] for key in ("node", "pid", "command", "was_killed")}
+                self._journal.event(events.PROCESS_LEFT_BEHIND, **fields)
 
     def _look_at_signals(self, course: Course) -> None:
         if len(self._asked.numbers) > 1:
@@ -208,8 +217,8 @@ class Supervisor:
         self._agents.end()
         head.await_notice(self._agents.nodes, _NOTICE_S)
         for message in head.take():
-            if message["type"] in ("lines", "writer"):
-                self._hear(message, course)
+            if message["type"] in ("lines", "writer", "left_behind"):
+                self._take_in(message, course)
         return self._conclude(verdict)
 
     def _end_without_store(self, course: Course, error: str) -> int:

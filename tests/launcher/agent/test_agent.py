@@ -113,7 +113,12 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
     head = Head(PrefixStore(place.prefix, serve(listener)))
     readable, writable = os.pipe()  # a writer that never says anything
     writer = SimpleNamespace(
-        exit_code=lambda: None, address="", fileno=lambda: readable, reports=list, finish=lambda _: None
+        process=SimpleNamespace(pid=0),
+        exit_code=lambda: None,
+        address="",
+        fileno=lambda: readable,
+        reports=list,
+        finish=lambda _: None,
     )
     heartbeats = Heartbeats(3600)
     agent = build_agent(config, warm.server, cast("WriterProcess", writer), heartbeats)

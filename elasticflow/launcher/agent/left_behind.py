@@ -1,0 +1,196 @@
+"""Processes that workers leave behind: found once their parents are gone, asked to end, then killed. Linux only.
+
+A child that leads a session of its own escapes the signals that end a worker's session. It bears the run's mark in its
+environment, as everything that descends from an agent does, unless whoever started it took `ELASTICFLOW_RUN_ID` out of
+that: then it is meant to outlive the run, and is left alone. An agent is given such orphans by the kernel
+(`adopt_orphans`); a supervisor looks for those that no agent has (`unclaimed`), since an agent may have been killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+# linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
+# What dies with its parent is dead by then, and need not be told of.
+_SETTLE_S = 0.2
+GRACE_S = 3.0
+_POLL_S = 0.02
+_LONGEST_COMMAND = 120
+_AGENT = "elasticflow.launcher.agent.node"
+
+
+def adopt_orphans() -> None:
+    """Have descendants whose parent ends become children of this process."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Process(NamedTuple):
+    """A process that no other can be taken for: its id and when it began, in clock ticks."""
+
+    pid: int
+    began: int
+
+
+@dataclass(frozen=True)
+class LeftBehind:
+    """A process that outlived the worker that started it.
+
+    Attributes:
+        pid: Its process id.
+        command: Its command line, cut short.
+        was_killed: It did not end when it was asked to.
+    """
+
+    pid: int
+    command: str
+    was_killed: bool
+
+
+@dataclass
+class _Asked:
+    command: str
+    since: float
+    is_told: bool = False
+    is_killed: bool = False
+
+
+class Orphans:
+    """The processes that workers of a run have left behind.
+
+    Args:
+        find: Returns the process ids of those that are there now.
+        tell: Called with each that had to be ended.
+    """
+
+    def __init__(self, find: Callable[[], Iterable[int]], tell: Callable[[LeftBehind], None]) -> None:
+        self._find, self._tell = find, tell
+        self._asked: dict[Process, _Asked] = {}
+
+    def look(self, now: float) -> None:
+        """Take in those that are there now. To be called while workers of the run have none that are meant to live."""
+        for pid in self._find():
+            if (began := _began(pid)) is not None:
+                self._asked.setdefault(Process(pid, began), _Asked(_command(pid), now))
+
+    def pursue(self, now: float) -> bool:
+        """Ask those that were found to end, kill those that had their grace; return whether any is left."""
+        for process, asked in list(self._asked.items()):
+            _reap(process.pid)
+            if _began(process.pid) != process.began:
+                if asked.is_told:
+                    self._tell(LeftBehind(process.pid, asked.command, asked.is_killed))
+                del self._asked[process]
+            elif not asked.is_told and now >= asked.since + _SETTLE_S:
+                asked.is_told = True
+                _send(process.pid, signal.SIGTERM)
+            elif not asked.is_killed and now >= asked.since + _SETTLE_S + GRACE_S:
+                asked.is_killed = True
+                _send(process.pid, signal.SIGKILL)
+        return bool(self._asked)
+
+    def end(self) -> None:
+        """Return once none is left, not even of those that they leave behind themselves; each has its grace."""
+        deadline = time.monotonic() + 2 * GRACE_S
+        while time.monotonic() < deadline:
+            self.look(time.monotonic())
+            if not self.pursue(time.monotonic()):
+                return
+            time.sleep(_POLL_S)
+
+
+def adopted(run_id: str, own: Collection[int]) -> list[int]:
+    """Return the processes with the run's mark that the kernel gave to this one, which started only its *own* children.
+
+    Their descendants are among them. Dead ones are let go.
+    """
+    found: list[int] = []
+    waiting = [pid for pid in _children(os.getpid()) if pid not in own]
+    for pid in waiting:
+        if _is_marked(pid, run_id):
+            found.append(pid)
+            waiting += _children(pid)
+        elif _began(pid) is None:
+            _reap(pid)
+    return found
+
+
+def unclaimed(run_id: str) -> list[int]:
+    """Return the processes of this machine with the run's mark that descend from no agent."""
+    marked = {pid for pid in _all() if _is_marked(pid, run_id)} - {os.getpid()}
+    roots = [pid for pid in marked if _parent(pid) not in marked and _AGENT not in _command(pid)]
+    for pid in roots:
+        roots += [child for child in _children(pid) if child in marked]
+    return roots
+
+
+def _all() -> list[int]:
+    with suppress(OSError):
+        return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return []
+
+
+def _is_marked(pid: int, run_id: str) -> bool:
+    with suppress(OSError):
+        return f"{environment.RUN_ID}={run_id}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
+            b"\0"
+        )
+    return False
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():  # an orphan may be given to any thread
+            with suppress(OSError):
+                found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def _began(pid: int) -> int | None:
+    """Return when the process began; None if it is gone, or a zombie."""
+    fields = _fields(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def _parent(pid: int) -> int:
+    fields = _fields(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _fields(pid: int) -> list[str]:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return []
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return " ".join(words).strip()[:_LONGEST_COMMAND]
+    return ""
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _reap(pid: int) -> None:
+    """Let a dead child go; one that is another's child is another's to let go."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

@@ -1,0 +1,83 @@
+"""Processes that workers leave behind, as real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.launcher.agent.left_behind import LeftBehind, Orphans, unclaimed
+from tests.launcher.conftest import is_alive, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.usefixtures("real_processes"),
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells of them"),
+]
+
+# A worker that forks a daemon: a session of its own, and no ear for what ends others.
+WORKER = """
+import os, pathlib, signal, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if sys.argv[2] == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pathlib.Path(sys.argv[1] + ".partial").write_text(str(os.getpid()))
+    os.rename(sys.argv[1] + ".partial", sys.argv[1])
+    time.sleep(120)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+os._exit(0)
+"""
+
+
+def daemon(folder: Path, kind: str, mark: str | None) -> int:
+    """Return the process that a worker has left behind, which has ended."""
+    place = folder / f"{kind}-{mark}"
+    variables = {**os.environ, **({} if mark is None else {"ELASTICFLOW_RUN_ID": mark})}
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WORKER), str(place), kind], env=variables, check=True
+    )
+    return int(place.read_text())
+
+
+def test_what_outlived_its_worker_is_asked_then_killed_and_named(tmp_path: Path) -> None:
+    """One that listens is asked, one that does not is killed; another run's, and one without the mark, are left alone."""
+    run_id = f"left-{os.getpid()}"
+    ours = {kind: daemon(tmp_path, kind, run_id) for kind in ("listening", "stubborn")}
+    others = [daemon(tmp_path, "listening", f"{run_id}-other"), daemon(tmp_path, "listening", None)]
+    told: list[LeftBehind] = []
+    try:
+        assert set(ours.values()) == set(unclaimed(run_id))
+        Orphans(lambda: unclaimed(run_id), told.append).end()
+
+        assert {ours["listening"]: False, ours["stubborn"]: True} == {
+            each.pid: each.was_killed for each in told
+        }
+        assert all("os.setsid()" in each.command or "-c" in each.command for each in told)
+        assert not any(is_alive(pid) for pid in ours.values())
+        assert all(is_alive(pid) for pid in others)
+    finally:
+        for pid in (*others, *ours.values()):
+            if is_alive(pid):
+                os.kill(pid, 9)
+
+
+def test_what_dies_by_itself_is_not_told_of() -> None:
+    """Loader processes die a moment after their worker; nobody has to be told."""
+    told: list[LeftBehind] = []
+    dying = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    orphans = Orphans(lambda: [dying.pid], told.append)
+    orphans.look(time.monotonic())
+    dying.kill()
+    dying.wait()
+    wait_until(lambda: not orphans.pursue(time.monotonic()))
+
+    assert [] == told
