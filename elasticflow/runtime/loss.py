@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.member import Worker
 
 FORMS = (
-    "a step returns the loss as a mean over the samples; (loss_sum, count); or a dict with `loss`, a mean over its `count` "
-    "items (over the samples where there is no `count`)"
+    "a step returns the loss, a mean over the samples; (loss_sum, count); or a dict with `loss` and, where it is a mean over "
+    "other items than the samples, their `count`"
 )
 DICT_KEYS = frozenset({"loss", "count"})
 HALVES = frozenset({torch.float16, torch.bfloat16})
@@ -89,7 +89,7 @@ def _of_pair(result: tuple[Any, ...] | list[Any]) -> StepLoss:
     scalars = [n for n, each in enumerate(result) if isinstance(each, Tensor) and each.dim() == 0]
     hint = None
     if len(scalars) == 1:
-        hint = f"the loss alone is wanted: return item {scalars[0]} of it (of `loss, logits`, the loss)"
+        hint = f"return the loss alone, item {scalars[0]} of this, without logits and the like"
     raise _refused(notes.form(tuple(result)), hint)
 
 
@@ -125,7 +125,7 @@ def _of_no_tensor(value: Any) -> str | None:
 
 def _refused(what: str, hint: str | None = None) -> StepResultError:
     return StepResultError(
-        f"the training step returned {what}", FORMS if hint is None else f"{hint};\n{FORMS}"
+        f"the training step returned {what}", FORMS if hint is None else f"{hint}; {FORMS}"
     )
 
 

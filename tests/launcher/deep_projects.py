@@ -49,6 +49,9 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(width)
         self.outer = nn.Linear(width, 3)
 
+    def make_optimizer(self, lr):
+        return torch.optim.AdamW(self.parameters(), lr=lr)
+
     def forward(self, inputs):
         return self.outer(self.norm(self.inner(inputs)).relu())
 
@@ -65,6 +68,10 @@ class Digits:
 
 def digits():
     return Digits()
+
+
+def twice(cells):
+    return 2 * cells
 
 
 def wait():
@@ -262,6 +269,11 @@ PROJECTS = {
     "logits_too": Project("torch.nn.functional:cross_entropy", "shop:pair", ("EF518", 'loss = "shop:pair"', "the training step returned (float32 (), float32 (8, 3))"), deep_step=True),
     "uncounted": Project("torch.nn.functional:cross_entropy", "shop:masked", ("EF519", 'loss = "shop:masked"', "but the mean over its parts, weighed by their samples"), deep_step=True),
     "counted": Project('torch.nn.functional:cross_entropy"', 'shop:masked"\nloss_count = "shop:num_targets"', None, deep_step=True),
+    "method_and_object": Project(
+        'args = { width = 8 }\nloss = "torch.nn.functional:cross_entropy"\n\n[optimizer]\nentry = "torch.optim:AdamW"',
+        'args = { width = { entry = "shop:twice", args = { cells = 4 } } }\nloss = "torch.nn.functional:cross_entropy"\n\n[optimizer]\nentry = "shop:Net.make_optimizer"', None, deep_step=True,
+    ),
+    "object_raises": Project("width = 8", 'width = { entry = "builtins:int", args = { x = 8 } }', ("EF502", "args = { width", "building the model raises TypeError"), deep_step=True),
     "metric_raises": Project("(outputs.argmax(1)", "(outputs.argmax(2)", ("EF508", "metrics = ", "measuring accuracy raises IndexError"), deep_step=True),
 }  # fmt: skip
 

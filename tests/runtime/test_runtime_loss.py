@@ -49,9 +49,9 @@ def test_each_form_is_a_mean_over_samples_or_a_sum_over_items(
 @pytest.mark.parametrize(
     ("result", "told", "help_"),
     [
-        ((LOSS, torch.rand(4, 10)), "(float32 (), float32 (4, 10))", "return item 0 of it"),
-        ((torch.rand(4, 10), LOSS), "(float32 (4, 10), float32 ())", "return item 1 of it"),
-        ((LOSS, torch.rand(4, 10), [1]), "(float32 (), float32 (4, 10), list of 1", "return item 0"),
+        ((LOSS, torch.rand(4, 10)), "(float32 (), float32 (4, 10))", "return the loss alone, item 0"),
+        ((torch.rand(4, 10), LOSS), "(float32 (4, 10), float32 ())", "return the loss alone, item 1"),
+        ((LOSS, torch.rand(4, 10), [1]), "(float32 (), float32 (4, 10), list of 1", "item 0"),
         ((), "()", "a step returns the loss"),
         (torch.rand(8), "float32 (8,) as its loss", "return its mean()"),
         ({"loss": torch.rand(8), "count": 8}, "float32 (8,) as its loss", "return its mean()"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticflow.spec import codes
 from elasticflow.spec.entries import own_steps
+from elasticflow.spec.entries.dataclass_tables import dataclasses_meant
 from elasticflow.spec.entries.definitions import (
     Definition,
     MethodError,
@@ -273,6 +274,9 @@ class _Check:
             self.depends_on_others, given = True, given + 1
             beside = list(own_steps.misfits(self.source))
         arguments = self.named_arguments()
+        beside += [
+            self._plain(each, found) for each in dataclasses_meant(signature, arguments, self.resolver)
+        ]
         twice = [Misfit("twice", name) for name in self.use.named if name in arguments]
         arguments = {**arguments, **dict.fromkeys(self.use.named, 0)}
         return beside + [
@@ -282,6 +286,16 @@ class _Check:
             if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
             if each.kind != "unknown" or each.name.isidentifier()  # else said already
         ]
+
+    def _plain(self, meant: tuple[str, Definition], found: Definition) -> Diagnostic:
+        """Return what is wrong with a plain table where a dataclass is taken."""
+        name, kind = meant
+        assert isinstance(kind.node, ast.ClassDef)
+        message = f'{self.use.text} takes {kind.node.name} as "{name}", not a plain table'
+        entry = f"{kind.module.name}:{kind.node.name}"
+        remedy = f'write {name} = {{ entry = "{entry}", args = {{ ... }} }}\ndefined at {found.place}'
+        where = (*(self.use.args or ()), name)
+        return self.source.problem(codes.BAD_ARGUMENT_TYPE, message, where, remedy=remedy)
 
     def named_arguments(self) -> dict[str, Any]:
         """Return what is passed by name, as the job file has it, objects marked."""
