@@ -173,15 +173,19 @@ def printable(value: object) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", _COLOUR.sub("", text))
 
 
-def printable_in(value: Any) -> Any:
-    """Return *value*, as JSON has it, with all text in it printable."""
+def printable_in(record: dict[str, Any]) -> dict[str, Any]:
+    """Return *record*, as JSON has it, with all text in it printable."""
+    return {printable(key): _printable_in(item) for key, item in record.items()}
+
+
+def _printable_in(value: Any) -> Any:
     match value:
         case str():
             return printable(value)
         case dict():
-            return {printable(key): printable_in(item) for key, item in value.items()}
+            return printable_in(value)
         case list():
-            return [printable_in(item) for item in value]
+            return [_printable_in(item) for item in value]
         case _:
             return value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from elasticflow.cli.facts import COLOURS, evaluation_of, facts_of
-from elasticflow.cli.terminal import paint, print_json
+from elasticflow.cli.terminal import paint, print_json, show_damage
 from elasticflow.observe.formats import local_time, number, span
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.status import RunStatus, read_status
@@ -37,6 +37,8 @@ def command(job: str | None, form: str) -> None:
     """
     root = here()
     found = [read_status(folder) for folder in list_runs(root, job)]
+    for status in found:
+        show_damage(status.folder)
     if form == "json":
         print_json([facts_of(status) for status in found])
     elif not found:

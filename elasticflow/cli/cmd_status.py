@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.facts import COLOURS, facts_of, progress_of
-from elasticflow.cli.terminal import paint, print_json, short
+from elasticflow.cli.terminal import paint, print_json, short, show_damage
 from elasticflow.observe.durations import took
 from elasticflow.observe.formats import elapsed, local_time, number, plural
 from elasticflow.observe.lines import of_weights, said_on_stderr, user_frames, values
@@ -32,7 +32,9 @@ def command(run: str | None, form: str) -> None:
     elasticflow status
     elasticflow status mnist --format json
     """
-    status = read_status(find_run(here(), run))
+    folder = find_run(here(), run)
+    status = read_status(folder)
+    show_damage(folder)
     if form == "json":
         print_json(facts_of(status))
     else:

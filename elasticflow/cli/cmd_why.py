@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.facts import COLOURS
-from elasticflow.cli.terminal import paint, print_json, short
+from elasticflow.cli.terminal import paint, print_json, short, show_damage
 from elasticflow.observe.formats import local_time, plural, rfc3339, span
 from elasticflow.observe.lines import user_frames
 from elasticflow.observe.runs import find_run
@@ -34,6 +34,7 @@ def command(run: str | None, form: str) -> None:
     elasticflow why mnist --format json
     """
     folder = find_run(here(), run)
+    show_damage(folder)
     found = incidents(folder)
     if form == "json":
         at = [None if each.at is None else rfc3339(each.at) for each in found]

@@ -91,9 +91,11 @@ def call(arguments: Sequence[str] | None = None) -> int:
         click.echo(error.message, err=True)  # rendered diagnostics: they bear their own "error"
         return error.exit_code
     except ElasticflowError as error:
-        click.echo(f"error: {error.message}", err=True)
+        from elasticflow.records import printable  # what it quotes may come from a file that anybody wrote
+
+        click.echo(f"error: {printable(error.message)}", err=True)
         if error.remedy is not None:
-            click.echo(f"help: {error.remedy}", err=True)
+            click.echo(f"help: {printable(error.remedy)}", err=True)
         return error.exit_code
     return code if isinstance(code, int) else FINISHED
 

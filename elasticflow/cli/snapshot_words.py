@@ -62,6 +62,8 @@ def find(words: Sequence[str], options: Sequence[str]) -> tuple[Place, list[str]
         )
     with told():
         place = find_place(here(), runs[0] if runs else None, _assignments(options))
+    for damage in place.damage:
+        click.echo(f"warning: {damage}", err=True)
     return place, [*names, *([place.name] if place.name else [])]
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
+    from elasticflow.run_folder import RunFolder
     from elasticflow.spec.load import LoadedJob
 
 
@@ -28,6 +29,15 @@ def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool
     if os.environ.get("NO_COLOR"):
         return text
     return click.style(text, fg=colour, bold=bold or None, dim=dim or None)
+
+
+def show_damage(folder: RunFolder) -> None:
+    """Say on standard error which files of a run are damaged, so that what is shown does without them."""
+    from elasticflow.observe.records import damages_of
+
+    for damage in damages_of(folder):
+        path = Path(damage.place)
+        click.echo(f"warning: {short(path)} {damage.why}; shown without it", err=True)
 
 
 def interrupted_by_signals() -> None:

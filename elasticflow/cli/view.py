@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from elasticflow.records import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -27,7 +29,7 @@ log_format_option = click.option(
 
 def warn(sentence: str) -> None:
     """Tell a person something on standard error."""
-    click.echo(f"warning: {sentence}", err=True)
+    click.echo(f"warning: {printable(sentence)}", err=True)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from elasticflow.observe.formats import elapsed, number
 from elasticflow.observe.lines import Line, Record, Symbol, Tone, epoch_of, rates_of, whole
 from elasticflow.observe.pace import Pace
 from elasticflow.observe.story import Story
+from elasticflow.records import printable_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,7 +105,7 @@ class Console:
 
     def event(self, record: Record) -> None:
         """Show one record of events.jsonl."""
-        line = self._story.event(record)
+        line = self._story.event(printable_in(dict(record)))
         if line is None:
             return
         if line.symbol in {"wrong", "again", "stop", "start"} or line.tone == "good":

@@ -11,7 +11,7 @@ from elasticflow.compiler.origins import Made, made_in, origins_now
 from elasticflow.errors import LaunchFolderError
 from elasticflow.observe.formats import moment
 from elasticflow.observe.lines import whole
-from elasticflow.observe.records import read, tail
+from elasticflow.observe.records import read, state_of, tail
 from elasticflow.observe.runs import is_finished
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def learn(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Path) -> Les
     except LaunchFolderError:
         return Lesson(run.run_id, None, _facts(run), is_finished(run), {})
     now = Made(job, origins_now(job, project_root, plan.job_files, "", then.origins))
-    state = next(read(run.state), {})
+    state = state_of(run)
     failed = (state.get("verdict") or {}).get("class") == "user_error"
     drift = compare_made(then, now, after_user_error=failed)
     facts, outdated = _facts(run), {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from elasticflow.errors import LogsNotFoundError
 from elasticflow.observe.formats import moment
 from elasticflow.observe.records import Follower, parse
+from elasticflow.records import damage_of, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,11 +144,14 @@ def _merged(generation: int, files: list[tuple[int, Stream, Path]]) -> Iterator[
 
 
 def _lines(generation: int, rank: int, stream: Stream, path: Path) -> Iterator[LogLine]:
-    with path.open("rb") as file:
-        for line in file:
-            yield _line(generation, rank, stream, line)
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                yield _line(generation, rank, stream, line)
+    except OSError as error:
+        yield _line(generation, rank, stream, f"({damage_of(path, error)})".encode())
 
 
 def _line(generation: int, rank: int, stream: Stream, line: bytes) -> LogLine:
-    text = line.rstrip(b"\r\n").decode("utf-8", "replace")
+    text = printable(line.rstrip(b"\r\n").decode("utf-8", "replace"))
     return LogLine(generation, rank, stream, text, parse(line) if stream == "jsonl" else None)

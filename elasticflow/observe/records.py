@@ -1,34 +1,38 @@
-"""JSON-lines files read while somebody writes them (floor 4)."""
+"""Files of a run read while somebody writes them, as views need them: printable, and without what is damaged (floor 4)."""
 
 from __future__ import annotations
 
-import json
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from elasticflow import events, records
+from elasticflow.records import BadJsonError, Damage, printable_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from elasticflow.run_folder import RunFolder
+
 TAIL_BYTES = 1 << 18
 
 
 def parse(line: bytes | str) -> dict[str, Any] | None:
-    """Return the line's JSON object, or None when it is something else or torn."""
+    """Return the line's JSON object, all text in it printable, or None when it is something else or torn."""
     try:
-        found = json.loads(line)
-    except ValueError:
+        found = records.parse(line)
+    except BadJsonError:
         return None
-    return found if isinstance(found, dict) else None
+    data = line if isinstance(line, bytes) else line.encode("utf-8", "replace")
+    # Control characters stand in JSON as \\uXXXX, but for DEL and those of Latin-1.
+    may_act = any(mark in data for mark in (b"\\u", b"\\r", b"\\b", b"\\f", b"\x7f", b"\xc2", b"\xe2"))
+    return records.printable_in(found) if may_act else found
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole records of *path*, in order; none if it does not exist."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
+    """Yield the whole records of *path*, in order; none if it does not exist or cannot be read (`damages_of`)."""
+    with suppress(OSError), path.open("rb") as file:
         for line in file:
             if (record := parse(line)) is not None:
                 yield record
@@ -36,16 +40,75 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
     """Return the records in the last *num_bytes* of *path*: enough for a summary of a file of any size."""
+    return [record for line in _tail_lines(path, num_bytes) if (record := parse(line)) is not None]
+
+
+def _tail_lines(path: Path, num_bytes: int) -> list[bytes]:
     try:
-        file = path.open("rb")
-    except FileNotFoundError:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - num_bytes))
+            if size > num_bytes:
+                file.readline()
+            return file.readlines()
+    except OSError:
         return []
-    with file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - num_bytes))
-        if size > num_bytes:
-            file.readline()
-        return [record for line in file if (record := parse(line)) is not None]
+
+
+def state_of(folder: RunFolder) -> dict[str, Any]:
+    """Return what state.json says; where it is damaged, what events.jsonl tells of that; empty if nothing does."""
+    found = records.read(folder.state)
+    if isinstance(found, dict):
+        return printable_in(found)
+    return {} if found is None else _state_from(tail(folder.events))
+
+
+def _state_from(happened: list[dict[str, Any]]) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for event in happened:
+        name = event.get("event")
+        state["updated"] = event.get("timestamp")
+        state["generation"] = event.get("generation")
+        if name == events.RUN_STARTED:
+            state |= {"launch": event.get("launch"), "started": event.get("timestamp"), "status": "running"}
+            state |= {"pid": event.get("pid"), "verdict": None}
+        elif name == events.TRAINING_STARTED:
+            state |= {"step": event.get("step"), "steps": event.get("steps")}
+        elif name in _ENDS:
+            fields = {key: value for key, value in event.items() if key not in _COMMON}
+            state |= {"status": _ENDS[name], "verdict": {"event": name, **fields}}
+            state["step"] = event.get("step", state.get("step"))
+    return state
+
+
+_ENDS = {
+    events.RUN_FINISHED: "finished",
+    events.RUN_FAILED: "failed",
+    events.RUN_INTERRUPTED: "interrupted",
+}
+_COMMON = frozenset(events.COMMON_FIELDS)
+
+
+def damages_of(folder: RunFolder) -> list[Damage]:
+    """Return what of the run's state, events and metrics cannot be read: views show the run without it."""
+    found = []
+    state = records.read(folder.state)
+    if isinstance(state, Damage):
+        found.append(state)
+    for path in (folder.events, folder.metrics):
+        try:
+            with path.open("rb"):
+                pass
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            found.append(records.damage_of(path, error))
+            continue
+        *lines, _ = [*_tail_lines(path, TAIL_BYTES), b""]  # a line without its end may be being written
+        bad = sum(parse(line) is None for line in lines if line.endswith(b"\n"))
+        if bad:
+            found.append(Damage(str(path), f"has {bad} damaged line{'s' * (bad > 1)} at its end"))
+    return found
 
 
 class Follower:
@@ -69,7 +132,7 @@ class Follower:
                     self._at, self._rest = size, b""
                 file.seek(self._at)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet, or damaged
             return []
         self._at += len(data)
         *whole, self._rest = (self._rest + data).split(b"\n")

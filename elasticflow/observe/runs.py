@@ -7,7 +7,7 @@ from pathlib import Path
 
 from elasticflow.errors import RunNotFoundError
 from elasticflow.observe.formats import moment
-from elasticflow.observe.records import read
+from elasticflow.observe.records import state_of
 from elasticflow.run_folder import RUN_ID, RUNS, RunFolder
 
 
@@ -71,7 +71,7 @@ def _find_run_of_file(path: Path) -> RunFolder:
 
 def is_finished(folder: RunFolder) -> bool:
     """Return whether training reached its end; False for a run that does not exist."""
-    return next(read(folder.state), {}).get("status") == "finished"
+    return state_of(folder).get("status") == "finished"
 
 
 def newest_resumable(project_root: Path) -> RunFolder | None:
@@ -91,7 +91,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _started(folder: RunFolder) -> float:
-    state = next(read(folder.state), {})
+    state = state_of(folder)
     return moment(state.get("started")) or folder.path.stat().st_mtime
 
 

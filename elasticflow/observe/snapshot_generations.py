@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.observe.records import read
 from elasticflow.observe.status import is_locked
+from elasticflow.records import printable_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +54,7 @@ def generations(place: Place, rows: Sequence[Row]) -> list[Generation]:
     Raises:
         OSError: the place cannot be read.
     """
-    claims = place.catalog.generations()
+    claims = {number: printable_in(claim) for number, claim in place.catalog.generations().items()}
     told = {} if place.folder is None else _told(read(place.folder.events))
     numbers = sorted(claims.keys() | told.keys() | {row.generation for row in rows})
     for number, about in told.items():
@@ -70,14 +71,26 @@ def _generation(
     first = next((row.manifest for row in own if row.manifest), None)
     return Generation(
         number=number,
-        launch=claim.get("launch"),
-        reason=told.get("reason") or claim.get("reason") or claim.get("way"),
-        world_size=(first.world_size if first else None) or told.get("world_size") or claim.get("world_size"),
-        parent=(first.parent if first else None) or told.get("parent"),
+        launch=_number(claim, "launch"),
+        reason=_text(told, "reason") or _text(claim, "reason") or _text(claim, "way"),
+        world_size=(first.world_size if first else None)
+        or _number(told, "world_size")
+        or _number(claim, "world_size"),
+        parent=(first.parent if first else None) or _text(told, "parent"),
         ended=told.get("ended"),
         taken=len(told["taken"] | {r.name for r in own if r.state == "committed"}) if told else None,
         snapshots=own,
     )
+
+
+def _number(record: Mapping[str, Any], key: str) -> int | None:
+    found = record.get(key)
+    return found if type(found) is int else None
+
+
+def _text(record: Mapping[str, Any], key: str) -> str | None:
+    found = record.get(key)
+    return found if isinstance(found, str) else None
 
 
 def _told(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -97,7 +110,7 @@ def _note(about: dict[str, Any], record: Mapping[str, Any]) -> None:
         case events.TRAINING_STARTED:
             about["parent"] = record.get("restored_from")
         case events.SNAPSHOT_COMMITTED:
-            about["taken"].add(record.get("name"))
+            about["taken"].add(str(record.get("name")))
         case events.WORKER_FAILED if record.get("rank") is not None:
             about["rank"] = record["rank"]
         case events.DRAIN_REQUESTED:

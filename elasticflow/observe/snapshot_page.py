@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.observe.formats import local_time, number, plural, size, span
+from elasticflow.records import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ def page(row: Row, rules: Keep | None, now: float) -> list[str]:
     lines = [f"{name:<{_WIDTH}} {text}" for name, text in facts if text]
     if row.manifest is not None:
         lines += ["", *_files(row.manifest), "", *_tensors(row.manifest)]
-    return lines
+    return [printable(line) for line in lines]  # names of tensors and data are anybody's
 
 
 def tensors_by_prefix(manifest: Manifest) -> list[dict[str, Any]]:

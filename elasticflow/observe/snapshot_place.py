@@ -36,12 +36,14 @@ class Place:
         folder: The run's folder on this machine; None where only a URI was given.
         job: The job that took them, as recorded; None if nothing tells.
         name: The one snapshot that was meant, if the text led to it.
+        damage: What of the run's records is damaged, and what is used instead.
     """
 
     catalog: Catalog
     folder: RunFolder | None = None
     job: Job | None = None
     name: str | None = None
+    damage: tuple[str, ...] = ()
 
     @property
     def uri(self) -> str:
@@ -104,15 +106,16 @@ def _best_mode(job: Job) -> Best | None:
 
 
 def _of_run(folder: RunFolder, options: dict[str, Any]) -> Place:
-    from elasticflow.compiler.materialize import read_job
+    from elasticflow.compiler.launch_record import last_record
 
-    numbers = folder.launch_numbers()
-    job = read_job(folder.launch(numbers[-1])) if numbers else None
+    root = folder.path.parents[2]
+    damage: list[str] = []
+    job = last_record(folder, root, damage.append).made.job if folder.launch_numbers() else None
     uri = None if job is None else job.snapshots.uri
-    uri, prefix = snapshot_place(uri, folder, folder.path.parents[2])
+    uri, prefix = snapshot_place(uri, folder, root)
     if job is not None:
         options = {**job.snapshots.options, **options}
-    return Place(Catalog(Storage(uri, options), prefix), folder, job)
+    return Place(Catalog(Storage(uri, options), prefix), folder, job, damage=tuple(damage))
 
 
 def _at(uri: str, options: dict[str, Any]) -> Place:
@@ -150,5 +153,12 @@ def _recorded_job(catalog: Catalog) -> Job | None:
     record = catalog.read_job_record()
     try:
         return None if record is None else job_from_json(record["job"])
-    except (ElasticflowError, ValidationError, KeyError, TypeError):  # written by another version
+    except (
+        ElasticflowError,
+        ValidationError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):  # written by another version
         return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from elasticflow.errors import SnapshotNotFoundError
 from elasticflow.observe.formats import rfc3339
 from elasticflow.observe.status import is_locked
+from elasticflow.records import printable_in
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.snapshots.manifest import DamagedSnapshotError
 from elasticflow.snapshots.policy import PERMANENT, Keep, reasons
@@ -99,7 +100,7 @@ def rows_of(place: Place) -> list[Row]:
         OSError: the place cannot be read.
     """
     catalog = place.catalog
-    set_aside, pinned = catalog.quarantined(), catalog.pinned()
+    set_aside, pinned = printable_in(catalog.quarantined()), printable_in(catalog.pinned())
     names = [n for n in catalog.storage.list(catalog.folder()) if _is_snapshot(n)]
     whole = {name for name in names if not name.startswith(UNFINISHED)}
     rows = [

@@ -11,7 +11,7 @@ from elasticflow.observe.durations import parts_of
 from elasticflow.observe.formats import moment
 from elasticflow.observe.lines import amount, whole
 from elasticflow.observe.pace import Pace
-from elasticflow.observe.records import last_of, read, tail
+from elasticflow.observe.records import last_of, read, state_of, tail
 
 if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
@@ -104,13 +104,13 @@ def is_locked(folder: RunFolder) -> bool:
             except BlockingIOError:
                 return True
             return False
-    except FileNotFoundError:
+    except OSError:  # absent, or nothing that could be locked
         return False
 
 
 def read_status(folder: RunFolder) -> RunStatus:
     """Return the state of the run in *folder*; files that are not there yet count as empty."""
-    state = next(read(folder.state), {})
+    state = state_of(folder)
     metrics = tail(folder.metrics)
     steps = last_of(metrics, "loss")
     evaluation = (last_of(metrics, "eval") or [{}])[0]
@@ -128,6 +128,7 @@ def read_status(folder: RunFolder) -> RunStatus:
     launched = moment(state.get("started")) or (moment(happened[0].get("timestamp")) if happened else None)
     where = state.get("durations")
     where = where if isinstance(where, dict) else {}
+    verdict = state.get("verdict")
     found, raw = evaluation.get("eval"), evaluation.get("eval_raw")
     return RunStatus(
         folder=folder,
@@ -147,7 +148,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         best=amount(evaluation, "best"),
         samples_per_s=pace.samples_per_s,
         seconds_left=pace.seconds_left(step, total) if is_running and total else None,
-        snapshot=state.get("snapshot") or (committed[-1].get("name") if committed else None),
+        snapshot=_text(state, "snapshot") or (_text(committed[-1], "name") if committed else None),
         held=whole(state, "held") or None if is_running else None,
         started=_began(folder) or launched,
         launched=launched,
@@ -156,7 +157,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         updated=moment(state.get("updated")) or (moment(happened[-1].get("timestamp")) if happened else None),
         pid=state.get("pid") if is_running else None,
         failure=failures[-1] if failures and status == "failed" else None,
-        verdict=state.get("verdict"),
+        verdict=verdict if isinstance(verdict, dict) else None,
         lost=lost_of(folder) if status == "interrupted" else None,
     )
 
@@ -175,6 +176,11 @@ def _status(state: dict[str, Any], folder: RunFolder) -> Status:
         return said  # type: ignore[no-any-return]
     # "running" is what a supervisor wrote that may have been killed since; only the lock dies with it.
     return "running" if is_locked(folder) else "interrupted"
+
+
+def _text(record: dict[str, Any], key: str) -> str | None:
+    found = record.get(key)
+    return found if isinstance(found, str) else None
 
 
 def _began(folder: RunFolder) -> float | None:

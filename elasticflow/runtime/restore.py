@@ -10,7 +10,7 @@ from elasticflow.errors import SnapshotError, StateError, StorageError
 from elasticflow.runtime import agreement, order, stopping, streams
 from elasticflow.runtime.fresh import Fresh
 from elasticflow.runtime.order import Position
-from elasticflow.snapshots.manifest import DamagedSnapshotError
+from elasticflow.snapshots.manifest import DamagedSnapshotError, UnreadableSnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.loaded import Loaded
     from elasticflow.snapshots.manifest import Manifest
 
-_OUTAGE, _LEAVING = "outage: ", "asked to leave"
+_OUTAGE, _UNREAD, _LEAVING = "outage: ", "unread: ", "asked to leave"
 _REPLICATED = ("model/", "ema/", "optimizer/", "optimizer.")  # objects of the job's own may differ by design
 
 
@@ -55,6 +55,7 @@ class Loads(Protocol):
 
         Raises:
             DamagedSnapshotError: it is not what was written.
+            UnreadableSnapshotError: this process may not read it.
             SnapshotError: it cannot be read, which says nothing about it.
         """
 
@@ -65,33 +66,44 @@ class Loads(Protocol):
 def newest_good(me: Worker, catalog: Catalog, loads: Loads) -> Found | None:
     """Return the newest snapshot that all ranks read and verified, or None if there is none. Collective: every rank.
 
-    One that any rank finds damaged is set aside with the reason, and all go on to the next older one. Its tensors can
-    be read until `loads.release` is called.
+    One that any rank finds damaged is set aside with the reason, and all go on to the next older one; so is one that a
+    rank may not read, while an older one can be read. Its tensors can be read until `loads.release` is called.
 
     Raises:
         SnapshotError: the storage cannot be read on this rank or another, or a node has no memory for the snapshot.
     """
+    unread: dict[str, str] = {}
+    refused = 0
     for name in candidates(me, catalog):
         found, problem = None, ""
         faults.reach("restore.before_read")
         try:
             found = Found.of(loads.load(name))
+        except UnreadableSnapshotError as error:
+            problem = _UNREAD + error.message
         except DamagedSnapshotError as error:
             problem = error.message
         except (OSError, SnapshotError, StorageError) as error:
             problem = _OUTAGE + _text(error)
         except stopping.Leaving:
             problem = _LEAVING
-        problems = [text for text in _told_by_all(me, problem) if text]
+        told = _told_by_all(me, problem)
+        problems = [text for text in told if text]
         if _LEAVING in problems:
             stopping.leave_untrained(me)
         if not problems:
+            _set_all_aside(me, catalog, unread)  # since this one can be read, it is they that are damaged
             return found
         found = None
         loads.release()
-        if me.rank == 0:
-            _set_aside(me, catalog, name, problems[0])
-        me.barrier()
+        if all(text.startswith(_UNREAD) for text in problems):
+            unread[name] = problems[0].removeprefix(_UNREAD)
+            refused = told.index(problems[0])
+        else:
+            damage = next(text for text in problems if not text.startswith(_UNREAD))
+            _set_all_aside(me, catalog, {name: damage})
+    if unread:
+        raise SnapshotError(f"rank {refused} cannot read snapshots: {next(iter(unread.values()))}")
     return None
 
 
@@ -182,6 +194,15 @@ def random_version_of(content: dict[str, Any]) -> int:
 
 def _text(error: Exception) -> str:
     return getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+
+
+def _set_all_aside(me: Worker, catalog: Catalog, damages: Mapping[str, str]) -> None:
+    """Set these snapshots aside; every rank goes on once that is done."""
+    if damages:
+        if me.rank == 0:
+            for name, reason in damages.items():
+                _set_aside(me, catalog, name, reason)
+        me.barrier()
 
 
 def _set_aside(me: Worker, catalog: Catalog, name: str, reason: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots import manifest
 from elasticflow.snapshots.held import Held
-from elasticflow.snapshots.manifest import DamagedSnapshotError
+from elasticflow.snapshots.manifest import DamagedSnapshotError, UnreadableSnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +69,7 @@ class NodeLoader:
 
         Raises:
             DamagedSnapshotError: it is not what was written; says what.
+            UnreadableSnapshotError: this machine's writer may not read it.
             SnapshotError: the store cannot be read, the node has no memory for it, or the writer died; that says
                 nothing about the snapshot.
         """
@@ -84,6 +85,8 @@ class NodeLoader:
                 return self._loaded
             case "damaged":
                 raise DamagedSnapshotError(answer["reason"])
+            case "refused":
+                raise UnreadableSnapshotError(answer["reason"])
             case _:
                 raise SnapshotError(answer["reason"])
 

@@ -16,7 +16,14 @@ from elasticflow.errors import SnapshotError
 from elasticflow.snapshots import reader, state_values
 from elasticflow.snapshots.held import Held
 from elasticflow.snapshots.loaded import Loaded
-from elasticflow.snapshots.manifest import FILE_NAME, STATE_FILE, DamagedSnapshotError, FileEntry, Manifest
+from elasticflow.snapshots.manifest import (
+    FILE_NAME,
+    STATE_FILE,
+    DamagedSnapshotError,
+    FileEntry,
+    Manifest,
+    UnreadableSnapshotError,
+)
 from elasticflow.snapshots.memory import available, memory_file
 from elasticflow.snapshots.streaming import Stream
 
@@ -59,6 +66,7 @@ class Reading:
 
         Raises:
             DamagedSnapshotError: it is not what was written; says which file, and where in it.
+            UnreadableSnapshotError: this process may not read it.
             SnapshotError: there is no memory for it, or `stop` was called.
             OSError: the store cannot be read.
         """
@@ -93,6 +101,8 @@ class Reading:
             raise SnapshotError(
                 f"snapshot {self._name} has no {FILE_NAME} as this node sees it; is snapshots.uri one place for all?"
             ) from None
+        except PermissionError as error:
+            raise UnreadableSnapshotError(f"{FILE_NAME}: cannot be read: {error}") from None
         if STATE_FILE not in manifest.files:
             raise DamagedSnapshotError(f"{STATE_FILE} is not in the manifest")
         return manifest

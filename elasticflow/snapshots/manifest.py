@@ -30,6 +30,10 @@ class DamagedSnapshotError(SnapshotError):
     failure_class = "snapshot_corrupt"
 
 
+class UnreadableSnapshotError(SnapshotError):
+    """This process may not read a file of a snapshot: damage if another snapshot can be read, else an outage."""
+
+
 @dataclass(frozen=True)
 class FileEntry:
     """A file of a snapshot: its bytes, the CRC-32 of each BLOCK of it, and its SHA-256 where that was asked for."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow.snapshots.loading import Answer, Reading
-from elasticflow.snapshots.manifest import DamagedSnapshotError
+from elasticflow.snapshots.manifest import DamagedSnapshotError, UnreadableSnapshotError
 from elasticflow.snapshots.threads import thread
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ class Loader:
             answer = load.reading.read()
         except DamagedSnapshotError as error:
             refusal = _told(load.name, "damaged", reason=error.message)
+        except UnreadableSnapshotError as error:
+            refusal = _told(load.name, "refused", reason=error.message)
         except Exception as error:  # noqa: BLE001  # whatever the store raises, the ranks are told
             reason = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
             refusal = _told(load.name, "unreadable", reason=reason)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from elasticflow import faults
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.digests import Verifier
-from elasticflow.snapshots.manifest import BLOCK, DamagedSnapshotError, FileEntry
+from elasticflow.snapshots.manifest import BLOCK, DamagedSnapshotError, FileEntry, UnreadableSnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +29,7 @@ _PIECE = 1 << 18  # bytes read at a time where a request costs nothing: still in
 _RUN = 4  # blocks that one thread reads in a row: few enough to share a file out, many enough to open it for
 _THREADS = 8  # most at a time; each holds a block at most
 _BAD_PLACE = (errno.EIO, errno.EISDIR, errno.ENOTDIR)
+_REFUSED = (errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Stream:
         sink: Takes path, offset and bytes, from several threads at a time; the bytes are its own only during the
             call. None to look at them only.
         progress: Called with the bytes read so far, from one thread at a time.
-        to_the_end: Read on after the first damage, to find all of it.
+        to_the_end: Read on after the first damage, to find all of it; what may not be read counts as damage then.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Stream:
         """Return what is damaged, by path; empty if every byte was what the entries say and went to the sink.
 
         Raises:
+            UnreadableSnapshotError: this process may not read a file on a disk of this machine.
             SnapshotError: the store could not be read, or the sink failed, or `stop` was called; that says nothing
                 about the files.
         """
@@ -131,11 +133,15 @@ class Stream:
         except SnapshotError:
             raise
         except Exception as error:
+            number = getattr(error, "errno", None) if self._storage.is_local else None
+            text = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
             # A disk that cannot read this very place is damage; anything else may pass.
-            if not self._storage.is_local or getattr(error, "errno", None) not in _BAD_PLACE:
-                text = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+            if number in _BAD_PLACE or (number in _REFUSED and self._to_the_end):
+                self._note(run, f"cannot be read: {text}")
+            elif number in _REFUSED:
+                raise UnreadableSnapshotError(f"{name}: cannot be read: {text}") from error
+            else:
                 raise SnapshotError(f"{name}: cannot be read: {text}") from error
-            self._note(run, f"cannot be read: {type(error).__name__}: {error}")
 
     def _note(self, run: _Run, text: str) -> None:
         with self._lock:

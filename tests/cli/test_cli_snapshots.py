@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from click.shell_completion import ShellComplete
 from torch import nn
 
+from elasticflow.cli.completing import complete
 from elasticflow.cli.main import call, group
 from elasticflow.compiler.materialize import materialize
 from elasticflow.compiler.origins import Made, Origins
@@ -203,7 +203,9 @@ def test_nothing_that_lies_there_is_hidden(ran: Callable[..., Ran], catalog: Cat
     _, out, _ = ran("list", "--json")
     found = {each["name"]: (each["state"], each["reason"], each["kept"]) for each in json.loads(out)}
     assert ("set aside", "shard: block 0 is not what was written", []) == found[name_of(40)]
-    assert ("damaged", "MANIFEST.json is cut or not a manifest", []) == found[name_of(30)]
+    state, reason, kept = found[name_of(30)]
+    assert ("damaged", []) == (state, kept)
+    assert reason.startswith("MANIFEST.json is no")
     assert ("unfinished", "left by a writer that died", []) == found[name_of(60)]
     _, out, _ = ran("list")
     assert "4 snapshots, " in out.splitlines()[0]
@@ -617,10 +619,9 @@ def test_export_of_a_damaged_snapshot(ran: Callable[..., Ran], catalog: Catalog,
 
 def test_names_are_completed(ran: Callable[..., Ran], catalog: Catalog) -> None:
     """Runs, jobs and the newest run's snapshots before a run is given; that run's snapshots afterwards."""
-    completion = ShellComplete(group, {}, "elasticflow", "_ELASTICFLOW_COMPLETE")
 
     def offered(*words: str, typed: str = "") -> set[str]:
-        return {item.value for item in completion.get_completions(["snapshots", *words], typed)}
+        return {item.value for item in complete(["snapshots", *words], typed, group)}
 
     assert {"list", "show", "verify", "pin", "unpin", "prune", "export"} == offered()
     assert {"small", RUN_ID, "latest", "best", name_of(50), "step:50"} <= offered("show")

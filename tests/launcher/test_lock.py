@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.errors import RunLockedError, StorageError
+from elasticflow.errors import PortTakenError, RunLockedError, StorageError
 from elasticflow.launcher.lock import locked
 from elasticflow.run_folder import RunFolder
 
@@ -67,3 +67,49 @@ def test_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         pass
 
     assert f"cannot make the run folder {folder.path}: Not a directory" == refused.value.message
+
+
+def _refuse(folder: RunFolder, made: str) -> None:
+    """Refuse a launch that has made something in its run folder."""
+    with locked(folder):
+        (folder.path / made).mkdir()
+        raise PortTakenError("taken")
+
+
+def test_a_launch_that_is_refused_leaves_no_run_folder(tmp_path: Path) -> None:
+    """One that it made goes, with the empty folders above; one that was there stays, and so does what began."""
+    folder = RunFolder.of(tmp_path, "small", "run")
+    with pytest.raises(PortTakenError):
+        _refuse(folder, "logs")
+    assert [] == list(tmp_path.iterdir())
+
+    with locked(folder):
+        pass
+    with pytest.raises(PortTakenError):
+        _refuse(folder, "logs")
+    assert folder.lock.exists()
+
+    begun = RunFolder.of(tmp_path, "small", "begun")
+    with pytest.raises(PortTakenError):
+        _refuse(begun, "generations")
+    assert begun.lock.exists()
+
+
+def test_lock_of_a_folder_that_was_removed_meanwhile_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waited for a launch that was refused locks the file that is there, not the one that is gone."""
+    folder = RunFolder.of(tmp_path, "small", "run")
+    taken: list[int] = []
+    flock = fcntl.flock
+
+    def locking(descriptor: int, how: int) -> None:
+        flock(descriptor, how)
+        if not taken:
+            folder.lock.unlink()
+        taken.append(descriptor)
+
+    monkeypatch.setattr(fcntl, "flock", locking)
+    with locked(folder):
+        assert 2 == len(taken)
+        assert os.path.samestat(os.fstat(taken[1]), folder.lock.stat())

@@ -11,7 +11,7 @@ from elasticflow.runtime import restore
 from elasticflow.runtime.failure import classify
 from elasticflow.snapshots import loading, shards
 from elasticflow.snapshots.catalog import Catalog
-from elasticflow.snapshots.manifest import Manifest
+from elasticflow.snapshots.manifest import Manifest, UnreadableSnapshotError
 from elasticflow.snapshots.publish import Publisher
 from elasticflow.snapshots.staging import TensorEntry
 from elasticflow.storage import Storage
@@ -142,3 +142,29 @@ def test_disk_that_cannot_read_a_file_is_damage(
     assert found is not None
     assert found.state == {"position": {"step": 1}, "state": {}}
     assert list(catalog.quarantined()) == [bad]
+
+
+class Forbidding(Own):
+    """Loads as `Own`, but some snapshots may not be read by this user."""
+
+    def __init__(self, catalog: Catalog, *names: str) -> None:
+        super().__init__(catalog)
+        self.names = names
+
+    def load(self, name: str) -> Loaded:
+        """See restore.Loads."""
+        if name in self.names:
+            raise UnreadableSnapshotError(f"{SHARD}: cannot be read: Permission denied")
+        return super().load(name)
+
+
+def test_one_that_may_not_be_read_is_damage_while_an_older_one_can(me: Any, catalog: Catalog) -> None:
+    """Where none may be read it is an outage: nothing is set aside, and nothing begins anew."""
+    newest, older = (manifest.name for manifest in catalog.committed())
+    with pytest.raises(SnapshotError, match=f"rank 0 cannot read snapshots: {SHARD}: cannot be read"):
+        restore.newest_good(me, catalog, Forbidding(catalog, newest, older))
+    assert {} == catalog.quarantined()
+    found = restore.newest_good(me, catalog, Forbidding(catalog, newest))
+    assert found is not None
+    assert older == found.manifest.name
+    assert {newest: f"{SHARD}: cannot be read: Permission denied"} == catalog.quarantined()

@@ -193,3 +193,53 @@ def test_the_generation_after_ours_is_ours_or_nobody_elses(catalog: Catalog) -> 
     assert catalog.claim_after(1, {**ours, "reason": "storage"})
     assert not catalog.claim_after(1, theirs)
     assert catalog.newest_generation() == 2
+
+
+def test_one_manifest_that_cannot_be_read_is_damage_while_another_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage is what all suffer: then nothing is said about any snapshot."""
+    catalog = Catalog(Storage(str(tmp_path)))
+    names = [commit(catalog, step) for step in (1, 2, 3)]
+    read, refused = Storage.read, {names[2], names[1]}
+
+    def reading(storage: Storage, path: str) -> bytes:
+        if any(name in path for name in refused):
+            raise PermissionError(13, "Permission denied")
+        return read(storage, path)
+
+    monkeypatch.setattr(Storage, "read", reading)
+    newest = catalog.newest()
+    assert newest is not None
+    assert newest.name == names[0]
+    assert dict.fromkeys(names[1:], "MANIFEST.json cannot be read: Permission denied") == catalog.damaged()
+    refused.add(names[0])
+    with pytest.raises(PermissionError):
+        catalog.newest()
+    with pytest.raises(PermissionError):
+        catalog.damaged()
+
+
+def test_a_directory_in_a_manifests_place_is_damage(tmp_path: Path) -> None:
+    """It can be no outage, whether or not another snapshot is there."""
+    catalog = Catalog(Storage(str(tmp_path)))
+    path = tmp_path / catalog.folder(commit(catalog, 1)) / "MANIFEST.json"
+    path.unlink()
+    path.mkdir()
+    assert ["MANIFEST.json is a directory"] == list(catalog.damaged().values())
+    assert catalog.newest() is None
+
+
+def test_a_snapshot_shows_that_its_generation_existed(catalog: Catalog) -> None:
+    """Claims that are lost are made again with the next one: numbers go on, and writers of before are fenced off."""
+    for generation in (1, 2, 3):
+        assert generation == catalog.claim_generation({"host": "here"})
+    commit(catalog, 5, generation=3)
+    for generation in (2, 3):
+        catalog.storage.remove(f"{catalog.prefix}generations/{generation:04d}.json")
+    assert 3 == catalog.newest_generation()
+    assert not catalog.is_fenced(2)
+    assert 4 == catalog.claim_generation({"host": "here"})
+    assert catalog.is_fenced(2)
+    assert [1, 2, 3, 4] == list(catalog.generations())
+    assert catalog.generations()[3]["lost"] is True

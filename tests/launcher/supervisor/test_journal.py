@@ -179,3 +179,30 @@ def test_finished_run_has_made_its_last_step(folder: RunFolder) -> None:
     metrics.close()
     journal.close()
     assert 80 == _state(folder)["step"]
+
+
+@pytest.mark.parametrize(
+    "content", ["null", "[1]", "{", "", "\x00" * 300, '{"step": "x", "steps": [], "loss": {}}']
+)
+def test_damaged_state_says_nothing(folder: RunFolder, content: str) -> None:
+    """A launch begins with what it knows; whatever lies there, it begins."""
+    folder.path.mkdir(parents=True)
+    folder.state.write_text(content)
+    journal = Journal(folder, 2, _ignore)
+    journal.close()
+
+    assert (0, None, None) == tuple(_state(folder)[key] for key in ("step", "steps", "loss"))
+
+
+def test_damaged_lines_are_moved_aside_and_said(tmp_path: Path) -> None:
+    """Good lines among the last ones stay, whatever stands between them."""
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"n": 1}\n\xff\xfe\n{"n": 2}\n[3]\n' + bytes(300))
+    lines = AppendedLines(path)
+    lines.append([{"n": 4}])
+    lines.close()
+
+    assert [{"n": 1}, {"n": 2}, {"n": 4}] == [json.loads(line) for line in path.read_text().splitlines()]
+    assert b"\xff\xfe\n[3]\n" + bytes(300) + b"\n" == (tmp_path / "lines.jsonl.damaged").read_bytes()
+    assert lines.damage is not None
+    assert lines.damage.why.startswith("had 307 bytes at its end")

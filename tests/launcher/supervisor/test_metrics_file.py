@@ -90,6 +90,78 @@ def test_torn_last_line_is_cut(folder: RunFolder) -> None:
     assert [1, 2] == [r["step"] for r in _read(folder.metrics)]
 
 
+def _run_with_logs(folder: RunFolder, steps: int) -> None:
+    """Leave a metrics file and rank 0's log of that many steps, each evaluated after every fifth."""
+    lines = [
+        line
+        for step in range(1, steps + 1)
+        for line in (_line(step), _evaluation(step))[: 2 - (step % 5 > 0)]
+    ]
+    log = folder.rank_log(1, 0)
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(json.dumps({**line, "origin": logs.OURS}) + "\n" for line in lines))
+    metrics = Metrics(folder)
+    metrics.add(lines)
+    metrics.close()
+
+
+def _spoil(path: Path, harm: str) -> None:
+    data = path.read_bytes()
+    lines = data.splitlines(keepends=True)
+    match harm:
+        case "the last 300 bytes zeroed":
+            path.write_bytes(data[:-300] + bytes(300))
+        case "cut, its newline kept":
+            path.write_bytes(data[:-20] + b"\n")
+        case "lines of other kinds":
+            path.write_bytes(b"".join([*lines[:-2], b"null\n", b"[1]\n", b'{"step": "x"}\n', *lines[-2:]]))
+        case "a line in between is lost":
+            path.write_bytes(b"".join([*lines[:9], b"\xff\n", *lines[12:]]))
+        case _:
+            raise AssertionError(harm)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "the last 300 bytes zeroed",
+        "cut, its newline kept",
+        "lines of other kinds",
+        "a line in between is lost",
+    ],
+)
+def test_what_damage_took_comes_back_from_the_rank_logs(folder: RunFolder, harm: str) -> None:
+    """Bad lines are moved aside and said; going on from step 18 of 20, every line up to it stands once and in order."""
+    _run_with_logs(folder, 20)
+    expected = [r for r in _read(folder.metrics) if r["step"] <= 18]
+    _spoil(folder.metrics, harm)
+    metrics = Metrics(folder)
+    assert metrics.damage is not None
+    assert "metrics.jsonl.damaged" in metrics.damage.why
+    metrics.settle(18)
+    metrics.close()
+
+    assert expected == _read(folder.metrics)
+    assert folder.metrics.with_name("metrics.jsonl.damaged").stat().st_size > 0
+    again = Metrics(folder)
+    assert again.damage is None
+    again.close()
+
+
+def test_damage_without_logs_costs_no_more_than_the_bad_lines(folder: RunFolder) -> None:
+    """A launch on another machine has no rank logs: what is whole stays."""
+    _run_with_logs(folder, 20)
+    _spoil(folder.metrics, "a line in between is lost")
+    folder.rank_log(1, 0).unlink()
+    metrics = Metrics(folder)
+    metrics.settle(20)
+    metrics.close()
+
+    steps = [r["step"] for r in _read(folder.metrics) if "eval" not in r]
+    assert sorted(steps) == steps
+    assert {*range(1, 9), *range(12, 21)} <= set(steps)
+
+
 @given(data=st.lists(st.integers(1, 12), max_size=8))
 def test_any_history_of_restarts_gives_each_step_once(
     data: list[int], tmp_path_factory: pytest.TempPathFactory

@@ -1,0 +1,130 @@
+"""Damage ends nothing: every file of a run times every damage times every command.
+
+A launch goes on from the newest snapshot that is whole, or is refused with file and remedy before anything is claimed;
+what only looks never ends in a traceback. `tests/campaign/damage.py` does the same with real processes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.compiler import provenance
+from tests.damage import harm, made_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# As `test_the_table_names_every_file` finds them.
+KINDS = (
+    "JOB.json", "events.jsonl", "generations/NNNN.json", "launches/NNNN/environment.json", "launches/NNNN/job.json",
+    "launches/NNNN/plan.json", "launches/NNNN/sources/jobs/tiny.toml", "launches/NNNN/sources/pieces.py",
+    "launches/NNNN/torchrun.args", "launches/NNNN/torchrun.sh", "launches/NNNN/train.py", "ledger.jsonl", "lock",
+    "logs/agent.log", "logs/gNNNN/rank0.jsonl", "logs/gNNNN/rank0.stderr", "logs/gNNNN/rank0.stdout", "metrics.jsonl",
+    "pins/NAME.json", "snapshots/NAME/MANIFEST.json", "snapshots/NAME/shard-NNNN-of-NNNN.safetensors",
+    "snapshots/NAME/state.json", "state.json", "verdicts/NAME.json",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a project with a run that was interrupted after its third snapshot."""
+    root = tmp_path_factory.mktemp("damage") / "original"
+    with pytest.MonkeyPatch.context() as patch:
+        made_run.make(root, patch)
+    yield root
+    shutil.rmtree(root)
+
+
+@pytest.fixture(autouse=True)
+def _decided_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut launches short once they have decided from where they go on; what takes long and matters not is left out."""
+    made_run.cut_short(monkeypatch)
+    monkeypatch.setattr(provenance, "git_state", lambda _: None)
+    versions = provenance.versions()
+    monkeypatch.setattr(provenance, "versions", lambda _=(): versions)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def _refuse_to_open(path: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have this process fail to open *path*, as one that may not: root may open anything."""
+    opening, access = os.open, os.access
+
+    def fail(target: Any) -> None:
+        if isinstance(target, str | os.PathLike) and os.fspath(target) == str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    for module in (io, builtins):
+        real = module.open
+
+        def opened(file: Any, *arguments: Any, _real: Any = real, **options: Any) -> Any:
+            fail(file)
+            return _real(file, *arguments, **options)
+
+        patch.setattr(module, "open", opened)
+
+    def os_open(target: Any, *arguments: Any, **options: Any) -> int:
+        fail(target)
+        return opening(target, *arguments, **options)
+
+    patch.setattr(os, "open", os_open)
+    patch.setattr(os, "access", lambda target, mode: Path(target) != path and access(target, mode))
+
+
+def test_the_table_names_every_file(original: Path) -> None:
+    """A file that a run begins to keep belongs into the table."""
+    assert sorted({harm.kind_of(file) for file in harm.files_of(original)}) == sorted(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_ends_nothing(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Of several files of a kind, the one of the newest snapshot is damaged, then the one of the oldest."""
+    files = [file for file in harm.files_of(original) if harm.kind_of(file) == kind]
+    whole = [name for name in harm.snapshots_of(original) if int(name.split("-")[0]) >= made_run.EVERY]
+    problems, root = [], tmp_path / "copy"
+    for file in dict.fromkeys((files[-1], files[0])):
+        for damage in harm.DAMAGES:
+            for command in _commands(kind):
+                if command in harm.LAUNCHING or not root.exists():
+                    shutil.rmtree(root, ignore_errors=True)
+                    harm.copy_of(original, root)
+                    if damage != "unreadable":
+                        harm.DAMAGES[damage](root / harm.FOLDER / file)
+                monkeypatch.chdir(root)
+                claimed = harm.claims_of(root)
+                with monkeypatch.context() as patch:
+                    if damage == "unreadable":
+                        _refuse_to_open(root / harm.FOLDER / file, patch)
+                    answer = made_run.ask(command)
+                assert harm.claims_of(root) == claimed
+                problem = harm.problem_of(command, file, answer, harm.expected_of(whole, file))
+                if command in harm.LAUNCHING and answer.code == 0:
+                    problem = problem or _gap_in(root / harm.FOLDER / "metrics.jsonl", answer.went_on_from)
+                if problem:
+                    problems.append(f"{file} | {damage} | {command}: {problem}\n{answer.said}")
+            shutil.rmtree(root, ignore_errors=True)
+    assert not problems, "\n".join(problems)
+
+
+def _commands(kind: str) -> list[str]:
+    """Return the commands that are tried: `resume` differs from `run --run-id` in what it reads first, and in no more."""
+    reads_first = kind.startswith(("launches", "JOB", "state", "lock"))
+    return [command for command in harm.COMMANDS if reads_first or command != "resume"]
+
+
+def _gap_in(metrics: Path, snapshot: str | None) -> str | None:
+    """Return what is wrong with the metrics up to *snapshot*: lines that are no record, steps that are not there."""
+    if bad := list(harm.bad_lines(metrics)):
+        return f"metrics.jsonl keeps {bad}"
+    steps = harm.steps_of(metrics)
+    last = int((snapshot or "0-").split("-")[0])
+    return None if steps == list(range(1, last + 1)) else f"metrics.jsonl has the steps {steps}"
