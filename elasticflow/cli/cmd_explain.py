@@ -1,4 +1,4 @@
-"""`elasticflow explain CODE`: what a code means, with a bad and a good example (floor 5)."""
+"""`elasticflow explain CODE`: what a code means, or a name of another tool (floor 5)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from elasticflow.errors import FINISHED
 def command(code: str | None) -> int:
     """Explain CODE, such as EF101, with a bad and a good example; without one, list all codes.
 
+    CODE may also be a name of torchrun, Lightning, Hugging Face, Accelerate or torchtitan: what it is in a job file.
+
     \b
     elasticflow explain EF101
     elasticflow explain
+    elasticflow explain num_train_epochs
     """
     from elasticflow.cli.terminal import paint
     from elasticflow.spec.findings.explanations import EXPLANATIONS

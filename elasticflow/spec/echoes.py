@@ -25,7 +25,24 @@ def placed(source: Source, findings: list[Finding]) -> list[Diagnostic]:
     if ("extends",) in meant:  # whatever is missing may stand in the file it names
         findings = [each for each in findings if not _wanted(each)]
     kept = [each for each in findings if meant.isdisjoint(_wanted(each))]
-    return [_placed(source, _swallowed(source, each)) for each in kept]
+    wrong = {each.path for each in kept if each.code == codes.OUT_OF_RANGE}
+    kept = [each for each in kept if each.code != codes.EXCLUSIVE or each.path not in wrong]
+    return [_placed(source, _swallowed(source, each)) for each in _together(kept)]
+
+
+def _together(findings: list[Finding]) -> list[Finding]:
+    """Return the findings; of keys that belong in one table that is not there yet, each names all: one line is pasted."""
+    tables: dict[KeyPath, dict[str, str]] = {}
+    for each in findings:
+        if each.belongs and len(each.belongs.keys) == 1 and each.belongs.value:
+            *table, key = each.belongs.keys[0]
+            tables.setdefault(tuple(table), {})[str(key)] = each.belongs.value
+    return [
+        each._replace(belongs=each.belongs._replace(others=tuple(tables[each.belongs.keys[0][:-1]].items())))
+        if each.belongs and each.belongs.keys and each.belongs.keys[0][:-1] in tables
+        else each
+        for each in findings
+    ]
 
 
 def _wanted(finding: Finding) -> list[KeyPath]:

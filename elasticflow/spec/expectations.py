@@ -84,3 +84,12 @@ def choices(annotation: Any) -> list[object]:
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [choice for part in get_args(annotation) for choice in choices(part)]
+
+
+def is_off_without(path: KeyPath) -> bool:
+    """Return whether the models know a key that may be left out, and mean by that that there is none of what it says."""
+    model = annotation_at(path[:-1])
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return False
+    field = model.model_fields.get(str(path[-1]))
+    return field is not None and not field.is_required() and field.default is None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow import secrecy
 from elasticflow.spec.expectations import annotation_at, describe, keys_at
-from elasticflow.spec.findings.foreign_names import Meaning, meaning_of, meanings, plain
+from elasticflow.spec.findings.foreign_names import LOCAL, Meaning, meaning_of, meanings, plain
 from elasticflow.spec.findings.remedies import nearest
 from elasticflow.spec.findings.showing import dotted, written
 from elasticflow.spec.job import Job
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _SURE = 0.8  # how alike a slip is to the key that was meant, where another meaning is possible
 _LONGEST = 80
+_LONG = 6  # of a name, letters: a slip of a shorter one may be any word
 
 
 class Place(NamedTuple):
@@ -32,12 +34,14 @@ class Place(NamedTuple):
         value: What is to be written there, as TOML; empty where that cannot be told.
         note: What else to know; all there is to say where there is no key.
         is_slip: It stands in the right table, and its name is misspelt.
+        others: Keys of the same table, and their values, that other findings are about.
     """
 
     keys: tuple[KeyPath, ...]
     value: str = ""
     note: str = ""
     is_slip: bool = False
+    others: tuple[tuple[str, str], ...] = ()
 
     def in_file(self, path: KeyPath, raw: dict[str, Any], *, has_header: bool) -> str:
         """Return what to do about the key at *path* of a job's file.
@@ -55,7 +59,7 @@ class Place(NamedTuple):
         if len(key) == 1:
             return self._table(path, _value_at(path, raw))
         if _value_at(key, raw) is not None:
-            return f"{dotted(key)} is given already: take this out"
+            return f"this is {dotted(key)} here, which is given already: take this out"
         if around[: len(key) - 1] == key[:-1] and len(around) >= len(key) and key[-1] == path[-1]:
             where = f"above [{dotted(around)}]" if has_header else f"out of {dotted(around)}"
             return f"it belongs in [{dotted(key[:-1])}]: move it up, {where}"
@@ -105,7 +109,9 @@ class Place(NamedTuple):
             return f"this is {dotted(key)} here{'' if kind == 'something else' else f': {kind}'}"
         table, name, value = key[:-1], str(key[-1]), self.value
         while len(table) > 1 and not isinstance(_value_at(table, raw), dict):
-            name, value, table = str(table[-1]), f"{{ {name} = {value} }}", table[:-1]
+            pairs = self.others if table == key[:-1] and self.others else ((name, value),)
+            inner = ", ".join(f"{each} = {text}" for each, text in pairs)
+            name, value, table = str(table[-1]), f"{{ {inner} }}", table[:-1]
         line = f"write {name} = {value}"
         return line if table == around else f"{line} in [{dotted(table)}]"
 
@@ -147,15 +153,30 @@ def place_of(path: KeyPath, value: object) -> Place:
         return Place(((*around, (same or near)[0]),), _value(path, name, value), is_slip=True)
     if around[:1] == ("matrix",):
         return _in_matrix(path, value)
+    if (
+        local := next((key for key, names in LOCAL.items() if key in known and plain(name) in names), None)
+    ) is not None:
+        return Place(((*around, local),), _value((*around, local), name, value))
+    if plain(name) in {"nnodes", "nodes", "num_nodes"} and (ends := _range(value)):
+        return Place(
+            (),
+            note=f"write min = {ends[0]} and max = {ends[1]}{'' if around == ('nodes',) else ' in [nodes]'}",
+        )
     if (meaning := meaning_of(name)) is not None:
         return _meant(meaning, name, value)
     if homes := _homes(name, around):
         return Place(homes, _value(homes[0], name, value) if len(homes) == 1 else "")
     if near := nearest(name, known):
         return Place(((*around, near[0]),), is_slip=True)
-    if near := nearest(name, meanings(), _SURE):
+    if len(name) >= _LONG and (near := nearest(name, meanings(), _SURE)):
         return _meant(meanings()[near[0]], near[0], value)
     return Place((), note=_listed(around, known))
+
+
+def _range(value: object) -> tuple[str, str] | None:
+    """Return both ends of torchrun's MIN:MAX."""
+    found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", str(value))
+    return (found[1], found[2] or found[1]) if found and not isinstance(value, bool) else None
 
 
 def _meant(meaning: Meaning, name: str, value: object) -> Place:
@@ -215,21 +236,28 @@ def _homes(name: str, around: KeyPath) -> tuple[KeyPath, ...]:
 def _in_matrix(path: KeyPath, value: object) -> Place:
     """Return what a key in [matrix] was meant to be: an axis, most likely."""
     name, own = str(path[-1]), keys_at(path[:-1])
-    if near := nearest(name, own):
+    if near := nearest(name, own, _SURE if isinstance(value, list) else 0.6):
         return Place(((*path[:-1], near[0]),), is_slip=True)
+    key: KeyPath = (name,)
+    while isinstance(value, dict) and len(value) == 1:
+        [(inner, value)] = value.items()
+        key = (*key, inner)
     meaning = meaning_of(name)
-    key = meaning.key if meaning is not None and "." in meaning.key else name
-    if name in Job.model_fields or isinstance(value, list) or (meaning and meaning.key):
-        inner = "..."
-        if isinstance(value, list):
-            text = written(value)
-            inner = text if len(text) <= _LONGEST else inner
-        homes = _homes(name, ("",)) if key == name and name not in Job.model_fields else ()
-        key = dotted(homes[0]) if len(homes) == 1 else key
-        line = f"{key}.{'KEY = [...]' if name in Job.model_fields else ''}".rstrip(".")
-        line = line if name in Job.model_fields else f"{line} = {inner}"
-        return Place((), note=f"an axis stands below [matrix.axes], under the whole name of its key: {line}")
-    return Place((), note=_listed(path[:-1], own))
+    if name not in Job.model_fields and meaning is not None and "." in meaning.key:
+        key = tuple(meaning.key.split("."))
+    elif name not in Job.model_fields:
+        leaves = {each: (table, each) for table in Job.model_fields for each in keys_at((table,))}
+        near = nearest(name, leaves, _SURE)
+        homes = _homes(near[0], ("",)) if near else ()
+        key = homes[0] if len(homes) == 1 else ()
+    if not key:
+        return Place((), note=_listed(path[:-1], own))
+    text = written(value) if isinstance(value, list) else ""
+    shown = text if 0 < len(text) <= _LONGEST else "[...]"
+    return Place(
+        (),
+        note=f"an axis stands below [matrix.axes], under the whole name of its key: {dotted(key)} = {shown}",
+    )
 
 
 def _listed(around: KeyPath, known: Sequence[str]) -> str:

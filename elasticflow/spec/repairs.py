@@ -5,10 +5,13 @@ Many ways of writing a value are tried, and what the key's own type accepts is o
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import json
 import re
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
+import tomli
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from elasticflow.spec.expectations import annotation_at, choices
@@ -77,7 +80,7 @@ def repaired(path: KeyPath, value: object) -> object | None:
     for each in _ways(value, annotation):
         if is_good(each):
             return each
-    return None
+    return _with_module(path, value) if isinstance(value, str) and is_good("module:name") else None
 
 
 def key_repaired(path: KeyPath) -> str | None:
@@ -92,8 +95,9 @@ def key_repaired(path: KeyPath) -> str | None:
 def with_units(path: KeyPath, number: str) -> list[str]:
     """Return a bare number with each of two units that make it right."""
     is_good = accepts(path)
-    texts = [f"{number} {unit}" for unit in ("steps", "s", "min", "GiB", "MB") if is_good(f"{number} {unit}")]
-    return [each for each in texts if not (each.endswith(" s") and texts[0].endswith("steps"))][:2]
+    units = ("step" if number == "1" else "steps", "s", "min", "GiB", "MB")
+    texts = [f"{number} {unit}" for unit in units if is_good(f"{number} {unit}")]
+    return [each for each in texts if not (each.endswith(" s") and "step" in texts[0])][:2]
 
 
 def ways(value: object) -> Iterator[object]:
@@ -119,34 +123,35 @@ def _ways(value: object, annotation: Any) -> Iterator[object]:
     """Yield other ways to write a value, the likeliest first."""
     if isinstance(value, str):
         yield from _of_text(value)
-    if isinstance(value, float) and value.is_integer():
+    elif isinstance(value, float) and value.is_integer():
         yield int(value)
-    words = (
-        value
-        if isinstance(value, str)
-        else json.dumps(value)
-        if isinstance(value, bool | int | float)
-        else ""
-    )
-    if words.lower() in SAME_VALUES:
-        yield from SAME_VALUES[words.lower()]
-    known = [str(each) for each in choices(annotation)]
-    if isinstance(value, str) and known:
-        yield from nearest(value.strip().lower(), known)
-    if isinstance(value, list) and len(value) == 1:
-        yield value[0]
-    if isinstance(value, str | int | float):
-        yield str(value).lower() if isinstance(value, bool) else str(value)
+    elif isinstance(value, dt.date | dt.time):
+        yield str(value)
+    if value in (0, 1) and not isinstance(value, bool):
+        yield value == 1
+    is_plain = isinstance(value, str | bool | int | float)
+    words = value if isinstance(value, str) else json.dumps(value) if is_plain else ""
+    yield from SAME_VALUES.get(words.strip().lower(), ())
+    if isinstance(value, str):
+        yield from nearest(value.strip().lower(), [str(each) for each in choices(annotation)])
+    if is_plain:
+        yield words
     yield from _as_table(value, annotation)
+    yield from _as_list(value)
+
+
+def _as_list(value: object) -> Iterator[object]:
+    """Yield lists that say what a bare value says, and bare values that say what a list says."""
+    if isinstance(value, list):
+        yield from value if len(value) == 1 else ()
+        yield [next(iter(_of_text(each)), each) if isinstance(each, str) else each for each in value]
+        return
     if isinstance(value, str) and ("," in value or " " in value):
         yield [each for each in re.split(r"[,\s]+", value.strip("[]() ")) if each]
         yield [each.strip() for each in value.split(",") if each.strip()]
-    if not isinstance(value, list):
-        yield [value]
-        yield from ([each] for each in (_of_text(value) if isinstance(value, str) else ()))
-    else:
-        yield from value
-        yield [next(iter(_of_text(each)), each) if isinstance(each, str) else each for each in value]
+    yield [value]
+    if isinstance(value, str):
+        yield from ([each] for each in _of_text(value))
 
 
 def _of_text(text: str) -> Iterator[object]:
@@ -154,12 +159,16 @@ def _of_text(text: str) -> Iterator[object]:
     text = text.strip().strip(_QUOTES).strip()
     yield text
     yield from as_numbers(text)
+    if many := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(k|thousand|million)", text.lower()):
+        yield round(float(many[1]) * _TIMES[many[2]])
     if text.lower() in _YES | _NO:
         yield text.lower() in _YES
     yield from _amounts(text)
     yield from _entries(text)
     yield text.lower()
     yield from _bests(text)
+    host = re.sub(r"^\w+://", "", text).strip("/")
+    yield from (host, f"{host}:29400")
     for between, others in (("-", "._-"), ("_", "_")):
         name = re.sub(rf"[^A-Za-z0-9{re.escape(others)}]+", between, text).strip(between)[:100]
         if name[:1].isalpha() or (name[:1].isdigit() and between == "-"):
@@ -279,23 +288,31 @@ def _bests(text: str) -> Iterator[str]:
 
 def _as_table(value: object, annotation: Any) -> Iterator[object]:
     """Yield tables that say what a bare value says."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and not isinstance(value, dict):
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    if is_model and not isinstance(value, dict):
         yield from ({key: value} for key in annotation.model_fields)
     if isinstance(value, dict):
         words = [each for each in value.values() if isinstance(each, str)]
         if len(words) == len(value) == 2:
             yield from _bests(" ".join(words))
         if len(value) == 1:
-            yield next(iter(value.values()))
+            [(key, inner)] = value.items()
+            yield inner
+            yield from _amounts(f"{inner} {key}")
+        numbers = [each for each in value.values() if isinstance(each, int | float)]
+        if len(numbers) == len(words) == 1 and len(value) == 2:
+            yield from _amounts(f"{numbers[0]} {words[0]}")
+    if isinstance(value, str) and "=" in value and (get_origin(annotation) is dict or is_model):
+        with contextlib.suppress(tomli.TOMLDecodeError):
+            yield tomli.loads(f"v = {{ {value.strip('{} ')} }}")["v"]
     if get_origin(annotation) is dict and get_args(annotation):
         texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
         if texts and all(isinstance(each, str) and re.fullmatch(ENTRY, each) for each in texts):
             yield {each.rpartition(":")[2].rpartition(".")[2]: each for each in texts}
 
 
-def bare_entry(path: KeyPath, value: str) -> str | None:
+def _with_module(path: KeyPath, value: str) -> str | None:
     """Return the entry point that a name without its module was meant to be, of those torch has for this key."""
     from elasticflow.spec.entries.bare_names import with_module
 
-    found = with_module(path, value.strip())
-    return f"did you mean {json.dumps(found)}?" if found else None
+    return None if ":" in value else with_module(path, value.strip())

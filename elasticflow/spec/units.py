@@ -84,10 +84,11 @@ def parse_duration(text: str) -> float:
     Raises:
         ValueError: not an interval, or one that is not a time.
     """
-    interval = parse_interval(text)
-    if interval.unit != "s":
-        raise ValueError('must be a time, like "30 s" or "10 min"')
-    return interval.amount
+    if re.fullmatch(INTERVAL, text) and (interval := parse_interval(text)).unit == "s":
+        return interval.amount
+    amount, _ = _parts(text)
+    is_nought = amount and not amount.strip("0.")
+    raise ValueError("must be more than 0" if is_nought else 'must be a time, like "30 s" or "10 min"')
 
 
 def parse_size(text: str) -> int:

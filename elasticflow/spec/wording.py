@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from elasticflow.spec import codes
-from elasticflow.spec.expectations import annotation_at, choices, describe, kind_of_key
+from elasticflow.spec.expectations import annotation_at, choices, describe, is_off_without, kind_of_key
 from elasticflow.spec.findings.remedies import is_table, nearest
 from elasticflow.spec.findings.showing import dotted, show, written
 from elasticflow.spec.places import Place, place_of
-from elasticflow.spec.repairs import bare_entry, key_repaired, repaired, with_units
+from elasticflow.spec.repairs import key_repaired, repaired, with_units
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +68,8 @@ def find(error: ErrorDetails, table: str, raw: object) -> Finding:
     if kind in _BOUNDS:
         limit, words = _BOUNDS[kind]
         message = f"{dotted(path)} must be {words} {show(context[limit])}, not {show(value)}"
-        return Finding(codes.OUT_OF_RANGE, message, path, False, None)
+        remedy = None if _is_needed(path, raw) else _remedy(path, value)
+        return Finding(codes.OUT_OF_RANGE, message, path, False, remedy)
     if kind == "value_error":
         message = f"{dotted(path)} {context['error']}, not {show(value)}"
         return Finding(codes.MALFORMED, message, path, False, _remedy(path, value))
@@ -123,15 +125,57 @@ def _remedy(path: KeyPath, value: object) -> str | None:
         return f"without quotes: {line}"
     if meant is not None:
         return f"write {line}"
-    if isinstance(value, int | float | str) and (texts := with_units(path, str(value).strip())):
+    if (
+        isinstance(value, int | float | str)
+        and not isinstance(value, bool)
+        and (texts := with_units(path, str(value).strip()))
+    ):
         return f"with a unit: {' or '.join(f'{key} = {written(each)}' for each in texts)}"
+    if _is_off(value) and is_off_without(path):
+        return "leave it out: it is off without it"
+    if expected == "a table" and get_args(annotation) and (names := _names(value)):
+        line = ", ".join(f'{name} = "module:{name}"' for name in names)
+        return f"with the module of each: {key} = {{ {line} }}"
     if expected == "a table":
         return f"write [{dotted(path)}] on a line of its own, its keys below"
-    if isinstance(value, str) and "module:name" in expected:
-        return bare_entry(path, value)
+    if isinstance(value, str) and "module:name" in expected and re.fullmatch(r"[\w./-]+", value):
+        return _with_name(key, value)
     known = [str(each) for each in choices(annotation)]
     near = nearest(value, known) if isinstance(value, str) else []
     return f'did you mean "{near[0]}"?' if near else None
+
+
+def _with_name(key: str | int, value: str) -> str:
+    """Return how a module, or a bare name, becomes an entry point."""
+    if value.endswith(".py"):
+        module = value.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+        return f'write {key} = "{module}:NAME", with the NAME of a class or function in that file'
+    name = re.sub(r"\W+", "_", value).strip("_")
+    return f'write {key} = "module:{name}", with the module that defines it; a function of yours will do'
+
+
+def _is_needed(path: KeyPath, raw: object) -> bool:
+    """Return whether a key is the only one given of two, one of which must be."""
+    from elasticflow.spec.tables import ONE_OF
+
+    pair = ONE_OF.get(str(path[0]), ())
+    table = _value_at(path[:-1], raw)
+    return path[-1] in pair and isinstance(table, dict) and not all(key in table for key in pair)
+
+
+def _is_off(value: object) -> bool:
+    """Return whether a value says that something is not wanted, or not limited."""
+    words = value.strip().lower() if isinstance(value, str) else ""
+    return (
+        value is False
+        or value in (-1, 0)
+        or words in {"none", "null", "off", "no", "never", "disabled", "0", "-1"}
+    )
+
+
+def _names(value: object) -> list[str]:
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return [each for each in texts if isinstance(each, str) and each.isidentifier()]
 
 
 def _real_path(loc: KeyPath, raw: object) -> KeyPath:

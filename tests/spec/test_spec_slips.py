@@ -59,6 +59,11 @@ SLIPS = {
     "[train]:": "[train]",
     "[train] epochs = 5": "[train]\nepochs = 5",
     "train:": "[train]",
+    "every = 10 min, 1 epoch": 'every = ["10 min", "1 epoch"]',
+    'name = f"x"': 'name = "x"',
+    "args.learning rate = 1e-3": "args.learning_rate = 1e-3",
+    "\u00e9pochs = 5": "epochs = 5",
+    "[lr scheduler]": "[lr_scheduler]",
     "precision = None": "",
     "precision = null": "",
 }
@@ -78,6 +83,26 @@ def test_the_line_that_was_meant_is_offered(line: str) -> None:
     assert SLIPS[line] == found.line
     assert remedy == found.remedy
     tomli.loads(found.line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "steps = 1..5",
+        "steps = 1_000__0",
+        "loss = lambda o, t: o",
+        'name = "x" + "y"',
+        "epochs = 5 ''' x",
+        "=",
+    ],
+)
+def test_where_nothing_small_makes_it_right_nothing_is_offered(line: str) -> None:
+    """No guess is better than a wrong one."""
+    text = f"[a]\n{line}\n"
+    with pytest.raises(tomli.TOMLDecodeError) as error:
+        tomli.loads(text)
+    found = mended(text, min(error.value.pos, len(text)))
+    assert found is None
 
 
 def test_no_secret_is_offered() -> None:

@@ -38,6 +38,7 @@ def with_module(path: KeyPath, name: str, *, is_exact: bool = False) -> str | No
     """
     home = _HOMES.get((str(path[0]), str(path[-1])))
     name = re.sub(r"\s*\(.*\)$", "", name, flags=re.DOTALL)
+    name = re.sub(r"[\s-]+", "_", name)
     if home is None or not re.fullmatch(r"\w+", name):
         return None
     resolver = Resolver(Finder((), installed_places()))
@@ -55,7 +56,9 @@ def with_module(path: KeyPath, name: str, *, is_exact: bool = False) -> str | No
             continue
     if is_exact:
         return None
-    small = {each.lower(): each for each in _names_in(resolver, home)}
+    is_loss = path[-1] == "loss"
+    names = [each for each in _names_in(resolver, home) if not is_loss or "loss" in each or "entropy" in each]
+    small = {each.lower(): each for each in names}
     near = nearest(wishes[0].lower().replace("_torch", "").replace("_", ""), small)
     return f"{home}:{small[near[0]]}" if near else None
 
@@ -73,4 +76,4 @@ def _names_in(resolver: Resolver, home: str) -> list[str]:
 def _as_function(name: str) -> list[str]:
     """Return what the function of a loss may be called: CrossEntropyLoss is cross_entropy, MSELoss mse_loss."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-    return [words.removesuffix("_loss"), words]
+    return [words.removesuffix("_loss"), words, f"{words}_loss"]

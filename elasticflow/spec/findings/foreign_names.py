@@ -248,6 +248,37 @@ ROWS: tuple[Row, ...] = (
     _none("elasticflow takes a job file to where it is run, and starts no machines", other="slurm_partition partition image instance_type"),
 )  # fmt: skip
 
+LOCAL = MappingProxyType(
+    {
+        "entry": [
+            "name",
+            "type",
+            "target",
+            "class_path",
+            "class",
+            "cls",
+            "func",
+            "function",
+            "callable",
+            "factory",
+            "import_path",
+            "kind",
+        ],
+        "args": [
+            "init_args",
+            "kwargs",
+            "params",
+            "parameters",
+            "arguments",
+            "config",
+            "hparams",
+            "hyperparameters",
+            "settings",
+        ],
+    }
+)
+"""Names of what makes an object, and of its arguments, in the table of the object itself."""
+
 SAME_VALUES: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "bfloat16": ("bf16",), "bf16-mixed": ("bf16",), "bf16-true": ("bf16",), "torch.bfloat16": ("bf16",),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from typing import TYPE_CHECKING, NamedTuple
 
 import tomli
@@ -21,6 +22,7 @@ _UNCLOSED = "the quotes are not closed on this line"
 _KEY_TWICE = "this key is given twice"
 _TABLE_TWICE = "this table is given twice"
 _REMEDIES = {
+    "a table in braces is whole, and nothing can be added to it": "write the key inside the braces, or the table under a header",
     _UNCLOSED: "end the text with the quotes it begins with",
     _KEY_TWICE: "keep one of the two: it stands in this table already",
     _TABLE_TWICE: "put the keys of both under one header",
@@ -145,6 +147,12 @@ def _typography(line: str) -> Iterator[str]:
     yield line.translate(_TYPOGRAPHY)
 
 
+def _plain_key(line: str) -> Iterator[str]:
+    key, equals, value = line.partition("=")
+    plain = unicodedata.normalize("NFKD", key).encode("ascii", "ignore").decode()
+    yield f"{plain}{equals}{value}"
+
+
 def _truth(line: str) -> Iterator[str]:
     pattern = re.compile(rf"(?<![\w.-])({'|'.join(_WORDS)})(?![\w.-])(?!\s*=)", re.IGNORECASE)
     yield _outside(line, lambda part: pattern.sub(lambda word: _WORDS[word[1].lower()], part))
@@ -158,7 +166,9 @@ def _nothing(line: str) -> Iterator[str]:
 
 def _equals(line: str) -> Iterator[str]:
     yield re.sub(r"^(\s*[\w.\-]+|\s*\"[^\"]*\")\s*(?::=|==|=>|->|<-|:)\s*(.*)$", r"\1 = \2", line)
-    if found := re.match(r"^\s*(?:set\s+|export\s+)?-{0,2}([A-Za-z_][\w.\-]*)(?:[ \t]+|=)([^\s=].*)$", line):
+    if found := re.match(
+        r"^\s*(?:set\s+|export\s+)?-{0,2}([A-Za-z_][\w.\-]*)(?:[ \t]+|=)([^\s=][^=]*)$", line
+    ):
         yield f"{found[1].replace('-', '_')} = {found[2]}"
 
 
@@ -190,8 +200,14 @@ def _closing(line: str) -> Iterator[str]:
 
 def _quotes(line: str) -> Iterator[str]:
     found = _PAIR.match(line)
-    if found and found[5] and found[5][0] not in "\"'[{":
+    if found and re.fullmatch(r"(?!lambda\b)[A-Za-z_./~$\\-][^\"'()=]*|\d+(?:\.\d+)?\s*[A-Za-z]+", found[5]):
         yield f"{line[: found.start(5)]}{json.dumps(found[5], ensure_ascii=False)}{found[6]}"
+    elif found and "," in found[5] and found[5][0] not in "\"'[{(":
+        yield f"{line[: found.start(5)]}[{found[5]}]{found[6]}"
+
+
+def _prefixes(line: str) -> Iterator[str]:
+    yield re.sub(r"(=\s*)[fFrRbBuU]{1,2}(?=[\"'])", r"\1", line)
 
 
 def _inner_quotes(line: str) -> Iterator[str]:
@@ -231,18 +247,11 @@ def _colons(line: str) -> Iterator[str]:
 
 
 def _commas(line: str) -> Iterator[str]:
-    yield (
-        re.sub(r"(?<=[\w\"'\]}])[ \t;]+(?=[\"'\d\[{-])", ", ", line[line.find("=") + 1 :])
-        if "=" not in line
-        else (
-            line[: line.find("=") + 1]
-            + re.sub(
-                r"(?<=[\w\"'\]}])(?:[ \t]+|\s*;\s*)(?=[\"'\d\[{-]|[A-Za-z_]\w*\s*=)",
-                ", ",
-                line[line.find("=") + 1 :],
-            )
-        )
-    )
+    start = line.find("=") + 1
+    if "'''" in line or '"""' in line:
+        return
+    pattern = r"(?<=[\w\"'\]}])(?:[ \t]+|\s*;\s*)(?=[\"'\d\[{-]|[A-Za-z_]\w*\s*=)"
+    yield line[:start] + re.sub(pattern, ", ", line[start:])
 
 
 def _numbers(line: str) -> Iterator[str]:
@@ -290,7 +299,7 @@ def _header(line: str) -> Iterator[str]:
 
 def _key_blanks(line: str) -> Iterator[str]:
     found = _PAIR.match(line)
-    if found and re.fullmatch(r"[\w\- ]+", found[2]) and " " in found[2]:
+    if found and re.fullmatch(r"[\w\-. ]+", found[2]) and " " in found[2]:
         yield f"{found[1]}{re.sub(r' +', '_', found[2])}{line[found.end(2) :]}"
 
 
@@ -302,6 +311,8 @@ def _several(line: str) -> Iterator[str]:
 
 _CHANGES = (
     _Change("quotes and blanks as a word processor writes them", _typography),
+    _Change("keys are written in plain letters", _plain_key),
+    _Change("no letter stands before the quotes of a text", _prefixes),
     _Change("TOML writes true and false in small letters, without quotes", _truth),
     _Change("TOML has no null", _nothing),
     _Change("TOML writes key = value", _equals),
@@ -332,6 +343,8 @@ def _in_our_words(message: str, text: str, start: int) -> tuple[str, Span]:
         return _KEY_TWICE, Span(line, max(start, line + 1))
     if message.startswith("Cannot declare"):
         return _TABLE_TWICE, Span(line, max(start, line + 1))
+    if message.startswith("Cannot mutate immutable namespace"):
+        return "a table in braces is whole, and nothing can be added to it", Span(line, max(start, line + 1))
     words = message[:1].lower() + message[1:]
     if words.startswith(("unclosed", "unterminated")):
         begin = opening(text, start, is_text=words.startswith("unterminated"))
