@@ -60,14 +60,18 @@ def command(
     keep: Path | None,
     form: str,
 ) -> int:
-    """Train JOB briefly at several world sizes, and once through a kill -9 and a resize; compare every step.
+    """Train JOB briefly at several world sizes, through a kill -9 and a restart, and through a kill -9 and a resize.
 
-    All of it happens in a scratch folder: the job's own runs and snapshots are not touched. Exit code 1 if a trial
-    differs from the first one: the first step and tensor that do are named.
+    Every step is compared. All of it happens in a scratch folder: the job's own runs and snapshots are not touched.
+    Exit code 1 if a trial differs from the first one: the first step and tensor that do are named.
 
     With consistency = "exact", every tensor of model, optimizer and averaged model must have the same bits after
     every step, those that were done again after the kill included. A tensor that differs is shown as the CRC-32 of its
     bytes.
+
+    With either, a run that is killed, drained and goes on with as many workers must have the same bits: that is where
+    state that no snapshot holds shows. (If "batch" runs of the job differ among themselves on this machine, their
+    losses are compared.)
 
     With "batch", the same samples make up the same steps, but sums are rounded otherwise at another world size, and
     dropout and BatchNorm see a batch cut into other parts. So losses are compared, each smoothed over the last tenth
@@ -132,6 +136,7 @@ def _facts(view: View, outcomes: list[Outcome], *, is_same: bool, kept: bool) ->
                 "worlds": each.trial.worlds,
                 "killed_after": each.trial.killed_after,
                 "drained_after": each.trial.drained_after,
+                "compared": each.compared,
                 "steps": each.steps,
                 "seconds": round(each.seconds, 3),
                 "run": str(each.run.path) if kept else None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import click
 
 from elasticflow.cli.terminal import paint
+from elasticflow.launcher.trials import trials
 from elasticflow.observe.formats import plural, span
 from elasticflow.observe.lines import user_frames
 
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from elasticflow.errors import TrialFailedError
-    from elasticflow.launcher.trials.prove import Comparison, Difference
+    from elasticflow.launcher.trials.prove import Difference
     from elasticflow.launcher.trials.trials import Trial
     from elasticflow.launcher.trials.verification import Outcome
     from elasticflow.spec.job import Job
 
 _EVERY_S = 0.1
-_WIDTHS = (9, 46, 14, 8)
+_WIDTHS = (9, 46, 14, 10)
 _HEADER = ("WORKERS", "WHAT WAS DONE", "STEPS", "TIME", "RESULT")
 
 
@@ -70,7 +71,8 @@ class View:
 
     def __enter__(self) -> Self:
         if not self._quiet:
-            what = "to the last bit" if self.is_exact else f"the loss within {percent(self.tolerance)}"
+            loss = f"the loss within {percent(self.tolerance)}, a restart to the last bit"
+            what = "to the last bit" if self.is_exact else loss
             name, sizes = paint(self.job.job.name, bold=True), ", ".join(map(str, self._worlds))
             click.echo(f"{name}: the same {plural(self._steps, 'step')} at world size {sizes}, {what}?\n")
             click.echo(paint(_cells(_HEADER), dim=True))
@@ -91,7 +93,10 @@ class View:
         """Return what shows the steps of *trial* so far."""
         self._begun += 1
         noun = "worker" if trial.worlds[-1] == 1 else "workers"
-        label = f"trial {self._begun} of {len(self._worlds) + 1}  {_workers(trial)} {noun}"
+        count = max(
+            self._begun, trials.count(self._worlds)
+        )  # one more, where the machine may not repeat the job
+        label = f"trial {self._begun} of {count}  {_workers(trial)} {noun}"
 
         return lambda step: self._meter.show(label, step, trial.steps)
 
@@ -104,39 +109,56 @@ class View:
         cells = _cells(
             (_workers(outcome.trial), _done_to(outcome.trial), _steps(outcome), span(outcome.seconds))
         )
-        click.echo(f"{cells}{self._result(found)}")
+        click.echo(f"{cells}{_result(outcome)}")
         if found is not None and found.difference is not None:
             click.echo(f"{' ' * (_WIDTHS[0] + 2)}{where(found.difference)}")
 
     def conclude(self, outcomes: Sequence[Outcome]) -> None:
         """Show the answer."""
-        compared = [each.comparison for each in outcomes if each.comparison is not None]
-        wrong = [each.difference for each in compared if each.difference is not None]
+        compared = [each for each in outcomes if each.comparison is not None]
+        wrong = [
+            (each.comparison.difference, each.compared)
+            for each in compared
+            if each.comparison is not None and each.comparison.difference is not None
+        ]
         click.echo()
         if not wrong:
-            click.echo(f"{paint('same', 'green', bold=True)}: {self._agreed(compared)}")
+            click.echo(f"{paint('same', 'green', bold=True)}: {_agreed(compared)}")
             return
-        first = min(wrong, key=lambda each: each.step)
+        first, what = min(wrong, key=lambda each: each[0].step)
         count = plural(len(wrong), "trial")
         click.echo(
             f"{paint('different', 'red', bold=True)}: {count} of {len(compared)}, first at {_place(first)}"
         )
-        click.echo(f"help: {_help(first, is_exact=self.is_exact)}", err=True)
+        click.echo(f"help: {_help(first, of_bits=what == 'bits')}", err=True)
 
-    def _agreed(self, compared: Sequence[Comparison]) -> str:
-        steps, values = compared[0].steps, compared[0].values
-        if self.is_exact:
-            return f"{values} tensors and numbers of model and optimizer, bit for bit, after each of {steps} steps"
-        farthest = max(each.distance or 0.0 for each in compared)
-        return f"the smoothed losses are at most {percent(farthest)} apart in {steps} steps"
 
-    def _result(self, found: Comparison | None) -> str:
-        if found is None:
-            return "reference"
-        words = ("same bits", "other bits") if self.is_exact else ("same curve", "another curve")
-        far = "" if found.distance is None else f", {percent(found.distance)} off at most"
-        is_same = found.difference is None
-        return paint(f"{words[0] if is_same else words[1]}{far}", "green" if is_same else "red")
+def _agreed(compared: Sequence[Outcome]) -> str:
+    bits, curves = (
+        [each.comparison for each in compared if each.compared == what and each.comparison is not None]
+        for what in ("bits", "curve")
+    )
+    parts = []
+    if curves:
+        farthest = max(each.distance or 0.0 for each in curves)
+        parts.append(f"the smoothed losses are at most {percent(farthest)} apart in {curves[0].steps} steps")
+    if bits:
+        through = " through the restart" if curves else ""
+        values = f"{bits[0].values} tensors and numbers of model and optimizer"
+        parts.append(f"{values}, bit for bit, after each of {bits[0].steps} steps{through}")
+    elif any(each.trial.killed_after is not None for each in compared):
+        parts.append("no two runs of this job have the same bits here, so a restart's cannot be compared")
+    return "; ".join(parts)
+
+
+def _result(outcome: Outcome) -> str:
+    found = outcome.comparison
+    if found is None:
+        return "reference"
+    words = ("same bits", "other bits") if outcome.compared == "bits" else ("same curve", "another curve")
+    far = "" if found.distance is None else f", {percent(found.distance)} off at most"
+    is_same = found.difference is None
+    return paint(f"{words[0] if is_same else words[1]}{far}", "green" if is_same else "red")
 
 
 def _cells(cells: Sequence[str]) -> str:
@@ -188,13 +210,13 @@ def where(difference: Difference) -> str:
     return f"{when}: {name} is {have}, was {want} in the reference{others}"
 
 
-def _help(difference: Difference, *, is_exact: bool) -> str:
-    if not is_exact:
+def _help(difference: Difference, *, of_bits: bool) -> str:
+    if not of_bits:
         return "a model with little dropout and large batches stays closer; is anything weighted by the rank or the world size?"
     if difference.generation > 1:
         return (
             "something that training depends on was lost with the worker: a snapshot holds model, optimizer and "
-            "what snapshots.include names"
+            "what snapshots.include names; `elasticflow validate --deep-step` looks for what it leaves out"
         )
     return "something depends on the rank, the world size or the process: its own random numbers, time, environment, files"
 

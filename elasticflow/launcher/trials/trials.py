@@ -7,7 +7,7 @@ knows the job's length sees the same one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.errors import TrialRefusedError
@@ -95,6 +95,17 @@ def disturbed(number: int, first: int, second: int, steps: int) -> Trial:
     launches = TrialLaunch(first, acts), TrialLaunch(second, (Act(steps - 1, "drain"),))
     name = f"{number}-disturbed-{first}-{second}"
     return Trial(name, launches, steps, every, killed_after=kill, drained_after=drain)
+
+
+def restarted(number: int, world_size: int, steps: int) -> Trial:
+    """Return a trial in which a worker is killed, and which is drained and goes on, with as many workers as before."""
+    same = disturbed(number, world_size, world_size, steps)
+    return replace(same, name=f"{number}-restarted-{world_size}")
+
+
+def count(worlds: Sequence[int]) -> int:
+    """Return how many trials it takes to verify a job at *worlds*: one at each, a restart, and a resize if they differ."""
+    return len(worlds) + 1 + (worlds[-1] != worlds[0])
 
 
 def chaotic(number: int, workers: int, steps: int, plan: FaultPlan) -> Trial:

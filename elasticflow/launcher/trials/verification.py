@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from elasticflow.errors import TrialRefusedError
 from elasticflow.launcher.trials import prove, trials
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.trajectory import Record
 
+Compared = Literal["bits", "curve"]
+"""What of two trials is compared: the bits after every step, or the loss."""
+
 _GONE_S = 5.0
 
 
@@ -39,6 +42,7 @@ class Outcome:
         steps: Steps finished.
         seconds: It took.
         comparison: With the reference; None: it is the reference.
+        compared: What of it: the bits after every step, or the loss.
     """
 
     trial: Trial
@@ -46,6 +50,7 @@ class Outcome:
     steps: int
     seconds: float
     comparison: Comparison | None
+    compared: Compared
 
 
 def verify(
@@ -60,7 +65,10 @@ def verify(
 ) -> Iterator[Outcome]:
     """Yield what came of each trial as soon as it is over: one at each of *worlds*, the first being the reference.
 
-    Then a disturbed one: it begins at the last world size, a worker is killed, and it goes on at the first.
+    Then a restarted one: at the first world size a worker is killed, and it is drained and goes on with as many. In either
+    mode its bits are compared, for that is where lost state shows. If they differ and the job is not exact, the reference is
+    repeated: where that has other bits, too, the machine cannot repeat the job, and the losses are compared.
+    Last, if there are several world sizes, a disturbed one: it begins at the last, a worker is killed, and it goes on at the first.
 
     Args:
         subject: The job; its own runs and snapshots are left alone.
@@ -75,32 +83,66 @@ def verify(
         TrialFailedError: the job itself failed in a trial.
         TrialRefusedError: the job turned out to be too short.
     """
-    mark = secrets.token_hex(2)
-    reference: list[Record] = []
-
-    def outcome(trial: Trial) -> Outcome:
-        began = time.monotonic()
-        played = TrialRun(trial, subject, scratch, mark)
-        records = played.play(begin(trial))
-        if not is_kept:
-            shutil.rmtree(played.run.path, ignore_errors=True)  # snapshots of a large model fill a disk
-        comparison = None
-        if not reference:
-            reference.extend(records)
-        elif subject.job.train.consistency == "exact":
-            comparison = prove.bits(reference, records)
-        else:
-            comparison = prove.curves(reference, records, tolerance)
-        last = max(record.step for record in records)
-        return Outcome(trial, played.run, last, time.monotonic() - began, comparison)
-
+    verifying = _Verifying(subject, worlds, tolerance, scratch, begin, is_kept=is_kept)
     for number, world_size in enumerate(worlds, 1):
-        found = outcome(trials.undisturbed(number, world_size, steps))
+        found = verifying.outcome(trials.undisturbed(number, world_size, steps))
         yield found
         if number == 1:
             steps = found.steps
             trials.check_length(steps)
-    yield outcome(trials.disturbed(len(worlds) + 1, worlds[-1], worlds[0], steps))
+    yield verifying.outcome(trials.restarted(len(worlds) + 1, worlds[0], steps), asks_for_bits=True)
+    if worlds[-1] != worlds[0]:
+        yield verifying.outcome(trials.disturbed(len(worlds) + 2, worlds[-1], worlds[0], steps))
+
+
+class _Verifying:
+    """Plays trials and compares each with the first; arguments as `verify` has them."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        worlds: Sequence[int],
+        tolerance: float,
+        scratch: Path,
+        begin: Callable[[Trial], Callable[[int], None]],
+        *,
+        is_kept: bool,
+    ) -> None:
+        self._subject, self._worlds, self._tolerance = subject, worlds, tolerance
+        self._scratch, self._begin, self._is_kept = scratch, begin, is_kept
+        self._mark = secrets.token_hex(2)
+        self._is_exact = subject.job.train.consistency == "exact"
+        self._reference: list[Record] = []
+
+    def outcome(self, trial: Trial, *, asks_for_bits: bool = False) -> Outcome:
+        """Play *trial* and return what came of it; of an exact job bits are compared in any case."""
+        began = time.monotonic()
+        run, records = self._played(trial)
+        last = max(record.step for record in records)
+        comparison, compared = self._judged(records, asks_for_bits=asks_for_bits or self._is_exact)
+        return Outcome(trial, run, last, time.monotonic() - began, comparison, compared)
+
+    def _judged(self, records: list[Record], *, asks_for_bits: bool) -> tuple[Comparison | None, Compared]:
+        if not self._reference:
+            self._reference = records
+            return None, "bits" if self._is_exact else "curve"
+        if asks_for_bits:
+            found = prove.bits(self._reference, records)
+            if self._is_exact or found.difference is None or self._can_be_repeated():
+                return found, "bits"
+        return prove.curves(self._reference, records, self._tolerance), "curve"
+
+    def _can_be_repeated(self) -> bool:
+        steps = max(record.step for record in self._reference)
+        again = trials.undisturbed(trials.count(self._worlds) + 1, self._worlds[0], steps)
+        return prove.bits(self._reference, self._played(again)[1]).difference is None
+
+    def _played(self, trial: Trial) -> tuple[RunFolder, list[Record]]:
+        played = TrialRun(trial, self._subject, self._scratch, self._mark)
+        records = played.play(self._begin(trial))
+        if not self._is_kept:
+            shutil.rmtree(played.run.path, ignore_errors=True)  # snapshots of a large model fill a disk
+        return played.run, records
 
 
 @dataclass
