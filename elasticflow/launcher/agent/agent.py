@@ -222,7 +222,7 @@ class Agent(LocalElasticAgent):
             raise self._server.lost()
 
     def _left_behind(self) -> list[int]:
-        return adopted(self._folder.run_id, {self._server.process.pid, self._writer.process.pid})
+        return adopted(self._folder, {self._server.process.pid, self._writer.process.pid})
 
     def _await_root_cause(self) -> None:
         """Wait a moment while all failures so far are exceptions: the rank that caused them may still be ending."""

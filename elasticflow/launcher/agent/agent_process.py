@@ -182,5 +182,6 @@ def agent_of(
         writer=writer,
         node_rank=node_rank,
     )
-    variables = {**plan.environment, environment.RUN_ID: folder.run_id}
+    marks = {environment.RUN_ID: folder.run_id, environment.RUN_FOLDER: str(folder.path)}
+    variables = {**plan.environment, **marks}
     return AgentProcess(config, variables, folder.agent_log(node))

@@ -23,6 +23,8 @@ from elasticflow import environment
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
+    from elasticflow.run_folder import RunFolder
+
 # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 # What dies with its parent is dead by then, and need not be told of.
@@ -113,15 +115,15 @@ class Orphans:
             time.sleep(_POLL_S)
 
 
-def adopted(run_id: str, own: Collection[int]) -> list[int]:
-    """Return the processes with the run's mark that the kernel gave to this one, which started only its *own* children.
+def adopted(run: RunFolder, own: Collection[int]) -> list[int]:
+    """Return the processes with the mark of *run* that the kernel gave to this one, which started only its *own* children.
 
     Their descendants are among them. Dead ones are let go.
     """
     found: list[int] = []
     waiting = [pid for pid in _children(os.getpid()) if pid not in own]
     for pid in waiting:
-        if _is_marked(pid, run_id):
+        if _is_marked(pid, run):
             found.append(pid)
             waiting += _children(pid)
         elif _began(pid) is None:
@@ -129,9 +131,9 @@ def adopted(run_id: str, own: Collection[int]) -> list[int]:
     return found
 
 
-def unclaimed(run_id: str) -> list[int]:
-    """Return the processes of this machine with the run's mark that descend from no agent."""
-    marked = {pid for pid in _all() if _is_marked(pid, run_id)} - {os.getpid()}
+def unclaimed(run: RunFolder) -> list[int]:
+    """Return the processes of this machine with the mark of *run* that descend from no agent."""
+    marked = {pid for pid in _all() if _is_marked(pid, run)} - {os.getpid()}
     roots = [pid for pid in marked if _parent(pid) not in marked and _AGENT not in _command(pid)]
     for pid in roots:
         roots += [child for child in _children(pid) if child in marked]
@@ -144,11 +146,11 @@ def _all() -> list[int]:
     return []
 
 
-def _is_marked(pid: int, run_id: str) -> bool:
+def _is_marked(pid: int, run: RunFolder) -> bool:
+    # Another project may have a run of the same id.
+    marks = {f"{environment.RUN_ID}={run.run_id}".encode(), f"{environment.RUN_FOLDER}={run.path}".encode()}
     with suppress(OSError):
-        return f"{environment.RUN_ID}={run_id}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
-            b"\0"
-        )
+        return marks.issubset(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     return False
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.supervisor.course import Course
     from elasticflow.launcher.supervisor.journal import Journal
     from elasticflow.launcher.supervisor.simulate import Change
+    from elasticflow.run_folder import RunFolder
 
 
 class LocalAgents:
@@ -28,16 +29,20 @@ class LocalAgents:
         make: Returns the agent of a node, not yet started.
         changes: How many nodes there are from when on; the first at once.
         journal: Where it is told.
-        run_id: The run's, whose mark the processes bear that workers of a killed agent, or of a killed launch, left.
+        run: Whose mark the processes bear that workers of a killed agent, or of a killed launch, left.
     """
 
     def __init__(
-        self, make: Callable[[str], AgentProcess], changes: tuple[Change, ...], journal: Journal, run_id: str
+        self,
+        make: Callable[[str], AgentProcess],
+        changes: tuple[Change, ...],
+        journal: Journal,
+        run: RunFolder,
     ) -> None:
         self._make, self._changes, self._journal = make, list(changes), journal
         self._agents: dict[str, AgentProcess] = {}
         self._leaving: set[str] = set()
-        self._orphans = Orphans(lambda: unclaimed(run_id), self._tell_left_behind)
+        self._orphans = Orphans(lambda: unclaimed(run), self._tell_left_behind)
         self._count = 0
         self._began = 0.0
 

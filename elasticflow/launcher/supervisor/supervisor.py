@@ -55,7 +55,7 @@ class Supervisor:
         self._metrics = Metrics(launch.folder)
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
         self._intake = Intake(self._journal, self._metrics, self._environment)
-        self._agents = LocalAgents(launch.agent, launch.scale, self._journal, launch.folder.run_id)
+        self._agents = LocalAgents(launch.agent, launch.scale, self._journal, launch.folder)
         self._members = Members(launch.plan.nodes_min, launch.plan.nodes_max)
         self._asked = LeaveRequests()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.launcher.agent.left_behind import LeftBehind, Orphans, unclaimed
+from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import is_alive, wait_until
 
 if TYPE_CHECKING:
@@ -38,10 +39,11 @@ os._exit(0)
 """
 
 
-def daemon(folder: Path, kind: str, mark: str | None) -> int:
-    """Return the process that a worker has left behind, which has ended."""
-    place = folder / f"{kind}-{mark}"
-    variables = {**os.environ, **({} if mark is None else {"ELASTICFLOW_RUN_ID": mark})}
+def daemon(folder: Path, kind: str, run: RunFolder | None) -> int:
+    """Return the process that a worker of *run* has left behind, which has ended."""
+    place = folder / f"{kind}-{hash(run)}"
+    marks = {"ELASTICFLOW_RUN_ID": run.run_id, "ELASTICFLOW_RUN_FOLDER": str(run.path)} if run else {}
+    variables = {**os.environ, **marks}
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(WORKER), str(place), kind], env=variables, check=True
     )
@@ -50,13 +52,13 @@ def daemon(folder: Path, kind: str, mark: str | None) -> int:
 
 def test_what_outlived_its_worker_is_asked_then_killed_and_named(tmp_path: Path) -> None:
     """One that listens is asked, one that does not is killed; another run's, and one without the mark, are left alone."""
-    run_id = f"left-{os.getpid()}"
-    ours = {kind: daemon(tmp_path, kind, run_id) for kind in ("listening", "stubborn")}
-    others = [daemon(tmp_path, "listening", f"{run_id}-other"), daemon(tmp_path, "listening", None)]
+    run, same_id = RunFolder(tmp_path / "jobs" / "run"), RunFolder(tmp_path / "other" / "run")
+    ours = {kind: daemon(tmp_path, kind, run) for kind in ("listening", "stubborn")}
+    others = [daemon(tmp_path, "listening", same_id), daemon(tmp_path, "listening", None)]
     told: list[LeftBehind] = []
     try:
-        assert set(ours.values()) == set(unclaimed(run_id))
-        Orphans(lambda: unclaimed(run_id), told.append).end()
+        assert set(ours.values()) == set(unclaimed(run))
+        Orphans(lambda: unclaimed(run), told.append).end()
 
         assert {ours["listening"]: False, ours["stubborn"]: True} == {
             each.pid: each.was_killed for each in told
