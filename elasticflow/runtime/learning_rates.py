@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,15 +28,16 @@ class LearningRates:
 
     def read(self, optimizers: AnyOptimizers) -> Rates:
         """Return the rates that stand in the parameter groups now; NaN for a group without one."""
-        if not isinstance(optimizers, Mapping | list | tuple):
-            groups = optimizers.param_groups  # type: ignore[union-attr]
+        groups: list[dict[str, Any]] | None = getattr(optimizers, "param_groups", None)
+        if groups is not None:  # one optimizer; to ask for the type instead would take most of the time
             if len(groups) == 1:
                 self._keys = []
                 return (_rate(groups[0]),)
             if len(groups) != len(self._keys):
                 self._keys = [json.dumps(name) for name in _unique(list(map(_name, groups)))]
             return tuple(map(_rate, groups))
-        named = optimizers.items() if isinstance(optimizers, Mapping) else enumerate(optimizers)
+        several = cast("Mapping[str, Optimizer] | Sequence[Optimizer]", optimizers)
+        named = several.items() if isinstance(several, Mapping) else enumerate(several)
         by_name = {str(name): one.param_groups for name, one in named}
         rates = tuple(map(_rate, chain.from_iterable(by_name.values())))
         if len(rates) != len(self._keys):
