@@ -271,9 +271,9 @@ def _scale_not_reached(record: Record) -> Line:
 
 def _evaluation_overlaps(record: Record) -> Line:
     compared, samples, pair = whole(record, "compared"), whole(record, "samples"), record.get("pair")
-    text = f"{whole(record, 'found')} of {plural(whole(record, 'looked_up'), 'evaluation sample')} looked up are in the training data"
+    text = f"{whole(record, 'found'):,} of {plural(whole(record, 'looked_up'), 'evaluation sample')} looked up are in the training data"
     if compared < samples:
-        text += f" ({compared} of its {samples} looked at)"
+        text += f" ({compared:,} of its {samples:,} looked at)"
     if isinstance(pair, list | tuple) and len(pair) == 2:
         text += f": number {pair[0]} is training sample {pair[1]}"
     more = 'metrics are of what was trained on; if that is meant: evaluation.overlap = "allowed"'

@@ -142,7 +142,7 @@ def require_same(
         if differences:
             raise DatasetError(
                 f"the data of `{name}` is not what the snapshot was trained on: {' and '.join(differences)}",
-                "point the job at the same data, or start a new run",
+                "point the job at the same data, or start a new run; data drawn by a generator without a seed is other data at each start",
             )
 
 

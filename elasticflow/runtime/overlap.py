@@ -60,13 +60,13 @@ class Overlap(NamedTuple):
 
     def text(self) -> str:
         """Return what was found, as part of a sentence."""
-        looked = "" if self.compared == self.samples else f", {self.compared} of {self.samples} looked at"
+        looked = "" if self.compared == self.samples else f", {self.compared:,} of {self.samples:,} looked at"
         pair = (
             ""
             if self.pair is None
             else f": evaluation sample {self.pair[0]} is training sample {self.pair[1]}"
         )
-        return f"{self.found} of {self.looked_up} evaluation samples looked up are in the training data{looked}{pair}"
+        return f"{self.found:,} of {self.looked_up:,} evaluation samples looked up are in the training data{looked}{pair}"
 
 
 def compare(training: Any, evaluation: Any, limit_s: float) -> Overlap:
@@ -195,7 +195,7 @@ def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
     if trained.draws or measured.draws:
         doubt = "samples are drawn at random when they are read, so equal ones may look different"
     elif compared < len(training):
-        doubt = f"{compared} of {len(training)} training samples were looked at in {limit_s:g} s"
+        doubt = f"{compared:,} of {len(training):,} training samples were looked at in {limit_s:g} s"
     return Overlap(len(pairs), len(wanted), compared, len(training), pair, doubt)
 
 

@@ -175,7 +175,7 @@ def test_an_evaluation_of_training_data_is_told() -> None:
     assert (line.symbol, line.label, line.text) == (
         "warning",
         "overlap",
-        "9 of 10 evaluation samples looked up are in the training data (500 of its 60000 looked at): number 3 is training sample 71",
+        "9 of 10 evaluation samples looked up are in the training data (500 of its 60,000 looked at): number 3 is training sample 71",
     )
     assert "evaluation.overlap" in line.more[0]
     (line,) = told([event(1, "overlap.found", found=9, looked_up=10, compared=50, samples=50, pair=None)])

@@ -167,7 +167,7 @@ def test_it_ends_in_time_and_says_how_far_it_came() -> None:
     assert not Overlap(2, 256, 1_000_000, 1_000_000).is_leak
     partly = look(Rows(range(100_000)), Rows(range(200_000, 200_200)), 0.05)
     assert partly.compared < 100_000
-    assert f"{partly.compared} of 100000 training samples were looked at" in partly.doubt
+    assert f"{partly.compared:,} of 100,000 training samples were looked at" in partly.doubt
 
 
 def test_a_large_part_is_spread_over_the_data() -> None:
