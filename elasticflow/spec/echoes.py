@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
-from elasticflow.spec.findings.showing import dotted
-from elasticflow.spec.places import Place, has_header
+from elasticflow.spec.findings.showing import dotted, written
+from elasticflow.spec.places import Place, has_header, set_flag, value_at
+from elasticflow.spec.repairs import repaired
 from elasticflow.spec.tables import ONE_OF
 from elasticflow.spec.text.layers import MovedLayer
 
@@ -79,10 +80,19 @@ def _below(table: dict[str, Any], path: KeyPath) -> Iterator[KeyPath]:
 def _placed(source: Source, finding: Finding) -> Diagnostic:
     path, belongs, remedy = finding.path, finding.belongs, finding.remedy
     found = source.problem(finding.code, finding.message, path, at_key=finding.at_key, remedy=remedy)
+    if found.is_flag:
+        return found._replace(help=_for_flag(source, finding) or remedy)
     if belongs is None:
         return found
-    if found.is_flag:
-        return found._replace(help=belongs.in_flag())
     if any(isinstance(layer, MovedLayer) and layer.look(path) for layer in source.layers):
         return found._replace(help=belongs.in_axis())
     return found._replace(help=belongs.in_file(path, source.raw, has_header=has_header(source, path[:-1])))
+
+
+def _for_flag(source: Source, finding: Finding) -> str | None:
+    """Return what to write instead of a `--set`."""
+    value = value_at(finding.path, source.raw)
+    if finding.belongs is not None:
+        return finding.belongs.in_flag(value)
+    meant = repaired(finding.path, value) if finding.remedy and not finding.at_key else None
+    return None if meant is None else set_flag(finding.path, written(meant))

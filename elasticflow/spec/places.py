@@ -57,22 +57,26 @@ class Place(NamedTuple):
         if self.is_slip:
             return f'did you mean "{key[-1]}"?'
         if len(key) == 1:
-            return self._table(path, _value_at(path, raw))
-        if _value_at(key, raw) is not None:
+            return self._table(path, value_at(path, raw))
+        if value_at(key, raw) is not None:
             return f"this is {dotted(key)} here, which is given already: take this out"
         if around[: len(key) - 1] == key[:-1] and len(around) >= len(key) and key[-1] == path[-1]:
             where = f"above [{dotted(around)}]" if has_header else f"out of {dotted(around)}"
             return f"it belongs in [{dotted(key[:-1])}]: move it up, {where}"
         return f"{self._line(key, around, raw)}{self._noted()}"
 
-    def in_flag(self) -> str:
-        """Return what to write instead of a `--set`."""
+    def in_flag(self, value: object) -> str:
+        """Return what to write instead of a `--set` that gives what stands at the key this value."""
         if len(self.keys) != 1:
             return self._several("") if self.keys else self.note
-        name = dotted(self.keys[0])
-        value = self.value or "..."
-        bare = value[1:-1] if value.startswith('"') and value.count('"') == 2 else value
-        return f"write --set {shlex.quote(f'{name}={bare}') if self.value else f'{name}=...'}{self._noted()}"
+        key, text = self.keys[0], self.value
+        if key == ("extends",):
+            return "write it in the job file: a flag cannot extend it"
+        while not text and isinstance(value, dict) and len(value) == 1:  # a table: what is set lies in it
+            [(inner, value)] = value.items()
+            key = (*key, inner)
+            text = "" if isinstance(value, dict) else written(value)
+        return f"{set_flag(key, text)}{self._noted()}"
 
     def in_axis(self) -> str:
         """Return what to write instead of an axis or of a key of a case."""
@@ -108,12 +112,35 @@ class Place(NamedTuple):
             kind = describe(annotation_at(key))
             return f"this is {dotted(key)} here{'' if kind == 'something else' else f': {kind}'}"
         table, name, value = key[:-1], str(key[-1]), self.value
-        while len(table) > 1 and not isinstance(_value_at(table, raw), dict):
+        while len(table) > 1 and not isinstance(value_at(table, raw), dict):
             pairs = self.others if table == key[:-1] and self.others else ((name, value),)
             inner = ", ".join(f"{each} = {text}" for each, text in pairs)
             name, value, table = str(table[-1]), f"{{ {inner} }}", table[:-1]
         line = f"write {name} = {value}"
         return line if table == around else f"{line} in [{dotted(table)}]"
+
+
+def set_flag(key: KeyPath, value: str) -> str:
+    """Return the `--set` that gives a key a value, which is TOML, quoted for a shell; empty: not known."""
+    if not value or len(value) > _LONGEST:
+        return f"write --set {dotted(key)}=..."
+    bare = (
+        value[1:-1]
+        if value.startswith('"') and value.count('"') == 2 and not _is_toml(value[1:-1])
+        else value
+    )
+    return f"write --set {shlex.quote(f'{dotted(key)}={bare}')}"
+
+
+def _is_toml(text: str) -> bool:
+    """Return whether a text without its quotes would be another value: "3", "true"."""
+    import tomli
+
+    try:
+        tomli.loads(f"v = {text}")
+    except tomli.TOMLDecodeError:
+        return False
+    return True
 
 
 def flag_for(option: str, text: str) -> str | None:
@@ -134,11 +161,11 @@ def flag_for(option: str, text: str) -> str | None:
     path = tuple(name.split("."))
     if len(path) > 1 and path[-1] in keys_at(path[:-1]):
         return f"keys of the job file are set by --set {name}={text or '...'}"
-    place = place_of((name,), _value_at((name,), layer.raw))
+    place = place_of((name,), value_at((name,), layer.raw))
     if len(place.keys) > 1:
         return f"keys of the job file are set by --set: {' or '.join(f'{dotted(key)}=...' for key in place.keys)}"
     if len(place.keys) == 1 and len(place.keys[0]) > 1:
-        return place.in_flag()
+        return place.in_flag(None)
     return place.note if meaning_of(name) is not None else None
 
 
@@ -266,7 +293,8 @@ def _listed(around: KeyPath, known: Sequence[str]) -> str:
     return f"a job file has the tables: {', '.join(each for each in known if each != 'extends')}"
 
 
-def _value_at(path: KeyPath, raw: Any) -> Any:
+def value_at(path: KeyPath, raw: Any) -> Any:
+    """Return what stands at a path of a merged job; None where nothing does."""
     for part in path:
         raw = (
             raw.get(part)

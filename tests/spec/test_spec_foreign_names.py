@@ -183,6 +183,16 @@ def test_a_flag_is_told_the_flag_to_write(told: Callable[..., Told]) -> None:
     """With --set it is --set again, quoted for a shell where that needs it."""
     assert told("optimizer.lr=1e-3") == [(codes.UNKNOWN_KEY, "write --set optimizer.args.lr=0.001")]
     assert told("save_steps=500") == [(codes.UNKNOWN_KEY, "write --set 'snapshots.every=500 steps'")]
+    assert told("training.epochs=3") == [(codes.UNKNOWN_KEY, "write --set train.epochs=3")]
+    assert told("--train.epochs=3") == [(codes.UNKNOWN_KEY, "write --set train.epochs=3")]
+    assert told("train.precision=BF16") == [(codes.OUT_OF_RANGE, "write --set train.precision=bf16")]
+    assert told("train.compile=True") == [(codes.WRONG_TYPE, "write --set train.compile=true")]
+    assert told("job.name=7") == [(codes.WRONG_TYPE, "write --set 'job.name=\"7\"'")]
+    assert told("snapshots.keep=3") == [(codes.WRONG_TYPE, "write --set 'snapshots.keep={ last = 3 }'")]
+    assert told("snapshots.every=[500, 10 min]")[0][1] == (
+        "write --set 'snapshots.every=[500, \"10 min\"]' (text needs quotes)"
+    )
+    assert told("job.extends=base.toml")[0][1] == "write it in the job file: a flag cannot extend it"
     assert told("num_workers=4") == [(codes.UNKNOWN_KEY, "write --set dataset.num_workers=4")]
     assert (
         told("train.shuffle=true")[0][1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
@@ -55,8 +56,15 @@ def _leaf(text: str, value: str, start: int) -> Any:
     try:
         parsed = tomli.loads(f"v = {value}")
     except (ValueError, RecursionError) as error:
+        from elasticflow.spec.findings.excerpts import mask_secrets
+        from elasticflow.spec.text.slips import mended
+
         if value[0] in "[{\"'":
             remedy = "quote it for your shell, for example --set 'dataset.args={ split = \"train\" }'"
+            meant = mended(f"v = {value}", len("v = "))
+            if meant is not None and meant.line.startswith("v = ") and "\n" not in meant.line:
+                whole = shlex.quote(f"{text[:start].strip()}{mask_secrets(meant.line).removeprefix('v = ')}")
+                remedy = f"write --set {whole} ({meant.why})"
             raise _unreadable(codes.BAD_SET, "the value is not valid TOML", text, start, remedy) from error
         return value  # a bare word: --set job.name=mnist
     if set(parsed) != {"v"}:
