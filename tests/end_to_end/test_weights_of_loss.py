@@ -100,6 +100,7 @@ def losses(running: Running) -> list[float]:
     ]
 
 
+@pytest.mark.timeout(300)
 def test_padded_tokens_give_the_same_losses_at_every_number_of_workers(project: Project) -> None:
     """Counted by model.loss_count or by the step's dict, in both modes; uncounted, the first evaluation says so."""
     alone = trained(project, "alone", COUNTED, workers=1)
