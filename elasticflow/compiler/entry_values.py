@@ -293,7 +293,7 @@ def measured_weights(job: Job) -> Literal["ema", "raw", "both"]:
 def _state(job: Job, optimizer: str) -> Code:
     parts = {
         "model": "model",
-        "optimizer": optimizer,
+        optimizer: optimizer,
         "scheduler": "scheduler" if job.lr_scheduler else None,
         "scaler": "scaler" if job.train.precision == "fp16" else None,
         "ema": "average" if job.train.ema is not None else None,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from elasticflow import StopTraining
 from elasticflow.errors import StateError
-from elasticflow.runtime import buffers, deterministic, kind, stopping
+from elasticflow.runtime import buffers, deterministic, kind, replicable, stopping
 from elasticflow.runtime.exchange import Exchange
 from elasticflow.runtime.flat import Layout
 from elasticflow.runtime.loss import NonFinite, parse_loss
@@ -72,6 +72,7 @@ class FixedOrder:
         virtual_shards: int,
         scaler: GradScaler | None = None,
     ) -> None:
+        replicable.require_whole(model)
         _refuse(me, model, virtual_shards)
         me.is_exact = True
         deterministic.be_deterministic()

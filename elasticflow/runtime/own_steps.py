@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from elasticflow import StopTraining
 from elasticflow.errors import NonFiniteLossError, StateError
-from elasticflow.runtime import buffers, several, stopping
+from elasticflow.runtime import buffers, replicable, several, stopping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +68,7 @@ class OwnSteps:
         clip_grad_norm: float | None = None,
     ) -> None:
         self._me, self._model, self._step, self._made = me, model, training_step, made
+        replicable.require_whole(model)
         self._clip = clip_grad_norm
         named = several.optimizers(made)
         self._names, self._optimizers = list(named), list(named.values())

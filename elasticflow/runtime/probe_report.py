@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from elasticflow import StopTraining
 from elasticflow.errors import ElasticflowError, StepResultError
-from elasticflow.runtime import failure
+from elasticflow.runtime import failure, replicable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,6 +88,11 @@ class Report:
         else:
             message, _, remedy = text.partition("\n")
             message = f"{self._doing} raises {message}"
+            if "MASTER_ADDR" in message or "process group" in message:
+                remedy = (
+                    remedy
+                    or f"the job's code asks for a process group, which train.py makes: {replicable.REMEDY}"
+                )
         self._tell(problem=kind, key=key, message=message, help=remedy, frames=self._frames(error))
 
     def refuse(self, kind: str, key: str, error: ElasticflowError) -> NoReturn:

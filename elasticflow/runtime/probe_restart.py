@@ -78,7 +78,7 @@ def check(
 def _state(trained: Trained, include: dict[str, Any]) -> State:
     return State(
         model=trained.model,
-        optimizer=trained.optimizer,
+        optimizers=trained.optimizer,
         scheduler=trained.scheduler,
         ema=trained.average,
         include=include,

@@ -183,7 +183,7 @@ def count(report: Report, job: dict[str, Any], trained: Trained) -> None:
     try:
         state = State(
             model=trained.model,
-            optimizer=trained.optimizer,
+            optimizers=trained.optimizer,
             scheduler=trained.scheduler,
             scaler=GradScaler("cpu") if job["train"]["precision"] == "fp16" else None,
             ema=trained.average,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.errors import StateError
-from elasticflow.runtime import buffers, stopping
+from elasticflow.runtime import buffers, replicable, stopping
 from elasticflow.runtime.loss import NonFinite
 from elasticflow.runtime.loss_weights import first_look
 from elasticflow.runtime.step_module import SIZE, StepModule
@@ -57,6 +57,7 @@ class DataParallel:
         ddp: dict[str, Any],
         scaler: GradScaler | None = None,
     ) -> None:
+        replicable.require_whole(model)
         options = dict(ddp)
         self._is_synced = bool(options.pop("sync_batchnorm", False))
         if self._is_synced:

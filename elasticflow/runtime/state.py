@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from torch.amp import GradScaler
+    from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.swa_utils import AveragedModel
 
@@ -63,7 +64,8 @@ class State:
 
     Args:
         model: The bare model.
-        optimizer: The optimizer, or several in a mapping or a list.
+        optimizer: The optimizer.
+        optimizers: In its place what a step that moves optimizers itself is given: one, or several in a mapping or a list.
         scheduler: The learning-rate schedule, or several.
         scaler: The gradient scaler of fp16.
         ema: The averaged model.
@@ -71,7 +73,7 @@ class State:
         include: The job's own objects that have `state_dict` and `load_state_dict`, by name.
 
     Raises:
-        StateError: an object of *include* has no such methods, or *optimizer* holds what is no optimizer.
+        StateError: an object of *include* has no such methods, *optimizer* is not one, or *optimizers* hold what is none.
 
     Attributes:
         optimizers: By the names of their parts: `optimizer`, or `optimizer.g` and so on.
@@ -81,7 +83,8 @@ class State:
         self,
         *,
         model: nn.Module,
-        optimizer: AnyOptimizers,
+        optimizer: Optimizer | None = None,
+        optimizers: AnyOptimizers | None = None,
         scheduler: LRScheduler | Schedules | None = None,
         scaler: GradScaler | None = None,
         ema: AveragedModel | None = None,
@@ -89,7 +92,9 @@ class State:
         include: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.ema, self.evaluation = model, ema, evaluation
-        self.optimizers = several.optimizers(optimizer)
+        if optimizers is None:
+            several.require_one(optimizer)
+        self.optimizers = several.optimizers(optimizer if optimizers is None else optimizers)
         for name, each in several.schedules(scheduler).items():
             if each is not None:
                 several.require_callable(each, name)

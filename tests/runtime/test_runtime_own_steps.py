@@ -156,7 +156,7 @@ def test_several_optimizers_and_schedules_come_back_by_name(
             for each in several.optimizers(made).values():
                 each.step()
             schedules.step()
-        states.append(State(model=model, optimizer=made, scheduler=schedules))
+        states.append(State(model=model, optimizers=made, scheduler=schedules))
     assert list(states[0].optimizers) == [f"optimizer.{name}" for name in names]
     keys = states[0].capture().tensors
     assert f"optimizer.{names[0]}/state/0/exp_avg" in keys
@@ -193,6 +193,24 @@ def test_the_same_optimizer_twice_and_several_for_a_plain_step_are_refused() -> 
     with pytest.raises(StateError, match=r"returned a list of 2, and nothing says in which order") as caught:
         several.require_one([one, SGD(net().parameters(), lr=0.1)])
     assert "(model, batch, optimizers)" in str(caught.value.remedy)
+    with pytest.raises(StateError, match="returned a dict of 1, and nothing says"):
+        State(model=net(), optimizer={"g": one})  # type: ignore[arg-type]  # as a factory may
+
+
+def test_a_model_that_is_sharded_already_is_refused_with_what_works(me: Any) -> None:
+    """FSDP2 inside the model: its parameters are pieces of one another's, and every worker has a whole replica here."""
+    model: Any = net()
+    model[0].weight = nn.Parameter(Piece(model[0].weight.detach()))
+    with pytest.raises(StateError, match=r"0\.weight is a DTensor.*: the model is sharded") as caught:
+        OwnSteps(me, model, moving, SGD(model.parameters(), lr=0.1))
+    assert "fully_shard" in str(caught.value.remedy)
+
+
+class Piece(Tensor):
+    """Stands for torch's DTensor, which only a process group can make."""
+
+
+Piece.__name__ = "DTensor"
 
 
 class LikeTimm:

@@ -128,7 +128,7 @@ def main() -> None:
         uses_loss=False,
         average=average,
     )
-    state = State(model=model, optimizer=optimizers, scheduler=scheduler, ema=average, evaluation=evaluation)
+    state = State(model=model, optimizers=optimizers, scheduler=scheduler, ema=average, evaluation=evaluation)
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)

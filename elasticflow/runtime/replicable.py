@@ -1,0 +1,27 @@
+"""Whether every worker can have a whole replica of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import StateError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+REMEDY = (
+    "leave fully_shard, FSDP, tensor parallelism and device meshes out of model.entry: every worker has a whole replica, "
+    "and gradients are exchanged for you; a model that must be sharded cannot be trained here"
+)
+
+
+def require_whole(model: nn.Module) -> None:
+    """Return if no parameter of *model* is a piece of a larger one.
+
+    Raises:
+        StateError: one is, by FSDP2 or tensor parallelism; named.
+    """
+    for name, parameter in model.named_parameters():
+        for kind in (type(parameter), type(parameter.data)):
+            if kind.__name__ == "DTensor":
+                raise StateError(f"{name} is a DTensor ({kind.__module__}): the model is sharded", REMEDY)
