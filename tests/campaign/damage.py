@@ -3,8 +3,8 @@
 By hand, as root: `python -m tests.campaign.damage`, with `--only` for some kinds of files, with `--both` to launch with `run --run-id`
 and with `resume` in every cell. The table lies beside this file. What only looks is called in this process, one command
 after the other; what launches is started for real and trains to the end. Without `--both` the two ways to launch take
-turns, cell by cell, since what they read first is all in which they differ, and files that no launch reads are launched
-with two damages only.
+turns, cell by cell, since what they read first is all in which they differ, and only the files whose damage has ended runs
+are launched with every damage, the others with two. Results are kept; `--again` begins anew.
 
 A file is unreadable to this program though it runs as root: it gives up the capabilities that let root read everything.
 """
@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +39,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(tempfile.gettempdir()) / "elasticflow-damage.jsonl"
 TABLE = Path(__file__).with_name("damage.md")
 LIMIT_S = 180
 LOOKING = [command for command in harm.COMMANDS if command not in harm.LAUNCHING]
-NOT_READ = ("launches/NNNN/sources", "launches/NNNN/torchrun", "logs", "pins")  # by a launch
-FEW = ("null", "a directory")
+# What a launch reads, and where damage once ended runs or began them anew; with the others two damages stand for all.
+IN_FULL = (
+    "JOB.json",
+    "generations/NNNN.json",
+    "launches/NNNN/job.json",
+    "launches/NNNN/plan.json",
+    "launches/NNNN/train.py",
+    "metrics.jsonl",
+    "snapshots/NAME/MANIFEST.json",
+    "state.json",
+)
+FEW = ("300 bytes zeroed", "a directory")
 _MARK = "ELASTICFLOW_DAMAGE_WITHOUT_CAPABILITIES"
 
 TEXT = """# Damage
@@ -56,8 +67,9 @@ steps {steps} are whole, the oldest is set aside by a verdict. In each cell one 
 
 - **Launched**: `elasticflow run --run-id` or `elasticflow resume`, taking turns, as real processes that train to the end.
   `on` went on from the newest snapshot and finished. `older` went on from the one before, since the damage is in the
-  newest one. `refused`: exit code 2, file and remedy named, no generation claimed. `-`: no launch reads such a file, and
-  two damages stand for all.
+  newest one. `refused`: exit code 2, file and remedy named, no generation claimed. `-`: not launched for real; two damages
+  stand for all with files that no launch reads or whose damage never ended a run. The unit test `tests/damage` decides
+  these cells, too, with launches that are cut short once they know from where they go on.
 - **Looked at**: `status`, `runs`, `why`, `logs`, `snapshots list`, `snapshots show`, `snapshots verify --all`. `shown`: all of
   them did, with a warning where something is left out. Else how many did not: `refused` with exit code 2, file and remedy;
   `named`: `verify` says which file is damaged (exit code 1).
@@ -203,30 +215,43 @@ def try_out(
 def _launches_of(kind: str, damage: str, turn: int, *, both: bool) -> Sequence[str]:
     if both:
         return harm.LAUNCHING
-    if kind.startswith(NOT_READ) and damage not in FEW:
+    if kind not in IN_FULL and damage not in FEW:
         return ()
     return (harm.LAUNCHING[turn % 2],)
 
 
 def fill(
-    original: Path, scratch: Path, names: list[str], only: Sequence[str] | None, *, both: bool
+    original: Path, scratch: Path, names: list[str], kept: dict[tuple[str, str], Cell], options: Any
 ) -> list[Cell]:
-    """Return all cells; those of kinds that begin with a word of *only*, if it is given."""
+    """Return all cells, those of *kept* as they are; of the kinds that were asked for."""
     files = {harm.kind_of(file): file for file in harm.files_of(original)}
     # The newest of each kind: later ones in the order of names took their places.
-    chosen = {kind: file for kind, file in files.items() if not only or kind.startswith(tuple(only))}
-    cells = {(kind, damage): Cell(kind, damage) for kind in chosen for damage in harm.DAMAGES}
-    for (kind, _), cell in cells.items():
-        try_out(original, scratch, cell, chosen[kind], LOOKING, names)
+    chosen = {
+        kind: file for kind, file in files.items() if not options.only or kind.startswith(tuple(options.only))
+    }
+    cells = [Cell(kind, damage) for kind in chosen for damage in harm.DAMAGES]
+    missing = [(turn, cell) for turn, cell in enumerate(cells) if (cell.kind, cell.damage) not in kept]
+    for _, cell in missing:
+        try_out(original, scratch, cell, chosen[cell.kind], LOOKING, names)
 
     def launched(turn: int, cell: Cell) -> None:
-        commands = _launches_of(cell.kind, cell.damage, turn, both=both)
+        commands = _launches_of(cell.kind, cell.damage, turn, both=options.both)
         try_out(original, scratch, cell, chosen[cell.kind], commands, names)
+        kept[cell.kind, cell.damage] = cell
         print(cell.kind, "|", cell.damage, "|", *cell.launched, "|", *cell.bad, flush=True)
+        with options.results.open("a") as file:
+            file.write(json.dumps(asdict(cell)) + "\n")
 
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(launched, range(len(cells)), cells.values()))
-    return list(cells.values())
+    with ThreadPoolExecutor(options.at_once) as pool:
+        list(pool.map(lambda each: launched(*each), missing))
+    return [kept[cell.kind, cell.damage] for cell in cells]
+
+
+def read_results(path: Path) -> dict[tuple[str, str], Cell]:
+    """Return the cells of earlier calls that are as they should be."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    cells = [Cell(**json.loads(line)) for line in lines]
+    return {(cell.kind, cell.damage): cell for cell in cells if not cell.bad}
 
 
 def _looked(cell: Cell) -> str:
@@ -276,13 +301,17 @@ def main() -> int:
         "--only", nargs="*", help="kinds of files, by how their names begin; no table is written"
     )
     options.add_argument("--both", action="store_true", help="launch in both ways in every cell")
+    options.add_argument("--again", action="store_true", help="also cells that came out well before")
+    options.add_argument("--results", type=Path, default=RESULTS, help="where results are kept")
+    options.add_argument("--at-once", type=int, default=2, help="launches at a time")
     given = options.parse_args()
     _without_capabilities()
     with tempfile.TemporaryDirectory(prefix="damage-", ignore_cleanup_errors=True) as folder:
         original, scratch = Path(folder) / "original", Path(folder) / "copies"
         scratch.mkdir()
         names = make_run(original)
-        cells = fill(original, scratch, names, given.only, both=given.both)
+        kept = {} if given.again else read_results(given.results)
+        cells = fill(original, scratch, names, kept, given)
         os.chdir(ROOT)
     if not given.only:
         TABLE.write_text(table(cells, names), encoding="utf-8")
