@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch import nn
@@ -30,6 +30,7 @@ from tests.observe.hand_made import event
 from tests.snapshots.conftest import Bench
 from tests.snapshots.taking import Training
 from tests.snapshots.test_frozen import FILE, share
+from tests.snapshots.test_manifest import signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -211,6 +212,48 @@ def test_nothing_that_lies_there_is_hidden(ran: Callable[..., Ran], catalog: Cat
     assert "4 snapshots, " in out.splitlines()[0]
     assert out.splitlines()[0].endswith("1 set aside, 1 damaged, 1 unfinished")
     assert f"{name_of(40)}  set aside: shard: block 0 is not what was written\n" in out
+
+
+def _huge(content: dict[str, Any]) -> None:
+    next(iter(content["tensors"].values()))["shape"] = [2**40, 2**40]
+
+
+def _before_its_file(content: dict[str, Any]) -> None:
+    next(iter(content["tensors"].values()))["offset"] = -8
+
+
+def _elsewhere(content: dict[str, Any]) -> None:
+    content["files"]["../../x"] = content["files"].pop("state.json")
+
+
+def _screen_wiped(content: dict[str, Any]) -> None:
+    content["trigger"] = "\x1b[2J\x1b]0;title\x07"
+
+
+def _vast(content: dict[str, Any]) -> None:
+    next(iter(content["files"].values()))["size"] = 2**62
+
+
+@pytest.mark.parametrize("spoil", [_huge, _before_its_file, _elsewhere, _screen_wiped, _vast])
+def test_a_manifest_that_means_nothing_is_neither_whole_nor_exported(
+    ran: Callable[..., Ran], catalog: Catalog, tmp_path: Path, spoil: Callable[[dict[str, Any]], None]
+) -> None:
+    """Its digest is right, what it says is not: every command says so, and nothing of it acts on the terminal."""
+    path = f"{catalog.folder(name_of(50))}/MANIFEST.json"
+    content = json.loads(catalog.storage.read(path))
+    del content["digest"]
+    spoil(content)
+    catalog.storage.replace_text(path, signed(content))
+    code, out, _ = ran("verify", "--all")
+    assert (1, True) == (code, f"{name_of(50)}  damaged  MANIFEST.json: " in out)
+    target = tmp_path / "x.safetensors"
+    code, _, err = ran("export", name_of(50), "--format", "safetensors", "-o", str(target))
+    assert (2, False) == (code, target.exists())
+    assert "is damaged" in err
+    for words in (("list",), ("show", name_of(50)), ("show",)):
+        code, out, err = ran(*words)
+        assert code == 0
+        assert not {"\x1b", "\x07"} & set(out + err)
 
 
 def test_what_a_live_writer_writes_is_not_called_dead(
