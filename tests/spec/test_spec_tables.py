@@ -10,7 +10,7 @@ from elasticflow.spec.units import parse_duration, parse_interval, parse_size
 
 KEYS = {
     "job": "name seed path",
-    "model": "entry args loss step weights",
+    "model": "entry args loss step loss_count weights",
     "optimizer": "entry args clip_grad_norm",
     "lr_scheduler": "entry args interval",
     "dataset": "entry args shards prepare collate samples global_batch_size micro_batch_size num_workers tail",
