@@ -234,7 +234,12 @@ def fill(
     for _, cell in missing:
         try_out(original, scratch, cell, chosen[cell.kind], LOOKING, names)
 
+    deadline = time.monotonic() + options.limit_s
+
     def launched(turn: int, cell: Cell) -> None:
+        if time.monotonic() > deadline:
+            kept[cell.kind, cell.damage] = cell
+            return
         commands = _launches_of(cell.kind, cell.damage, turn, both=options.both)
         try_out(original, scratch, cell, chosen[cell.kind], commands, names)
         kept[cell.kind, cell.damage] = cell
@@ -303,6 +308,9 @@ def main() -> int:
     options.add_argument("--both", action="store_true", help="launch in both ways in every cell")
     options.add_argument("--again", action="store_true", help="also cells that came out well before")
     options.add_argument("--results", type=Path, default=RESULTS, help="where results are kept")
+    options.add_argument(
+        "--limit-s", type=float, default=float("inf"), help="launch nothing later; the next call goes on"
+    )
     options.add_argument("--at-once", type=int, default=2, help="launches at a time")
     given = options.parse_args()
     _without_capabilities()
