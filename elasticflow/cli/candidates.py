@@ -93,7 +93,7 @@ def codes() -> Iterator[Candidate]:
     """Yield the codes of diagnostics with their titles."""
     from elasticflow.spec.findings.explanations import EXPLANATIONS
 
-    return ((code, each.title) for code, each in EXPLANATIONS.items())
+    return ((code, each.title) for code, each in sorted(EXPLANATIONS.items()))
 
 
 def assignments(word: str, job_file: str | None) -> Iterator[Candidate]:
@@ -117,7 +117,9 @@ def cases(job_file: str | None) -> Iterator[Candidate]:
     from elasticflow.spec.text.source import load
 
     source = load(Path(job_file or ""))
-    return ((case.name, "") for case in (expand(source)[0] if "matrix" in source.raw else ()))
+    return (
+        (case.name, "") for case in (expand(source, checks_keys=False)[0] if "matrix" in source.raw else ())
+    )
 
 
 def _run_folders() -> Iterator[Path]:

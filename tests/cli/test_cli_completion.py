@@ -77,7 +77,7 @@ def offered(*words: str) -> list[str]:
         (["snapshots", "show", "mnist", "s"], ["step:500"]),
         (["snapshots", "verify", "latest", "l"], []),
         (["snapshots", "show", "nobody", ""], ["latest", "best"]),
-        (["explain", "EF10"], ["EF101", "EF102", "EF103", "EF104", "EF105", "EF106", "EF107"]),
+        (["explain", "EF10"], ["EF101", "EF102", "EF103", "EF104", "EF105", "EF106", "EF107", "EF108", "EF109"]),
         (["run", "a.toml", "--set", "tr"], ["train."]),
         (["run", "a.toml", "--set", "train.prec"], ["train.precision="]),
         (["run", "a.toml", "--set=train.prec"], ["--set=train.precision="]),

@@ -22,7 +22,7 @@ def told_at_the_start(schedule: Schedule, rank: int = 0) -> list[dict[str, Any]]
 
     stand_in = SimpleNamespace(
         rank=rank, vote=Vote(), restored_from=None, is_from_memory=False, device="cpu", world_size=1,
-        listen=lambda: None, all_true=lambda mine: mine, phase=lambda _: None, event=event,
+        at_beginning=[], listen=lambda: None, all_true=lambda mine: mine, phase=lambda _: None, event=event,
         generators=SimpleNamespace(rest=lambda: None), progress=SimpleNamespace(start=lambda *_: None),
     )  # fmt: skip
     Worker.start_training(cast("Worker", stand_in), schedule.start, schedule, nn.Linear(1, 1), 1)

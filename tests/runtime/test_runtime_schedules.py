@@ -28,7 +28,7 @@ from elasticflow.runtime.data import Loader
 from elasticflow.runtime.order import Permutation, Position, Schedule
 from elasticflow.runtime.record import Recorder
 from elasticflow.runtime.state import State
-from elasticflow.runtime.streams import Generators
+from elasticflow.runtime.streams import VERSION, Generators
 from elasticflow.snapshots.policy import Due
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _member(rank: int, world_size: int) -> Any:
     device = torch.device("cpu")
     return SimpleNamespace(
         rank=rank, world_size=world_size, seed=SEED, device=device, generators=Generators(SEED, device),
-        job="counting", job_digest="", fingerprints={}, should_leave=False,
+        job="counting", job_digest="", fingerprints={}, drawn={}, random_version=VERSION, should_leave=False,
     )  # fmt: skip
 
 

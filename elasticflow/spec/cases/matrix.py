@@ -12,8 +12,6 @@ from elasticflow.spec import codes
 from elasticflow.spec.cases.axes import AXES, Axis, leaves, read_axes
 from elasticflow.spec.cases.exclusions import read_exclusions
 from elasticflow.spec.findings.showing import dotted, show
-from elasticflow.spec.job import RESERVED_TABLES, Job
-from elasticflow.spec.tables import model_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,15 +49,16 @@ class Case:
         return dict(leaves(self.raw))
 
 
-def expand(source: Source) -> tuple[list[Case], list[Diagnostic]]:
+def expand(source: Source, *, checks_keys: bool = True) -> tuple[list[Case], list[Diagnostic]]:
     """Return the cases of a file whose [matrix] has the right types, and what is wrong with it.
 
-    The combinations of the axes come first, the last axis changing fastest; then the cases given by name.
+    The combinations of the axes come first, the last axis changing fastest; then the cases given by name. Whether the
+    axes are keys of a job is looked at with *checks_keys* only.
     """
     table = source.raw["matrix"]
     axes, problems = read_axes(source)
     excluded, more = read_exclusions(source, axes)
-    problems += [*more, *_own_keys(source, axes), *_unknown_keys(source, axes)]
+    problems += [*more, *_own_keys(source, axes), *(_unknown_keys(source, axes) if checks_keys else ())]
     given = table.get("cases", {})
     # Before anything is expanded: a few axes of many values are more than any machine holds.
     count = math.prod(len(axis.values) for axis in axes) * bool(axes) + len(given)
@@ -151,6 +150,9 @@ def _own_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
 
 def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
     """Yield the axes that are no keys: once, and not for each of their values."""
+    from elasticflow.spec.job import RESERVED_TABLES, Job  # completion of case names does without pydantic
+    from elasticflow.spec.tables import model_of
+
     for axis in axes:
         table = axis.path[0]
         is_known = table in Job.model_fields and (
