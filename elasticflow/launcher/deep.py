@@ -154,8 +154,8 @@ def _cut_short(ended: Ended, doing: str, key: str, own: Sequence[str], limit_s: 
         if frame.file.startswith(tuple(f"{folder}{os.sep}" for folder in own))
     )[-_MOST_FRAMES:]
     if ended.code is None:
-        message = f"{doing} took longer than {limit_s:g} s"
-        remedy = "if that is how long it takes, give it more with --deep-timeout"
+        message = f"trying the job out was not done after {limit_s:g} s in all; the last of it was {doing}"
+        remedy = "if all of it takes that long here, give it more with --deep-timeout"
         return Finding("hang", key, message, frames, remedy)
     if ended.code < 0:
         name = signal.Signals(-ended.code).name

@@ -208,7 +208,7 @@ PROJECTS = {
     "refuses_meta": Project(
         "        self.outer =", "        assert float(torch.ones(2).sum()) == 2\n        self.outer =", None
     ),
-    "hangs": Project("import torch\n", "import time\n\nimport torch\n\n\ndef wait():\n    time.sleep(600)\n\n\nwait()\n", ("EF509", 'entry = "shop:Net"', "importing shop took longer than "), is_wild=True),
+    "hangs": Project("import torch\n", "import time\n\nimport torch\n\n\ndef wait():\n    time.sleep(600)\n\n\nwait()\n", ("EF509", 'entry = "shop:Net"', "s in all; the last of it was importing shop"), is_wild=True),
     "exits": Project("        super().__init__()\n", "        super().__init__()\n        import os\n        os._exit(7)\n", ("EF510", "args = { width = 8 }", "building the model ended the process with exit code 7"), is_wild=True),
     "crashes": Project(
         "def digits():\n", "def digits():\n    import ctypes\n    ctypes.string_at(0)\n", ("EF510", 'entry = "shop:digits"', "opening dataset ended the process with SIGSEGV"), is_wild=True

@@ -304,5 +304,5 @@ def _short(first: Report, other: Report) -> str:
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(text.split())
+    line = " ".join(text.replace("\n  help: ", "; help: ").split())
     return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 3] + "..."

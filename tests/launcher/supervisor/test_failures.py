@@ -55,6 +55,14 @@ def test_signals_have_their_names() -> None:
     ]
 
 
+def test_a_remedy_stands_apart_in_one_line() -> None:
+    """What happened and what to do about it are told on two lines by the worker, and on one by its failure."""
+    report = Report(
+        rank=0, node="n0", pid=1, exit_code=1, raised=raised("user_error", "it is lost\n  help: keep it")
+    )
+    assert describe(report) == "it is lost; help: keep it"
+
+
 def test_a_killed_rank_is_the_cause_and_its_peers_are_folded() -> None:
     """The rank that was killed comes first even if its peers' errors were noticed before."""
     found = first_failure(
