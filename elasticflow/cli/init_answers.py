@@ -117,6 +117,8 @@ class _Choice:
         self.notes: list[str] = []
 
     def made(self) -> Answers:
+        if self.asked.model is None:
+            beginning.refuse_pair(self.options)
         model = self._pick("model", self.asked.model)
         if model is None:
             raise ScaffoldError(
@@ -125,6 +127,9 @@ class _Choice:
             )
         name = self.asked.name or _job_name(model.candidate.name)
         self._fill("model", model)
+        if (own := beginning.own_optimizers(model)) is not None:
+            told = f'optimizer.entry = "{own}", its arguments in optimizer.args'
+            self.notes.append(f"{own} was not taken for the optimizer; to take it: {told}")
         own_step = beginning.first(self.options, "step")
         if own_step is None and self.asked.loss is None:
             module = model.place.module

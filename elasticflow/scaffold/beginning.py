@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from elasticflow import durable
 from elasticflow.errors import ScaffoldError
 from elasticflow.run_folder import RUNS
-from elasticflow.scaffold.candidates import Candidate, candidates, candidates_named
+from elasticflow.scaffold.candidates import (
+    Candidate,
+    candidates,
+    candidates_named,
+    method_of,
+    trained_together,
+)
 from elasticflow.scaffold.example import EXAMPLE, MADE_UP
 from elasticflow.scaffold.job_text import SCHEMA_NAME, Draft
 from elasticflow.scaffold.steps import losses_in
@@ -84,6 +90,31 @@ def options_in(model_file: Path, root: Path) -> list[Option]:
         except (ScaffoldError, OSError):
             continue  # not asked for
     return found
+
+
+def refuse_pair(options: Sequence[Option]) -> None:
+    """Raise if no one model of a file is what is trained, but several against each other.
+
+    Raises:
+        ScaffoldError: they seem to be.
+    """
+    names = trained_together(each.candidate for each in options)
+    if names:
+        raise ScaffoldError(
+            f"{' and '.join([', '.join(names[:-1]), names[-1]])} seem to be trained against each other: "
+            "which one a job is for cannot be told",
+            "write a module that holds them, let optimizer.entry return a dict of their optimizers,\n"
+            '{"g": ..., "d": ...}, and let model.step take (model, batch, optimizers): see "Several optimizers"\n'
+            "in the README. To train one of them alone: --model NAME",
+        )
+
+
+def own_optimizers(model: Option) -> str | None:
+    """Return how a job names the method of the model's class that makes its optimizers; None if it has none."""
+    made, name = model.candidate.made, "configure_optimizers"
+    if made is None or method_of(made, name, model.candidate.classes) is None:
+        return None
+    return f"{model.place.module}:{made.name}.{name}"
 
 
 def option_named(entry: str, root: Path, path: str) -> Option | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,7 @@ _DATASETS = {"Dataset", "TensorDataset", "Subset", "ConcatDataset"}
 _LOSSES = ("loss", "criterion")
 _NO_MODULES = ("torch.nn.functional", "torch.nn.init", "torch.nn.utils", "torch.nn.Parameter")
 _MODULES = ("Module", "PreTrainedModel", "Model")
+_OF_A_PAIR = re.compile("generator|discriminator|critic", re.IGNORECASE)
 _MODULES_OF = ("torch.nn.", "timm.", "transformers.", "torchvision.models.")
 
 
@@ -207,6 +209,20 @@ class _File:
             return self._configs[node.name].fields
         function = method_of(node, "__init__", self._classes)
         return () if function is None else arguments_of(function, self._text, self._configs, skip=1)
+
+
+def trained_together(found: Iterable[Candidate]) -> list[str]:
+    """Return the names of models that seem to be trained against each other, as a GAN's; empty if none do.
+
+    They are two or more wholes of one file, and one of them is called a generator, a discriminator or a critic.
+    """
+    names: dict[str, str] = {}
+    for each in found:
+        if each.kind == "model" and each.made is not None and not each.is_part and each.name[0] != "_":
+            names.setdefault(each.made.name, each.name)
+    parts = {part.group().lower() if (part := _OF_A_PAIR.search(name)) else "" for name in names}
+    # Several generators and nothing else are variants, of which one is trained.
+    return list(names.values()) if len(parts) > 1 else []
 
 
 def method_of(

@@ -24,6 +24,21 @@ class Net(nn.Module):
     def forward(self, x):
         return self.layers(x)
 """
+PAIR = """\
+from torch import nn
+class Generator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Linear(8, 2)
+    def forward(self, z):
+        return self.layers(z)
+class Discriminator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Linear(2, 1)
+    def forward(self, x):
+        return self.layers(x)
+"""
 
 
 @pytest.fixture
@@ -143,6 +158,8 @@ def test_choices_by_flag(project: Path, capsys: pytest.CaptureFixture[str]) -> N
             ["--set", "model.args.width=2"],
             "do not tell what it takes",
         ),
+        (PAIR, [], "Generator and Discriminator seem to be trained against each other"),
+        (PAIR, [], "let model.step take (model, batch, optimizers)"),
         (MODEL, ["--set", "train.epochs=2"], "write it like model.args.width=64"),
         (
             MODEL,
@@ -291,3 +308,29 @@ def test_flags_of_a_model_need_one(project: Path, capsys: pytest.CaptureFixture[
     assert "go with a model file" in capsys.readouterr().err
     assert 2 == call(["init", "--name", "not-a-package"])
     assert set() == _files(project)
+
+
+def test_a_pair_is_a_job_by_what_holds_both_or_by_the_one_that_is_named(project: Path) -> None:
+    """A module of the file that is made of both is the model; one of them alone takes a flag."""
+    (project / "gan.py").write_text(PAIR)
+    assert 0 == call(["init", "gan.py", "--model", "Generator"])
+    assert "gan:Generator" == _job("jobs/generator.toml")["model"]["entry"]
+    whole = "class Both(nn.Module):\n    def __init__(self):\n        self.g, self.d = Generator(), Discriminator()\n"
+    (project / "gan.py").write_text(PAIR + whole + "    def forward(self, x):\n        return self.d(x)\n")
+    dataset = "def data():\n    return [1]\n"
+    (project / "samples.py").write_text(dataset)
+    assert 0 == call(["init", "gan.py"])
+    assert "gan:Both" == _job("jobs/both.toml")["model"]["entry"]
+
+
+def test_a_method_that_makes_the_optimizers_is_told(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job has an optimizer of its own; how to take the model's is said."""
+    (project / "nets.py").write_text(f"{MODEL}    def configure_optimizers(self, lr): ...\n")
+    assert 0 == call(["init", "nets.py", "--set", "model.args.width=2"])
+    assert "torch.optim:AdamW" == _job("jobs/net.toml")["optimizer"]["entry"]
+    assert 'to take it: optimizer.entry = "nets:Net.configure_optimizers"' in capsys.readouterr().out
+    (project / "plain.py").write_text(MODEL)
+    assert 0 == call(["init", "plain.py", "--set", "model.args.width=2", "--name", "plain"])
+    assert "configure_optimizers" not in capsys.readouterr().out

@@ -620,3 +620,32 @@ def test_methods_of_the_models_class_are_called_on_the_model(
     said(METHODS)
     (tmp_path / "job.toml").write_text(METHOD_JOB.format(**OF_THE_MODEL | changes))
     assert expected == [each.code for each in load_job(tmp_path / "job.toml").diagnostics]
+
+
+METHOD_HELP: dict[str, tuple[dict[str, str], str]] = {
+    "a letter too few, of the base": ({"optimizer": "it.configur"}, 'did you mean "configure"?'),
+    "a letter too few, of its own": ({"step": "it.training_ste"}, 'did you mean "training_step"?'),
+    "nothing near": ({"optimizer": "it.zzz"}, "there are: configure, lightning_step, training_step"),
+    "where no method may stand": ({"model": "it.configur"}, ""),
+    "a step's third argument": (
+        {"step": "step"},
+        'call it "optimizers" to be given what optimizer.entry returns',
+    ),
+    "a step's fourth argument": (
+        {"step": "more"},
+        "model.step is called with model, batch: give the argument a default",
+    ),
+}
+STEPS = "def step(model, batch, opts): ...\ndef more(model, batch, optimizers, rate): ...\n"
+
+
+@pytest.mark.parametrize("name", METHOD_HELP)
+def test_what_is_called_on_the_model_is_told_by_its_names(
+    tmp_path: Path, said: Callable[..., Said], name: str
+) -> None:
+    """Plain methods are named where they are allowed, and the optimizers where a step seems to want them."""
+    changes, expected = METHOD_HELP[name]
+    said(METHODS + STEPS)
+    (tmp_path / "job.toml").write_text(METHOD_JOB.format(**OF_THE_MODEL | changes))
+    helps = [each.help or "" for each in load_job(tmp_path / "job.toml").diagnostics]
+    assert [expected] == [text.partition("\ndefined at")[0] for text in helps]

@@ -12,13 +12,19 @@ if TYPE_CHECKING:
 
 
 class NoAttributeError(Exception):
-    """The module binds no such name; `beside` holds those it does bind."""
+    """The module or class binds no such name.
 
-    def __init__(self, module: str, name: str, beside: list[str]) -> None:
+    Attributes:
+        beside: Names that it does bind and that can be called through it.
+        methods: Of a class of the job's own code: its plain methods, which are called on an object of it.
+    """
+
+    def __init__(self, module: str, name: str, beside: list[str], methods: tuple[str, ...] = ()) -> None:
         super().__init__(name)
         self.module = module
         self.name = name
         self.beside = beside
+        self.methods = methods
 
 
 class UnreadableModuleError(Exception):

@@ -126,6 +126,8 @@ class _Check:
         self.resolver = resolver
         self.use = use
         self.module, _, self.attribute = use.text.partition(":")
+        # A step's third argument, where it is no method: the optimizers, if it is called so.
+        self.third_of_step: str | None = None
         self.depends_on_others = False  # on other keys of the job than the entry and its arguments
 
     def run(self) -> list[Diagnostic]:
@@ -142,8 +144,10 @@ class _Check:
         except NoModuleError as error:
             return [self._no_module(error)]
         except NoAttributeError as error:
-            near = nearest(error.name, error.beside)
-            remedy = f'did you mean "{near[0]}"?' if near else listing(error.beside)
+            methods = error.methods if self.use.as_method is not None else ()
+            beside = sorted({*error.beside, *methods})
+            near = nearest(error.name, beside)
+            remedy = f'did you mean "{near[0]}"?' if near else listing(beside)
             return [self._problem(codes.NO_ATTRIBUTE, f"{error.module} has no {error.name}", remedy)]
         except UnreadableModuleError as error:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -270,6 +274,8 @@ class _Check:
         given = len(self.use.given)
         beside: list[Diagnostic] = []
         names = [each.name for each in (*signature.positional_only, *signature.positional)]
+        if self.use.path == ("model", "step") and given == 2:
+            self.third_of_step = next(iter(names[2:3]), None)
         if self.use.path == ("model", "step") and takes_optimizers(names):
             self.depends_on_others, given = True, given + 1
             beside = list(own_steps.misfits(self.source))
@@ -336,18 +342,24 @@ class _Check:
                 return self.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
             case "missing":
                 message = f'{self.use.text} needs the argument "{misfit.name}"'
-                remedy = f"add to [{self.use.path[0]}]: args = {{ {misfit.name} = ... }}"
-                if self.use.is_argument:
-                    remedy = f"add to {dotted(at_key[:-1])}: {misfit.name} = ..."
-                if self.use.args is None:
-                    given = ", ".join(self.use.given) or "nothing"
-                    remedy = f"{'.'.join(map(str, self.use.path))} is called with {given}: give the argument a default"
+                remedy = self._how_to_give(misfit.name)
                 return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
             case "places":
                 given, number = ", ".join(self.use.given), len(self.use.given)
                 several = "s" if number > 1 else ""
                 message = f"{self.use.text} is called with {number} argument{several} ({given}), but takes {misfit.wanted}"
                 return self._problem(codes.BAD_ARGUMENT, message, f"let it take {given}\n{here}")
+
+    def _how_to_give(self, name: str) -> str:
+        """Return how an argument that is needed gets a value."""
+        if self.use.args is not None:
+            if self.use.is_argument:
+                return f"add to {dotted(self.use.args)}: {name} = ..."
+            return f"add to [{self.use.path[0]}]: args = {{ {name} = ... }}"
+        if name == self.third_of_step:
+            return 'call it "optimizers" to be given what optimizer.entry returns'
+        given = ", ".join(self.use.given) or "nothing"
+        return f"{'.'.join(map(str, self.use.path))} is called with {given}: give the argument a default"
 
     def _instead(self, misfit: Misfit, path: KeyPath) -> str:
         """Return what an argument that is not taken was meant to be: another one, or a key of the table around."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _CALLED_ON_CLASS = {"builtins.classmethod", "builtins.staticmethod"}
+_NO_PLAIN_METHODS = _CALLED_ON_CLASS | {"builtins.property", "functools.cached_property"}
 
 
 def member_of(owner: Definition, name: str, resolver: Resolver) -> Definition:
@@ -26,13 +27,16 @@ def member_of(owner: Definition, name: str, resolver: Resolver) -> Definition:
     """
     assert isinstance(owner.node, ast.ClassDef)
     own = _own_member(owner, name)
-    for each in () if own else lineage(owner, resolver)[1:]:
+    classes = [owner] if own else lineage(owner, resolver)
+    for each in classes[1:]:
         own = own or _own_member(each, name)
     if own:
         return own
     if owner.node.decorator_list or owner.node.keywords:
         raise CannotTellError(f"{name} may come from a decorator of {owner.node.name}")
-    raise NoAttributeError(f"{owner.module.name}:{owner.node.name}", name, _callable_names(owner))
+    methods = {method for each in classes if each.module.is_own for method in _plain_methods(each)}
+    place = f"{owner.module.name}:{owner.node.name}"
+    raise NoAttributeError(place, name, _callable_names(owner), tuple(sorted(methods)))
 
 
 def _own_member(owner: Definition, name: str) -> Definition | None:
@@ -75,3 +79,14 @@ def _callable_names(owner: Definition) -> list[str]:
             if isinstance(each, ast.ClassDef) or kinds & _CALLED_ON_CLASS:
                 names.append(each.name)
     return sorted(names)
+
+
+def _plain_methods(owner: Definition) -> list[str]:
+    """Return what is called on an object of the class, private methods left out."""
+    assert isinstance(owner.node, ast.ClassDef)
+    return [
+        each.name
+        for each in owner.node.body
+        if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")
+        if not {origin(owner.module, mark) for mark in each.decorator_list} & _NO_PLAIN_METHODS
+    ]
