@@ -14,7 +14,7 @@ from elasticflow.observe.formats import local_time, plural, rfc3339, span
 from elasticflow.observe.lines import user_frames
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
-from elasticflow.observe.why import SUPERVISOR_LOST, incidents
+from elasticflow.observe.why import SUPERVISOR_LOST, incidents, overlap_of
 from elasticflow.spec.project import here
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def command(run: str | None, form: str) -> None:
     word = paint(status.status, COLOURS[status.status], bold=True)
     count = plural(len(found), "failure") if found else "nothing went wrong"
     click.echo(f"{paint(f'{folder.job} {folder.run_id}', bold=True)}  {word}, {count}")
+    if (overlap := overlap_of(folder)) is not None:
+        click.echo(f"  {paint('overlap', 'yellow')} {overlap}")
     if found:
         *earlier, newest = found
         _print_whole(newest)

@@ -269,14 +269,16 @@ def _scale_not_reached(record: Record) -> Line:
     return Line("note", "notice", "scale", text)
 
 
-def _evaluation_overlaps(record: Record) -> Line:
+def evaluation_overlaps(record: Record) -> Line:
+    """Return the line of an `overlap.found` event."""
     compared, samples, pair = whole(record, "compared"), whole(record, "samples"), record.get("pair")
     text = f"{whole(record, 'found'):,} of {plural(whole(record, 'looked_up'), 'evaluation sample')} looked up are in the training data"
     if compared < samples:
         text += f" ({compared:,} of its {samples:,} looked at)"
     if isinstance(pair, list | tuple) and len(pair) == 2:
         text += f": number {pair[0]} is training sample {pair[1]}"
-    more = 'metrics are of what was trained on; if that is meant: evaluation.overlap = "allowed"'
+    how_far = "partly " if whole(record, "found") < whole(record, "looked_up") else ""
+    more = f'metrics are {how_far}of what was trained on; if that is meant: evaluation.overlap = "allowed"'
     return Line("warning", "notice", "overlap", text, more=(more,))
 
 
@@ -336,7 +338,7 @@ ALONE: dict[str, Callable[[Record], Line]] = {
     events.STATE_LEFT_OUT: _state_left_out,
     events.DATASET_SMALLER_THAN_BATCH: _dataset_smaller_than_batch,
     events.SCALE_NOT_REACHED: _scale_not_reached,
-    events.OVERLAP_FOUND: _evaluation_overlaps,
+    events.OVERLAP_FOUND: evaluation_overlaps,
     events.KIND_CHANGED: _kind_changed,
     events.REPLICAS_NOT_COMPARED: _replicas_not_compared,
     events.RECORD_DAMAGED: _record_damaged,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.observe.formats import moment, rfc3339
-from elasticflow.observe.lines import amount, said_on_stderr, whole
+from elasticflow.observe.lines import amount, evaluation_overlaps, said_on_stderr, whole
 from elasticflow.observe.records import read
 from elasticflow.observe.status import is_locked, lost_of, read_status
 
@@ -74,6 +74,12 @@ def incidents(folder: RunFolder) -> list[Incident]:
         at = None if status.updated is None else rfc3339(status.updated)
         found.append(_lost({"generation": status.generation, "step": status.step, "timestamp": at, **ending}))
     return found
+
+
+def overlap_of(folder: RunFolder) -> str | None:
+    """Return what the run said of evaluation samples that are in its training data; None if it said nothing."""
+    found = [event for event in read(folder.events) if event.get("event") == events.OVERLAP_FOUND]
+    return evaluation_overlaps(found[-1]).text if found else None
 
 
 def _told(folder: RunFolder) -> list[Incident]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections import Counter
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,8 @@ _PART_FOR_EVALUATION = 0.4  # of the time: the rest is for the training data
 _BASE_SAMPLES = 8  # of what two subsets are of, to tell that it is one set
 _MOST_NUMBERS = 10_000_000  # of two subsets, compared number by number
 _LEAST_SHARE = 0.01  # of the evaluation: a twin in a hundred samples is in many a real data set
+_DEVIATIONS = 3.0  # that the share found lies above the share of twins in the training data
+_REPEATED = "samples repeat themselves in the training data as well"
 _SEED = 0
 _TRANSFORMS = ("transform", "target_transform", "transforms")  # as torchvision's datasets call them
 
@@ -42,7 +45,8 @@ class Overlap(NamedTuple):
         compared: Training samples looked at.
         samples: Training samples in all.
         pair: Numbers of one such sample in the evaluation and in the training data; None if there is none.
-        doubt: Why there may be more than was found; empty if nothing speaks for it.
+        doubt: Why there may be more than was found, or what was found may say nothing; empty if nothing speaks for it.
+        is_natural: No more was found than training samples have twins among the rest of the training data.
     """
 
     found: int
@@ -51,10 +55,13 @@ class Overlap(NamedTuple):
     samples: int
     pair: tuple[int, int] | None = None
     doubt: str = ""
+    is_natural: bool = False
 
     @property
     def is_leak(self) -> bool:
         """Whether that is more than a few twins, as far as the part that was looked at tells."""
+        if self.is_natural:
+            return False
         expected = _LEAST_SHARE * self.looked_up * self.compared / max(1, self.samples)
         return self.found >= max(min(2, self.looked_up), expected) and self.found > 0
 
@@ -98,7 +105,7 @@ def tell(me: Worker, training: Any, evaluation: Any) -> None:
         return
     if found.is_leak:
         facts = found._asdict()
-        del facts["doubt"]
+        del facts["doubt"], facts["is_natural"]
         me.event(events.OVERLAP_FOUND, level="warning", **facts)
 
 
@@ -173,30 +180,60 @@ def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
     if measured.digest(0) != measured.digest(0) or trained.digest(0) != trained.digest(0):
         return Overlap(0, 0, 0, len(training), doubt="a sample read twice is not the same")
     wanted: dict[bytes, int] = {}
-    read = 0
+    read: Counter[bytes] = Counter()
     for index in _spread(len(evaluation), _MOST):
-        wanted.setdefault(measured.digest(index), index)
-        read += 1
+        digest = measured.digest(index)
+        wanted.setdefault(digest, index)
+        read[digest] += 1
         if time.monotonic() > began + limit_s * _PART_FOR_EVALUATION:
             break
-    if 2 * len(wanted) < read:
+    if 2 * len(wanted) < read.total():
         return Overlap(0, 0, 0, len(training), doubt="the evaluation's samples repeat themselves")
     pairs: dict[bytes, int] = {}
-    compared = 0
+    seen: Counter[bytes] = Counter()
     for index in _spread(len(training), len(training)):
         digest = trained.digest(index)
-        compared += 1
+        seen[digest] += 1
         if digest in wanted:
             pairs.setdefault(digest, index)
         if time.monotonic() > began + limit_s:
             break
     pair = next(((wanted[digest], index) for digest, index in pairs.items()), None)
-    doubt = ""
+    compared, doubt = seen.total(), ""
     if trained.draws or measured.draws:
         doubt = "samples are drawn at random when they are read, so equal ones may look different"
     elif compared < len(training):
         doubt = f"{compared:,} of {len(training):,} training samples were looked at in {limit_s:g} s"
-    return Overlap(len(pairs), len(wanted), compared, len(training), pair, doubt)
+    found = Overlap(len(pairs), len(wanted), compared, len(training), pair, doubt)
+    return _weighed(found, sum(read[digest] for digest in pairs), read.total(), seen)
+
+
+def _weighed(found: Overlap, twins: int, read: int, seen: Counter[bytes]) -> Overlap:
+    """Return what was *found*, said to be natural if it is."""
+    is_natural = _are_twins(twins, read, seen)
+    return found._replace(is_natural=True, doubt=_REPEATED) if is_natural else found
+
+
+def _are_twins(found: int, read: int, seen: Counter[bytes]) -> bool:
+    """Return if a part held out of the training data would have as many twins in the rest of it.
+
+    A sample from where the training data is from has one there about as often as one of the training samples has one
+    among the others; by how much the two shares differ by chance is Esty's variance of that estimate (Good and Turing's)
+    and the evaluation's own.
+
+    Args:
+        found: Samples of the evaluation that are in the training data, of the *read* ones.
+        read: Samples of the evaluation that were read, at least 1.
+        seen: How often each content is in the training data, as far as it was read.
+    """
+    samples = seen.total()
+    share = sum(count for count in seen.values() if count > 1) / samples
+    doubles = sum(count == 2 for count in seen.values())
+    of_training = share * (1 - share) / samples + 2 * (doubles + 1) / samples**2
+    # The share that is least sure of those that the training data speaks for.
+    likely = min(max(0.5, share), share + _DEVIATIONS * math.sqrt(of_training))
+    variance = of_training + likely * (1 - likely) / read
+    return found > 0 and share > 0 and found / read <= share + _DEVIATIONS * math.sqrt(variance)
 
 
 def _spread(length: int, most: int) -> Iterator[int]:

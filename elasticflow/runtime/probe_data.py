@@ -86,7 +86,9 @@ class Data:
                 'if that is meant, say so with evaluation.overlap = "allowed"'
             )
             self._report.refuse("overlap", self._entry, DatasetError(found.text(), remedy))
-        if found.found:
+        if found.is_natural:
+            self._report.note(f"{found.text()}; {found.doubt}, so whether that is a leak cannot be told")
+        elif found.found:
             self._report.note(found.text())
         elif found.doubt:
             text = "whether evaluation samples are in the training data cannot be told for sure: "

@@ -59,6 +59,22 @@ def test_why_of_a_run_without_a_failure(ran: Callable[..., Ran], project: Path) 
     assert (0, "[]\n", "") == ran("why", "--format", "json")
 
 
+def test_why_of_a_run_that_evaluated_what_it_trained_on(ran: Callable[..., Ran], project: Path) -> None:
+    """No failure, but whoever asks afterwards is told."""
+    found = {
+        "event": "overlap.found",
+        "found": 9,
+        "looked_up": 10,
+        "compared": 50,
+        "samples": 50,
+        "pair": None,
+    }
+    (project / "runs" / "mnist" / RUN_ID / "events.jsonl").write_text(json.dumps(found) + "\n")
+
+    said = "overlap 9 of 10 evaluation samples looked up are in the training data"
+    assert (0, f"mnist {RUN_ID}  interrupted, nothing went wrong\n  {said}\n", "") == ran("why")
+
+
 def test_cancel_of_a_run_that_is_not_running(ran: Callable[..., Ran]) -> None:
     """Exit code 2 and a remedy."""
     code, out, err = ran("cancel")

@@ -177,7 +177,9 @@ def test_an_evaluation_of_training_data_is_told() -> None:
         "overlap",
         "9 of 10 evaluation samples looked up are in the training data (500 of its 60,000 looked at): number 3 is training sample 71",
     )
-    assert "evaluation.overlap" in line.more[0]
+    assert "metrics are partly of what was trained on; if that is meant: evaluation.overlap" in line.more[0]
+    (line,) = told([event(1, "overlap.found", found=10, looked_up=10, compared=50, samples=50, pair=None)])
+    assert "metrics are of what was trained on" in line.more[0]
     (line,) = told([event(1, "overlap.found", found=9, looked_up=10, compared=50, samples=50, pair=None)])
     assert line.text == "9 of 10 evaluation samples looked up are in the training data"
 

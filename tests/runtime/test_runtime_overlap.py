@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from elasticflow.runtime import overlap
 from elasticflow.runtime.overlap import Overlap
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 OWN = np.random.default_rng()
 LIMIT_S = 60.0  # far more than any of these takes
@@ -155,6 +158,55 @@ def test_a_few_twins_are_no_leak() -> None:
     found = look(Rows(range(1000)), Rows([7, *range(1000, 1249)]))
     assert (found.found, found.looked_up, found.is_leak) == (1, 250, False)
     assert look(Rows(range(1000)), Rows([7, 8, 9, *range(1000, 1247)])).is_leak
+
+
+def passengers(generator: np.random.Generator, count: int) -> NDArray[np.float64]:
+    """Return a table of class, sex, age in years and siblings, in which many rows are alike by chance."""
+    return np.stack(
+        [
+            generator.integers(1, 4, count),
+            generator.integers(0, 2, count),
+            generator.normal(30, 14, count).round().clip(0, 80),
+            generator.geometric(0.65, count) - 1,
+        ],
+        axis=1,
+    )
+
+
+def titles(generator: np.random.Generator, count: int) -> NDArray[np.float64]:
+    """Return rows of up to four tokens, padded; short ones of frequent tokens are alike."""
+    tokens = generator.zipf(1.5, (count, 4)).clip(max=50)
+    return np.where(np.arange(4) < generator.integers(1, 5, (count, 1)), tokens, 0).astype(float)
+
+
+def tensors(rows: NDArray[np.float64]) -> TensorDataset:
+    """Return the rows as a dataset that knows nothing of others."""
+    return TensorDataset(torch.from_numpy(rows.copy()))
+
+
+@pytest.mark.parametrize(("make", "count"), [(passengers, 891), (passengers, 5000), (titles, 400)])
+@pytest.mark.parametrize("seed", range(3))
+def test_twins_that_training_data_has_as_well_are_no_leak(make: Any, count: int, seed: int) -> None:
+    """A table split once is no leak though many rows have a twin; two splits of it are, and so is the training data."""
+    generator = np.random.default_rng(seed)
+    rows = make(generator, count)
+    order, other = generator.permutation(count), generator.permutation(count)
+    part = count // 5
+    training, held_out = tensors(rows[order[part:]]), tensors(rows[order[:part]])
+    found = look(training, held_out)
+    assert found.found > max(2, found.looked_up // 10)
+    assert (found.is_leak, found.is_natural) == (False, True)
+    assert found.doubt == "samples repeat themselves in the training data as well"
+    assert look(training, tensors(rows[other[:part]])).is_leak
+    assert look(training, tensors(rows[order[-part:]])).is_leak
+
+
+def test_data_half_of_which_repeats_still_leaks() -> None:
+    """Of 1,000 training samples 500 are twins of another: an evaluation wholly of them is told, one as they are is not."""
+    training = Rows([*range(500), *range(500, 750), *range(500, 750)])
+    assert look(training, Rows(range(200))).is_leak
+    assert look(training, Rows([*range(100), *range(500, 600)])).is_leak
+    assert not look(training, Rows([*range(1000, 1100), *range(500, 600)])).is_leak
 
 
 def test_it_ends_in_time_and_says_how_far_it_came() -> None:

@@ -88,7 +88,7 @@ DEEP: dict[str, Explanation] = {
         "the evaluation's samples are in the training data",
         "Two parts of one set by random_split are compared sample by sample. Of other data that is read by index up to 256 samples "
         "of the evaluation are looked up by content in as much of the training data as can be read in five seconds; twins of one in a "
-        "hundred are no error. A run looks for half a second before its first step, and warns. Where training on samples that are "
+        "hundred are no error, nor are as many as training samples have among themselves. A run looks for half a second before its first step, and warns. Where training on samples that are "
         'evaluated is meant, evaluation.overlap = "allowed" says so.',
         "def digits(split):\n    train, test = random_split(load(), [0.9, 0.1])\n    return train if split == 'train' else load()",
         "def digits(split):\n    train, test = random_split(load(), [0.9, 0.1])  # begins in the same state at each call\n    return train if split == 'train' else test",
