@@ -36,7 +36,9 @@ def deep_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Most time that --deep takes for each job.",
         ),
         click.option(
-            "--deep-step", is_flag=True, help="Like --deep; also train one step of a few samples on the CPU, and restart from it."
+            "--deep-step",
+            is_flag=True,
+            help="Like --deep; also train one step of a few samples on the CPU, and restart from it.",
         ),
         click.option(
             "--deep",
