@@ -86,7 +86,7 @@ def test_snapshots_are_committed_loaded_and_retained(
                 catalog.storage, f"{catalog.folder(snapshot.name)}/{name}", snapshot.files[name]
             )
             assert bytes(content).endswith(bench.content(snapshot.step, rank, size))
-        assert reader.read_state(catalog, snapshot) == {"step": snapshot.step}
+        assert reader.read_state(catalog, snapshot) == {"position": {"step": snapshot.step}, "state": {}}
     assert set(catalog.storage.list(catalog.folder())) == {s.name for s in found}
 
 
