@@ -113,18 +113,6 @@ def read_text(path: Path) -> str | Damage | None:
         return Damage(str(path), f"is not UTF-8 at byte {error.start}")
 
 
-def require(path: Path, remedy: str) -> dict[str, Any]:
-    """Return the record at *path*.
-
-    Raises:
-        RecordError: it is absent or damaged; says why, and *remedy*.
-    """
-    found = read(path)
-    if isinstance(found, dict):
-        return found
-    raise RecordError(f"{path} is absent" if found is None else str(found), remedy)
-
-
 def damage_of(path: Path, error: OSError) -> Damage:
     """Return what *error*, which came from opening or reading *path*, says about it."""
     if isinstance(error, IsADirectoryError):

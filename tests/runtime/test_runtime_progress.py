@@ -68,6 +68,23 @@ def test_logged_rate_is_how_far_the_step_moved_a_weight(log: int, log_every: int
         assert line["lr"] == pytest.approx(dict(zip(("first", "1"), moved[line["step"] - 1], strict=True)))
 
 
+def test_a_warm_up_from_nothing_is_logged_as_nothing(log: int) -> None:
+    """The first step used a rate of 0; the next one's is what the optimizer has by then."""
+    optimizer = SGD([parameter()], lr=1.0)
+    scheduler = LambdaLR(optimizer, lambda step: step / 10)
+    progress = Progress(Heartbeat(None, 0), [log], {"job": "j"}, lambda _: None)
+    progress.start(0, 1)
+    position = SCHEDULE.start
+    for _ in range(3):
+        optimizer.step()
+        progress.note_rates(optimizer)
+        scheduler.step()
+        position = SCHEDULE.batch(position)[2]
+        progress.step(position, 0.0, optimizer)
+    progress.flush()
+    assert [line["lr"] for line in lines(log)] == pytest.approx([0.0, 0.1, 0.2])
+
+
 def test_rates_without_a_schedule_are_read_with_the_step(log: int) -> None:
     """As train.py of a job without one has it, and an edited one of an earlier version; one group is one number."""
     optimizer = SGD([parameter()], lr=0.25)
