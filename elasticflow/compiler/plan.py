@@ -73,6 +73,7 @@ class LaunchPlan(Fact):
         environment: Variables of the launch, each with its value.
         reasons: Why each variable is set, by name.
         start_method: fork (from a warm server) or spawn.
+        seed: Of every random state; 0 in the record of a launch before it was written down.
         worlds: Batch split at the smallest, largest and some world sizes between.
     """
 
@@ -99,6 +100,7 @@ class LaunchPlan(Fact):
     log_level: str
     worlds: tuple[WorldRow, ...]
     case: str | None = None
+    seed: int = 0
 
     def public(self) -> LaunchPlan:
         """Return the plan as it may be shown and recorded: without secrets."""
@@ -156,6 +158,7 @@ def plan_job(
         log_level=job.logging.level,
         worlds=tuple(split.worlds(job)),
         case=case,
+        seed=job.job.seed,
     )
 
 

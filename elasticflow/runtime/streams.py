@@ -253,6 +253,11 @@ def begin(seed: int, factory: str) -> None:
     torch.manual_seed(key)
 
 
+def begin_import(seed: int, module: str) -> None:
+    """Put random, numpy and torch on the CPU into the state in which *module* of the job is imported."""
+    seed_all(_factory_key(seed, f"import {module}"))
+
+
 def has_drawn(seed: int, factory: str) -> bool:
     """True if random, numpy or torch on the CPU are not in the state in which *factory* began; not of a model."""
     key = _factory_key(seed, factory)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch.distributed as dist
 
 from elasticflow import environment, errors, events, faults, logs
-from elasticflow.runtime import failure, group, stopping
+from elasticflow.runtime import failure, group, seeded_imports, stopping
 from elasticflow.runtime.identity import Identity
 from elasticflow.runtime.member import Worker
 from elasticflow.runtime.witness import Witness
@@ -44,6 +44,8 @@ def join(
     log_level: str = "info",
 ) -> Worker:
     """Return this process as a member of its worker group, its random generators seeded. Collective: every rank.
+
+    What the job's modules draw when they are imported later follows from the seed and their name.
 
     Started by our agent, the group's number and the snapshot writer are given; under plain torchrun or
     `python train.py`, rank 0 claims the number at the snapshot URI.
@@ -90,6 +92,7 @@ def join(
     if store is not None:
         group.form(identity, store, device)
     me.reseed()
+    seeded_imports.install(seed)
     me.phase("build")
     me.watch_compiler()
     return me

@@ -62,8 +62,10 @@ def warm(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     (folder / "takes_signals.py").write_text(
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\nsignal.signal(signal.SIGINT, signal.SIG_DFL)"
     )
+    (folder / "draws_at_import.py").write_text("import random\ndrawn = random.random()")
+    modules = ["takes_signals", "draws_at_import"]
     heartbeats_fd = os.memfd_create("test-heartbeats", 0)
-    server = ForkServer(entry_point, [str(folder)], ["takes_signals"], "fork", (heartbeats_fd,))
+    server = ForkServer(entry_point, [str(folder)], modules, "fork", (heartbeats_fd,), seed=7)
     server.wait_ready()
     yield Warm(server, entry_point, heartbeats_fd)
     close(server)

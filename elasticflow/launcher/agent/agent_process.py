@@ -42,6 +42,7 @@ class AgentConfig:
         grace_s: Seconds the writer has for what it holds when the launch ends.
         writer: Configuration of the snapshot writer.
         node_rank: This node's place among all, where the rendezvous is static.
+        seed: The job's; what its modules draw at import follows from it.
     """
 
     launch_folder: str
@@ -55,6 +56,7 @@ class AgentConfig:
     grace_s: float
     writer: dict[str, Any] = field(default_factory=dict)
     node_rank: int | None = None
+    seed: int = 0
 
     def to_json(self) -> str:
         """Return the form that is sent."""
@@ -181,6 +183,7 @@ def agent_of(
         grace_s=plan.restarts.grace_s,
         writer=writer,
         node_rank=node_rank,
+        seed=plan.seed,
     )
     marks = {environment.RUN_ID: folder.run_id, environment.RUN_FOLDER: str(folder.path)}
     variables = {**plan.environment, **marks}

@@ -31,6 +31,7 @@ class ForkServer:
         modules: list[str],
         start_method: str,
         keep_fds: tuple[int, ...],
+        seed: int = 0,
     ) -> None:
         ours, theirs = socket.socketpair()
         environment = dict(os.environ)
@@ -56,6 +57,7 @@ class ForkServer:
             "path": path,
             "modules": modules,
             "start_method": start_method,
+            "seed": seed,
         }
         # A server that is gone already is noticed by `wait_ready`.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -26,7 +26,7 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from elasticflow.launcher.agent.preload import preload, unsafe_to_fork
+from elasticflow.launcher.agent.preload import preload, unsafe_to_fork, warm_up
 from elasticflow.lifeline import die_with_parent
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -42,6 +42,7 @@ def main() -> NoReturn:
     sys.path[:0] = setup["path"]
     start_method, refused = setup["start_method"], []
     if start_method == "fork":
+        warm_up(setup["seed"])
         refused = preload(setup["modules"], setup["path"])
         start_method = "spawn" if unsafe_to_fork() else "fork"
         _ignore_signals()  # what the job's modules made of them at import is not for this process

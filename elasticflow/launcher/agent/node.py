@@ -34,7 +34,9 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     heartbeats = Heartbeats(config.hang_timeout_s)
     entry_point = Path(config.launch_folder) / "train.py"
-    server = ForkServer(entry_point, config.path, config.modules, config.start_method, (heartbeats.fd,))
+    server = ForkServer(
+        entry_point, config.path, config.modules, config.start_method, (heartbeats.fd,), config.seed
+    )
     code = 0
     try:
         _serve(config, server, heartbeats)

@@ -27,6 +27,7 @@ WARM = (
     "elasticflow.runtime.evaluate",
     "elasticflow.runtime.order",
     "elasticflow.runtime.replicas",
+    "elasticflow.runtime.seeded_imports",
     "elasticflow.runtime.snapshot",
     "elasticflow.runtime.state",
 )
@@ -35,8 +36,15 @@ WARM = (
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
+def warm_up(seed: int) -> None:
+    """Import what every job's workers need; what the job's own modules draw at import follows from *seed* from now on."""
+    for name in WARM:
+        importlib.import_module(name)
+    sys.modules["elasticflow.runtime.seeded_imports"].install(seed)
+
+
 def preload(modules: list[str], path: list[str]) -> list[dict[str, str]]:
-    """Import what workers share; return the job's modules that have to be imported in each worker instead.
+    """Import the job's modules that workers share; return the job's modules that have to be imported in each worker instead.
 
     A module that fails here fails again in the worker, where its traceback belongs to a rank. After one that makes
     this process unsafe to fork nothing more is imported: every worker is started anew then.
@@ -45,8 +53,6 @@ def preload(modules: list[str], path: list[str]) -> list[dict[str, str]]:
         modules: What the job names.
         path: Folders of the job's own code.
     """
-    for name in WARM:
-        importlib.import_module(name)
     refused = []
     for name in modules:
         known = set(sys.modules)

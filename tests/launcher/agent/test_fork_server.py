@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.launcher.agent.rank_logs import GenerationLogs
 from elasticflow.launcher.agent.workers import ForkedWorkers
 from elasticflow.run_folder import RunFolder
+from elasticflow.runtime import streams
 from tests.launcher.conftest import Warm, close, is_alive, kill, wait_until
 
 if TYPE_CHECKING:
@@ -98,6 +100,21 @@ def test_exit_codes_and_signals_are_told_by_rank(start: Any) -> None:
     assert Path(group.stderrs[2]).read_text().endswith("ValueError: no such layer\n")
     result = ended(group)
     assert {0, 1, 2, 3} == set(result.failures)
+
+
+def test_what_the_jobs_modules_draw_at_import_follows_from_the_seed(start: Any, tmp_path: Path) -> None:
+    """In the server, which imports them once, and in a worker, which imports again what the server could not keep."""
+    code = """
+        import os, random, sys
+        import draws_at_import
+        seen = [draws_at_import.drawn]
+        del sys.modules["draws_at_import"]
+        import draws_at_import
+        open(os.environ["SEEN"], "w").write(repr([*seen, draws_at_import.drawn]))
+    """
+    ended(start(code, workers=1, SEEN=str(tmp_path / "seen")))
+    key = streams._factory_key(7, "import draws_at_import")
+    assert [random.Random(key).random()] * 2 == json.loads((tmp_path / "seen").read_text())
 
 
 def test_process_ids_come_again(start: Any, warm: Warm) -> None:

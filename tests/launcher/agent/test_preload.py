@@ -17,13 +17,12 @@ ROOT = Path(__file__).parents[3]
 
 
 def refused_of(folder: Path, modules: dict[str, str], *names: str) -> tuple[dict[str, str], list[str]]:
-    """Return what a server without its own imports refuses of *names*, and which of *modules* stay imported."""
+    """Return what a server that has imported nothing else refuses of *names*, and which of *modules* stay imported."""
     for name, code in modules.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(code))
     program = """if True:
         import json, sys
         from elasticflow.launcher.agent import preload
-        preload.WARM = ()
         sys.path.insert(0, sys.argv[1])
         refused = preload.preload(json.loads(sys.argv[2]), [sys.argv[1]])
         kept = [name for name in json.loads(sys.argv[3]) if name in sys.modules]
@@ -110,7 +109,6 @@ def test_rank_variables_are_read_as_before_after_a_preload(tmp_path: Path) -> No
     program = """if True:
         import os, sys
         from elasticflow.launcher.agent import preload
-        preload.WARM = ()
         get = type(os.environ).__getitem__
         sys.path.insert(0, sys.argv[1])
         preload.preload(["broken"], [sys.argv[1]])

@@ -6,6 +6,7 @@ import argparse
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,8 @@ def main() -> None:
     global step_now  # noqa: PLW0603
     policy = snapshot.Policy(uri=None, every=(args.every,), keep_last=3, memory=args.memory)
     me = worker.join("small", "digest", HERE, policy, seed=7, threads=1)
+    # What is imported from here on draws by seed and name.
+    assert type(sys.meta_path[0]).__module__ == "elasticflow.runtime.seeded_imports"
     dataset = data.open_dataset(
         me, Numbers if args.counting else lambda: Images(args.samples, is_noisy=True), "train"
     )
