@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests import servers
+from tests.forked import ForkedPrograms
 from tests.guards import Guard, temporary_folders
 from tests.places import make_place
 
@@ -65,6 +66,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def real_processes() -> None:
     """Let this test start processes and write where they write, though it belongs to no slower tier."""
+
+
+@pytest.fixture(scope="session")
+def forked(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedPrograms]:
+    """Yield what starts programs as forks of one process for all tests: it takes seconds to import torch."""
+    programs = ForkedPrograms(tmp_path_factory.mktemp("forked"))
+    yield programs
+    programs.close()
 
 
 @pytest.fixture(scope="session")

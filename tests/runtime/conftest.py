@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -23,13 +22,14 @@ from elasticflow.runtime.vote import Vote
 from elasticflow.snapshots import loading
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
+from tests.forked import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.runtime.member import Worker
+    from tests.forked import ForkedPrograms, Program
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "train_small.py"
 LIMIT_S = 90.0
 
@@ -49,36 +49,37 @@ class Group:
         environment: What workers are told besides their place.
     """
 
-    def __init__(self, folder: Path, program: Path = PROGRAM) -> None:
+    def __init__(self, folder: Path, forked: ForkedPrograms, program: Path = PROGRAM) -> None:
         self.folder = RunFolder(folder)
+        self._forked = forked
         self._program = program
         self.environment: dict[str, str] = {}
-        self._processes: list[subprocess.Popen[str]] = []
+        self._ranks: list[Program] = []
 
     def run(self, world_size: int, *arguments: str, ends: bool = True) -> Ended:
         """Run a group to its end; with ends=False, the ranks left after the first death are killed."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self._processes = [self._start(rank, world_size, port, arguments) for rank in range(world_size)]
+        self._ranks = [self._start(rank, world_size, port, arguments) for rank in range(world_size)]
         deadline = time.monotonic() + LIMIT_S
-        while any(p.poll() is None for p in self._processes):
+        while any(rank.poll() is None for rank in self._ranks):
             if time.monotonic() > deadline or (
-                not ends and any(p.poll() not in (None, 0) for p in self._processes)
+                not ends and any(rank.poll() not in (None, 0) for rank in self._ranks)
             ):
                 time.sleep(0.5)
                 self.kill()
                 break
             time.sleep(0.02)
-        errors = [process.communicate()[1] for process in self._processes]
+        codes = [rank.wait(10) for rank in self._ranks]
+        errors = [rank.stderr.read_text() for rank in self._ranks]
         sys.stdout.writelines(errors)  # pytest shows it when the test fails
-        return Ended([process.returncode for process in self._processes], errors)
+        return Ended(codes, errors)
 
     def kill(self) -> None:
         """End what this group started."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
+        for rank in self._ranks:
+            rank.kill()
 
     def lines(self, event: str, generation: int = 1, rank: int = 0) -> list[dict[str, Any]]:
         """Return the lines of that event in a rank's log."""
@@ -97,9 +98,7 @@ class Group:
         assert manifest is not None
         return restore.Found.of(loading.load(self.catalog, manifest.name))
 
-    def _start(
-        self, rank: int, world_size: int, port: int, arguments: tuple[str, ...]
-    ) -> subprocess.Popen[str]:
+    def _start(self, rank: int, world_size: int, port: int, arguments: tuple[str, ...]) -> Program:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
         environment = {
             **os.environ,
@@ -112,22 +111,16 @@ class Group:
             "ELASTICFLOW_RUN_ID": "test",
             **self.environment,
         }
-        return subprocess.Popen(
-            [sys.executable, str(self._program), *arguments],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return self._forked.start(self._program, *arguments, environment=environment)
 
 
 @pytest.fixture
-def groups(tmp_path: Path) -> Iterator[Any]:
+def groups(tmp_path: Path, forked: ForkedPrograms) -> Iterator[Any]:
     """Return what makes a group whose run lies in a folder of that name."""
     made: list[Group] = []
 
     def make(name: str, program: str = PROGRAM.name) -> Group:
-        made.append(Group(tmp_path / name, PROGRAM.with_name(program)))
+        made.append(Group(tmp_path / name, forked, PROGRAM.with_name(program)))
         return made[-1]
 
     yield make

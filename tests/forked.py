@@ -1,0 +1,128 @@
+"""Programs started as forks of one process that has imported torch, for tests that start many of them.
+
+A fresh interpreter spends 3.5 s of CPU on importing torch and our runtime; a fork of the product's fork server, which
+has done it, some hundredths. The server sees nothing of what the fork is to run: its entry point is this file, which
+becomes the program named in the environment. Tests about a fresh interpreter start one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.launcher.agent.fork_client import ForkServer
+
+ROOT = Path(__file__).parents[1]
+_REQUEST = "ELASTICFLOW_TEST_PROGRAM"
+
+
+class Program:
+    """A program that runs as a fork; what it writes lies in two files.
+
+    Attributes:
+        pid: Its process id.
+        stdout: What it writes to standard output.
+        stderr: What it writes to standard error.
+    """
+
+    def __init__(self, server: ForkServer, pid: int, stdout: Path, stderr: Path) -> None:
+        self._server = server
+        self.pid, self.stdout, self.stderr = pid, stdout, stderr
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return its exit code, negative for a signal, or None while it runs."""
+        if self._code is None:
+            if not self._server.pump():
+                raise self._server.lost()
+            if self.pid in self._server.exits:
+                self._code, _ = self._server.exits.pop(self.pid)
+        return self._code
+
+    def wait(self, timeout_s: float) -> int:
+        """Return its exit code once it has ended.
+
+        Raises:
+            TimeoutError: it still runs after *timeout_s*.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} still runs after {timeout_s} s")
+            time.sleep(0.01)
+        return code
+
+    def kill(self) -> None:
+        """End it, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class ForkedPrograms:
+    """Forks programs from one server, started with the first of them.
+
+    Args:
+        folder: Where the output of programs goes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server: ForkServer | None = None
+        self._number = 0
+
+    def start(
+        self, program: Path, *arguments: str, environment: Mapping[str, str], cwd: Path = ROOT
+    ) -> Program:
+        """Start *program* as `python program arguments...` would, with *environment* and no other variables."""
+        from elasticflow.launcher.agent.fork_client import ForkServer
+
+        if self._server is None:
+            self._server = ForkServer(Path(__file__), [str(ROOT)], [], "fork", ())
+            self._server.wait_ready()
+        self._number += 1
+        request = {"argv": [str(program), *arguments], "environment": dict(environment), "cwd": str(cwd)}
+        stdout, stderr = (self._folder / f"{self._number}.{name}" for name in ("stdout", "stderr"))
+        variables = {_REQUEST: json.dumps(request)}
+        pid = self._server.spawn(self._number, variables, str(stdout), str(stderr))
+        return Program(self._server, pid, stdout, stderr)
+
+    def close(self) -> None:
+        """End the server, and with it all programs."""
+        if self._server is not None:
+            self._server.process.kill()
+            self._server.process.wait()
+            self._server._lines.channel.close()
+            self._server = None
+
+
+def _become_program() -> None:
+    """Run the program that is asked for, as far as can be in the state of a fresh interpreter."""
+    import numpy as np
+
+    request = json.loads(os.environ[_REQUEST])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    # The fork server blocks SIGTERM for workers and ignores SIGHUP.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    # All forks have the server's random state, which would hide that ranks draw different numbers unless they are seeded.
+    random.seed()
+    np.random.seed()  # noqa: NPY002  # the generator that programs draw from
+    sys.argv = request["argv"]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _become_program()
