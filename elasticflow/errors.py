@@ -166,10 +166,15 @@ class ScaffoldError(ElasticflowError):
 
 
 class WorkerError(ElasticflowError):
-    """Raised inside a worker, with the failure class the budget counts it under."""
+    """Raised inside a worker, with the failure class the budget counts it under.
+
+    Attributes:
+        is_final: It refuses what the job's code is, so that the next try would end in the same way, at whatever step.
+    """
 
     exit_code = ANSWER_IS_NO
     failure_class: ClassVar[str] = "user_error"
+    is_final: ClassVar[bool] = False
 
 
 class DatasetError(WorkerError):
@@ -183,7 +188,9 @@ class LoaderProcessError(WorkerError):
 
 
 class StateError(WorkerError):
-    """State that cannot be expressed without pickle, or does not fit the snapshot."""
+    """State that cannot be expressed without pickle, does not fit the snapshot, or that no snapshot would hold."""
+
+    is_final = True
 
 
 class StepResultError(WorkerError):

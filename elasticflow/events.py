@@ -90,7 +90,10 @@ SCHEMA: dict[str, tuple[str, tuple[str, ...]]] = {
         "the first worker that failed in a generation",
         ("rank", "node", "pid", "exit_code", "class", "error", "traceback", "others", "stderr"),
     ),
-    WORKER_RAISED: ("an exception left a worker's train.py", ("class", "error", "traceback")),
+    WORKER_RAISED: (
+        "an exception left a worker's train.py; final: another try would end in the same way",
+        ("class", "error", "traceback", "final"),
+    ),
     PROCESS_LEFT_BEHIND: (
         "a process that outlived the worker which started it was ended; without a node it was no living agent's",
         ("node", "pid", "command", "was_killed"),

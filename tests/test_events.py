@@ -31,7 +31,7 @@ FROZEN = {
     "generation.started": {"nodes", "reason", "world_size"},
     "generation.ended": {"class", "reason", "step"},
     "worker.failed": {"class", "error", "exit_code", "node", "others", "pid", "rank", "stderr", "traceback"},
-    "worker.raised": {"class", "error", "traceback"},
+    "worker.raised": {"class", "error", "final", "traceback"},
     "process.left_behind": {"command", "node", "pid", "was_killed"},
     "node.joined": {"host", "node", "nproc"},
     "node.left": {"node"},

@@ -186,7 +186,8 @@ def _report(error: BaseException) -> None:
         log = _current.log if _current is not None else _log_before_join()
         if log is not None:
             kind, message = failure.classify(error), failure.describe(error)
-            told = {"class": kind, "error": message, "traceback": failure.shortened(text)}
+            final = isinstance(error, errors.WorkerError) and error.is_final
+            told = {"class": kind, "error": message, "traceback": failure.shortened(text), "final": final}
             log.error(events.WORKER_RAISED, **told)
     with suppress(OSError, ValueError):  # the job's own code may have closed it
         sys.stderr.write(text)

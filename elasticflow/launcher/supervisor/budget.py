@@ -26,6 +26,7 @@ FREE_AGENTS = 3
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 _AGAIN = "the same error came again without progress"
+_FINAL = "what the job was refused for would be refused again"
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Budget:
         epoch: int | None = None,
         hope: bool | None = None,
         is_traced_fault: bool = False,
+        is_final: bool = False,
     ) -> Decision:
         """Count one failure and return whether to go on; it is on disk before this returns.
 
@@ -108,6 +110,7 @@ class Budget:
             epoch: Epoch of *step*.
             hope: Whether the error may stay away next time; None: to be told from the ledger.
             is_traced_fault: The worker died of what it did itself, at a place that the fingerprint tells.
+            is_final: The worker said that another try would end in the same way.
         """
         now = self._clock()
         kind = "crash" if failure_class == "peer" else failure_class
@@ -117,7 +120,7 @@ class Budget:
         before = self._counting(now, high, high_epoch)
         refilled = not before and bool(self._counted_last_time())
         entry = Entry(now, kind, step, epoch, high, high_epoch, generation, fingerprint, charged)
-        hopeless = self._hopeless(entry, is_traced_fault) if hope is None else None if hope else _AGAIN
+        hopeless = self._hopeless(entry, hope, is_traced_fault=is_traced_fault, is_final=is_final)
         self._ledger.append(entry)
 
         left = self._plan.budget - len(before) - int(charged)
@@ -157,7 +160,13 @@ class Budget:
     def _lost_agents(self, high: int) -> int:
         return sum(e.high >= high for e in self._entries if e.failure_class == "agent_lost")
 
-    def _hopeless(self, now: Entry, is_traced_fault: bool) -> str | None:
+    def _hopeless(
+        self, now: Entry, hope: bool | None, *, is_traced_fault: bool, is_final: bool
+    ) -> str | None:
+        if hope is not None:
+            return None if hope else _AGAIN
+        if is_final:
+            return _FINAL
         if now.failure_class == "user_error":
             if now.step is None:
                 return "an error before the first step would come again"

@@ -95,6 +95,7 @@ class Failure:
         traceback: The worker's own traceback, or None.
         others: The other ranks' failures folded into one line, or None.
         stderr: The last lines of its standard error if it died without an exception of its own; stacks left out.
+        is_final: The worker said that another try would end in the same way.
     """
 
     rank: int
@@ -106,6 +107,7 @@ class Failure:
     traceback: str | None
     others: str | None
     stderr: tuple[str, ...] = ()
+    is_final: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -198,6 +200,7 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
         traceback=_traceback(first),
         others=_fold(first, [r for r in failed if r is not first]),
         stderr=() if first.raised is not None else _last_lines(first.stderr),
+        is_final=first.raised is not None and first.raised.get("final") is True,
     )
 
 

@@ -40,6 +40,7 @@ class Restarts:
             generation=generation.number,
             hope=hope,
             is_traced_fault=failure is not None and failure.is_traced_fault,
+            is_final=failure is not None and failure.is_final,
         )
         for happened, name, fields in (
             (decision.refilled, events.BUDGET_REFILLED, {"budget": self._budget.size}),

@@ -101,6 +101,15 @@ def test_a_user_error_while_building_ends_the_run_at_once(ledger: Path) -> None:
     assert decision.reason == "an error before the first step would come again"
 
 
+def test_a_refusal_that_another_try_would_meet_again_ends_the_run_at_once(ledger: Path) -> None:
+    """At whatever step it came, and with a full budget; where an older snapshot may fare better that one is tried."""
+    budget = Budget(plan_of(5), ledger, Clock())
+    decision = budget.charge("user_error", step=10, fingerprint="a", is_final=True)
+    assert (decision.restart, decision.spent, decision.left) == (False, False, 4)
+    assert decision.reason == "what the job was refused for would be refused again"
+    assert budget.charge("user_error", step=None, fingerprint="a", is_final=True, hope=True).restart
+
+
 def test_the_same_user_error_twice_without_progress_ends_the_run(ledger: Path) -> None:
     """Once may be chance; the same error at the same step is not."""
     budget = Budget(plan_of(5), ledger, Clock())

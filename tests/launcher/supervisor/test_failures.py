@@ -246,6 +246,14 @@ def test_faults_are_told_apart_by_where_they_happened() -> None:
     assert [True, True, False, False] == [f.is_traced_fault for f in (one, elsewhere, bare, killed)]
 
 
+def test_a_worker_says_whether_another_try_would_end_in_the_same_way() -> None:
+    """As `worker.raised` tells; lines of older versions say nothing, and leave it to the ledger."""
+    for line, expected in (({"final": True}, True), ({"final": False}, False), ({}, False)):
+        found = first_failure([Report(0, 1, {**raised("user_error"), **line})])
+        assert found is not None
+        assert found.is_final is expected
+
+
 def test_a_link_that_broke_may_hold_next_time() -> None:
     """An abort that a lost connection led to is tried again, however often it comes."""
     text = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  Connection reset by peer\n"
