@@ -11,7 +11,6 @@ from elasticflow.observe.formats import rfc3339
 from elasticflow.observe.status import is_locked
 from elasticflow.records import printable_in
 from elasticflow.run_folder import SNAPSHOT_NAME
-from elasticflow.snapshots.manifest import DamagedSnapshotError
 from elasticflow.snapshots.policy import PERMANENT, Keep, reasons
 from elasticflow.snapshots.publish import UNFINISHED
 
@@ -97,17 +96,15 @@ def rows_of(place: Place) -> list[Row]:
     """Return the run's snapshots, the newest first; nothing that lies there is left out.
 
     Raises:
-        OSError: the place cannot be read.
+        OSError: the place, or every manifest in it, cannot be read.
     """
     catalog = place.catalog
     set_aside, pinned = printable_in(catalog.quarantined()), printable_in(catalog.pinned())
     names = [n for n in catalog.storage.list(catalog.folder()) if _is_snapshot(n)]
     whole = {name for name in names if not name.startswith(UNFINISHED)}
-    rows = [
-        _look(place, found, set_aside.get(found))
-        for found in names
-        if found in whole or found.removeprefix(UNFINISHED) not in whole
-    ]
+    begun = {name.removeprefix(UNFINISHED) for name in names} - whole
+    rows = [_row(place, name, found, set_aside.get(name)) for name, found in catalog.read_manifests(whole)]
+    rows += [_row(place, name, None, None) for name in begun]
     kept = _kept([r.manifest for r in rows if r.state == "committed" and r.manifest], place.rules, pinned)
     rows = [replace(r, kept=kept.get(r.name, ()), note=pinned.get(r.name)) for r in rows]
     return sorted(rows, key=lambda r: (r.generation, r.step, r.name), reverse=True)
@@ -149,17 +146,13 @@ def _is_snapshot(folder: str) -> bool:
     return SNAPSHOT_NAME.fullmatch(folder.removeprefix(UNFINISHED)) is not None
 
 
-def _look(place: Place, folder: str, verdict: str | None) -> Row:
-    name = folder.removeprefix(UNFINISHED)
-    if folder != name:
+def _row(place: Place, name: str, found: Manifest | str | None, verdict: str | None) -> Row:
+    """Return the row of a snapshot whose manifest was *found*, or what is wrong with it."""
+    if found is None:
         return Row(name, "unfinished", _why_unfinished(place, name))
-    try:
-        manifest = place.catalog.manifest(name)
-    except FileNotFoundError:
-        return Row(name, "unfinished", _why_unfinished(place, name))
-    except DamagedSnapshotError as error:
-        return Row(name, "damaged" if verdict is None else "set aside", verdict or error.message)
-    return Row(name, "committed" if verdict is None else "set aside", verdict, manifest)
+    if isinstance(found, str):
+        return Row(name, "damaged" if verdict is None else "set aside", verdict or found)
+    return Row(name, "committed" if verdict is None else "set aside", verdict, found)
 
 
 def _why_unfinished(place: Place, name: str) -> str:

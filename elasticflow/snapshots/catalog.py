@@ -17,7 +17,7 @@ from elasticflow.snapshots import manifest
 from elasticflow.snapshots.manifest import DamagedSnapshotError, Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from elasticflow.snapshots.manifest import FileEntry
     from elasticflow.storage import Storage
@@ -242,24 +242,33 @@ class Catalog:
         return sorted(filter(run_folder.SNAPSHOT_NAME.fullmatch, names), key=_age, reverse=True)
 
     def _scan(self) -> Iterator[tuple[str, Manifest | str]]:
-        """Yield name and manifest, or name and what is wrong with it, of all not set aside; newest first.
-
-        A manifest that cannot be read while another one can is damage of that snapshot. Only where none can be read is
-        it an outage, which says nothing about any of them.
+        """Yield name and manifest, or name and what is wrong with it, of all committed and not set aside; newest first.
 
         Raises:
             OSError: the folder, or every manifest in it, cannot be read.
         """
         set_aside = self.quarantined()
+        for name, found in self.read_manifests(name for name in self._names() if name not in set_aside):
+            if found is not None:
+                yield name, found
+
+    def read_manifests(self, names: Iterable[str]) -> Iterator[tuple[str, Manifest | str | None]]:
+        """Yield each name with its manifest, with what is wrong with that, or with None: it has none.
+
+        A manifest that cannot be read while another one can is damage of that snapshot. Only where none can be read is
+        it an outage, which says nothing about any of them.
+
+        Raises:
+            OSError: none of the manifests can be read.
+        """
         unread: list[tuple[str, OSError]] = []
         is_any_read = False
-        for name in self._names():
-            if name in set_aside:
-                continue
+        for name in names:
             found: Manifest | str
             try:
                 found = self.manifest(name)
             except FileNotFoundError:
+                yield name, None
                 continue
             except DamagedSnapshotError as error:
                 found = error.message

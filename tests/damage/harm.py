@@ -68,6 +68,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "resume": ("resume", RUN),
 }
 LAUNCHING = ("run --run-id", "resume")
+_LOOKING_AT_SNAPSHOTS = ("snapshots list", "snapshots show", "snapshots verify")
 _ZEROED = 300
 
 
@@ -186,11 +187,14 @@ def problem_of(command: str, file: Path, answer: Answer, expected: str) -> str |
     """Return what is wrong with an answer; None if it is as people may expect.
 
     A launch goes on from the newest snapshot that is whole, or is refused with exit 2, naming file and remedy, before a
-    generation is claimed. What only looks does so with what is left, or is refused in the same way.
+    generation is claimed. What only looks does so with what is left, or is refused in the same way; for one damaged
+    snapshot the others are not withheld.
     """
     if answer.code is None or "Traceback" in answer.said:
         return f"a traceback: {answer.said.strip().splitlines()[-1:]}"
     if answer.code == 2:
+        if command in _LOOKING_AT_SNAPSHOTS and file.parts[0] == "snapshots":
+            return "refused, though the other snapshots can be shown"
         if file.name not in answer.said and str(file.parent.name) not in answer.said:
             return "refused without naming the file"
         if "help:" not in answer.said:
