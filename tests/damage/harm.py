@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -132,6 +133,10 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
+CHANGES_BYTES = frozenset(DAMAGES) - {"deleted", "emptied", "a directory", "unreadable"}
+"""Damages that only what reads the file can notice; the others change what a look at the folder says as well."""
+
+
 def files_of(root: Path) -> list[Path]:
     """Return every file of the run, relative to its folder."""
     folder = root / FOLDER
@@ -148,6 +153,28 @@ def copy_of(original: Path, to: Path) -> Path:
     """Return a copy of the project."""
     shutil.copytree(original, to, symlinks=True)
     return to
+
+
+def heal(original: Path, copy: Path) -> None:
+    """Make *copy* equal to *original* again: what a command or a damage has changed, added or removed is undone."""
+    for folder, folders, files in os.walk(copy):
+        place = original / Path(folder).relative_to(copy)
+        for name in [*folders]:
+            if not (place / name).is_dir():
+                folders.remove(name)
+                shutil.rmtree(Path(folder) / name)
+        for name in files:
+            if not (place / name).is_file():
+                (Path(folder) / name).unlink()
+    for folder, folders, files in os.walk(original):
+        place = copy / Path(folder).relative_to(original)
+        for name in folders:
+            (place / name).mkdir(exist_ok=True)
+        for name in files:
+            whole, there = (Path(folder) / name).stat(), place / name
+            found = there.stat() if there.exists() else None
+            if found is None or (found.st_size, found.st_mtime_ns) != (whole.st_size, whole.st_mtime_ns):
+                shutil.copy2(Path(folder) / name, there)
 
 
 def claims_of(root: Path) -> int:

@@ -11,12 +11,14 @@ import errno
 import io
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticflow.compiler import provenance
+from elasticflow.spec import judge
 from tests.damage import harm, made_run
 
 if TYPE_CHECKING:
@@ -33,6 +35,28 @@ KINDS = (
 )  # fmt: skip
 
 
+class Opened:
+    """Which files this process opens, as long as it is asked."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] | None = None
+        sys.addaudithook(self._note)
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and self.paths is not None and isinstance(arguments[0], str):
+            self.paths.add(str(Path(arguments[0]).absolute()))
+
+    def by(self, command: str, root: Path) -> set[Path]:
+        """Return what *command* opens of the run in *root*, relative to its folder."""
+        self.paths = set()
+        try:
+            made_run.ask(command)
+        finally:
+            found, self.paths = self.paths, None
+        folder = (root / harm.FOLDER).absolute()
+        return {Path(path).relative_to(folder) for path in found if Path(path).is_relative_to(folder)}
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a project with a run that was interrupted after its third snapshot."""
@@ -43,10 +67,17 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(root)
 
 
+@pytest.fixture(scope="module")
+def copy(original: Path) -> Path:
+    """Return the project that is damaged and healed again."""
+    return harm.copy_of(original, original.parent / "copy")
+
+
 @pytest.fixture(autouse=True)
 def _decided_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut launches short once they have decided from where they go on; what takes long and matters not is left out."""
     made_run.cut_short(monkeypatch)
+    monkeypatch.setattr(judge, "check_entry_points", lambda *_: [])
     monkeypatch.setattr(provenance, "git_state", lambda _: None)
     versions = provenance.versions()
     monkeypatch.setattr(provenance, "versions", lambda _=(): versions)
@@ -83,35 +114,52 @@ def test_the_table_names_every_file(original: Path) -> None:
     assert sorted({harm.kind_of(file) for file in harm.files_of(original)}) == sorted(KINDS)
 
 
+@pytest.fixture(scope="module")
+def opened(original: Path, copy: Path) -> dict[str, set[Path]]:
+    """Return the files of a run without damage that each command opens."""
+    found, eye = {}, Opened()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(copy)
+        made_run.cut_short(patch)
+        for command in harm.COMMANDS:
+            found[command] = eye.by(command, copy)
+            harm.heal(original, copy)
+    return found
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_ends_nothing(
-    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    original: Path, copy: Path, opened: dict[str, set[Path]], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Of several files of a kind, the one of the newest snapshot is damaged, then the one of the oldest."""
     files = [file for file in harm.files_of(original) if harm.kind_of(file) == kind]
     whole = [name for name in harm.snapshots_of(original) if int(name.split("-")[0]) >= made_run.EVERY]
-    problems, root = [], tmp_path / "copy"
+    problems = []
+    monkeypatch.chdir(copy)
     for file in dict.fromkeys((files[-1], files[0])):
         for damage in harm.DAMAGES:
+            is_harmed = False
             for command in _commands(kind):
-                if command in harm.LAUNCHING or not root.exists():
-                    shutil.rmtree(root, ignore_errors=True)
-                    harm.copy_of(original, root)
-                    if damage != "unreadable":
-                        harm.DAMAGES[damage](root / harm.FOLDER / file)
-                monkeypatch.chdir(root)
-                claimed = harm.claims_of(root)
+                if damage in harm.CHANGES_BYTES and file not in opened[command]:
+                    continue
+                if not is_harmed and damage != "unreadable":
+                    harm.DAMAGES[damage](copy / harm.FOLDER / file)
+                is_harmed = True
+                claimed = harm.claims_of(copy)
                 with monkeypatch.context() as patch:
                     if damage == "unreadable":
-                        _refuse_to_open(root / harm.FOLDER / file, patch)
+                        _refuse_to_open(copy / harm.FOLDER / file, patch)
                     answer = made_run.ask(command)
-                assert harm.claims_of(root) == claimed
+                assert harm.claims_of(copy) == claimed
                 problem = harm.problem_of(command, file, answer, harm.expected_of(whole, file))
                 if command in harm.LAUNCHING and answer.code == 0:
-                    problem = problem or _gap_in(root / harm.FOLDER / "metrics.jsonl", answer.went_on_from)
+                    problem = problem or _gap_in(copy / harm.FOLDER / "metrics.jsonl", answer.went_on_from)
                 if problem:
                     problems.append(f"{file} | {damage} | {command}: {problem}\n{answer.said}")
-            shutil.rmtree(root, ignore_errors=True)
+                if command in harm.LAUNCHING:
+                    harm.heal(original, copy)
+                    is_harmed = False
+            harm.heal(original, copy)
     assert not problems, "\n".join(problems)
 
 
