@@ -65,7 +65,8 @@ def warm(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     (folder / "draws_at_import.py").write_text("import random\ndrawn = random.random()")
     modules = ["takes_signals", "draws_at_import"]
     heartbeats_fd = os.memfd_create("test-heartbeats", 0)
-    server = ForkServer(entry_point, [str(folder)], modules, "fork", (heartbeats_fd,), seed=7)
+    arguments = ("--nnodes=1:1", "--nproc-per-node=2", "--shutdown-timeout=30", "--tee=0:1", "train.py")
+    server = ForkServer(entry_point, [str(folder)], modules, "fork", (heartbeats_fd,), 7, arguments)
     server.wait_ready()
     yield Warm(server, entry_point, heartbeats_fd)
     close(server)

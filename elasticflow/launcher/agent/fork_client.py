@@ -1,4 +1,4 @@
-"""The agent's end of the fork server; free of torch, so that the server starts before it is imported (floor 3)."""
+"""The agent's end of the fork server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from elasticflow.launcher.agent.fork_server import Lines
+from elasticflow.launcher.agent.fork_protocol import Exited, Lines, Ready, Setup, Spawn, Started
 from elasticflow.launcher.agent.helpers import HelperLostError
+from elasticflow.launcher.agent.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
@@ -22,16 +24,26 @@ class ForkServer:
 
     Started by exec from the agent's main thread: the death signal fires when the *thread* that started
     a process ends.
+
+    Args:
+        entry_point: The file that workers run.
+        path: Folders of the job's own code.
+        modules: Modules that the job names.
+        start_method: fork or spawn.
+        keep_fds: Descriptors that workers inherit.
+        seed: The job's; what its modules draw at import follows from it.
+        arguments: torchrun's, which the server reads by torch's own parser.
     """
 
     def __init__(
         self,
         entry_point: Path,
-        path: list[str],
-        modules: list[str],
+        path: Sequence[str],
+        modules: Sequence[str],
         start_method: str,
         keep_fds: tuple[int, ...],
         seed: int = 0,
+        arguments: Sequence[str] = (),
     ) -> None:
         ours, theirs = socket.socketpair()
         environment = dict(os.environ)
@@ -52,17 +64,11 @@ class ForkServer:
         )
         theirs.close()
         self._lines = Lines(ours)
-        setup = {
-            "entry_point": str(entry_point),
-            "path": path,
-            "modules": modules,
-            "start_method": start_method,
-            "seed": seed,
-        }
+        setup = Setup(str(entry_point), tuple(path), tuple(modules), start_method, seed, tuple(arguments))
         # A server that is gone already is noticed by `wait_ready`.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._lines.send({"setup": setup})
-        self.refused: list[dict[str, str]] | None = None
+            self._lines.send(setup)
+        self._ready: Ready | None = None
         self.exits: dict[int, tuple[int, float]] = {}
         self._started: dict[int, int] = {}
 
@@ -84,37 +90,52 @@ class ForkServer:
             if messages is None:
                 return False
             for message in messages:
-                if "exited" in message:
-                    self.exits[message["exited"]] = (message["code"], message["at"])
-                elif "started" in message:
-                    self._started[message["started"]] = message["pid"]
-                    self.exits.pop(message["pid"], None)  # of a worker long gone that had the same id
-                else:
-                    self.refused = message["refused"]
+                match message:
+                    case Exited():
+                        self.exits[message.pid] = (message.code, message.at)
+                    case Started():
+                        self._started[message.local_rank] = message.pid
+                        # of a worker long gone that had the same id
+                        self.exits.pop(message.pid, None)
+                    case Ready():
+                        self._ready = message
+                    case Setup() | Spawn():
+                        raise AssertionError(f"{message} goes the other way")
             timeout = 0.0
         return True
 
-    def wait_ready(self) -> list[dict[str, str]]:
-        """Return the modules that were refused, once the server has imported all others.
+    def wait_ready(self) -> Ready:
+        """Return what the server tells once it has imported all that it may.
 
         Raises:
             HelperLostError: the server ended instead; its own message is in the agent's log.
         """
-        while self.refused is None:
+        while self._ready is None:
             if not self.pump(1.0):
                 raise self.lost()
-        return self.refused
+        return self._ready
 
-    def spawn(self, local_rank: int, environment: dict[str, str], stdout: str, stderr: str) -> int:
+    def options(self) -> TorchrunOptions:
+        """Return what torchrun makes of the launch's arguments, once the server is ready.
+
+        Raises:
+            TorchrunRefusedError: it refuses them.
+            HelperLostError: the server ended instead.
+        """
+        ready = self.wait_ready()
+        if ready.options is None:
+            raise TorchrunRefusedError(ready.refusal)
+        return ready.options
+
+    def spawn(self, local_rank: int, environment: Mapping[str, str], stdout: str, stderr: str) -> int:
         """Fork one worker and return its process id.
 
         Raises:
             HelperLostError: the server is gone.
         """
         self._started.pop(local_rank, None)
-        request = {"local_rank": local_rank, "environment": environment, "stdout": stdout, "stderr": stderr}
         try:
-            self._lines.send({"spawn": request})
+            self._lines.send(Spawn(local_rank, dict(environment), stdout, stderr))
         except (BrokenPipeError, ConnectionResetError):
             raise self.lost() from None
         while local_rank not in self._started:

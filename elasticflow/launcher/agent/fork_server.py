@@ -1,13 +1,8 @@
-"""The process that has imported torch and the job's modules, and forks workers on request (floor 3).
+"""The process that has imported torch and the job's modules, and forks workers on request.
 
 Run as `python -m elasticflow.launcher.agent.fork_server FD PARENT_PID`, exec'd from the agent's main thread.
 It has one thread, ignores TERM, INT and HUP (a signal to the whole process group must not kill workers in
-the middle of a drain), and dies with the agent. Over the socket FD travel JSON lines:
-
-    in   {"setup": {...}}                       once, first
-         {"spawn": {local_rank, environment, stdout, stderr}}
-    out  {"ready": true, "refused": [{module, reason}]}
-         {"started": local_rank, "pid": pid}    {"exited": pid, "code": code, "at": unix time}
+the middle of a drain), and dies with the agent. What travels over the socket FD: `fork_protocol.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import json
 import os
 import runpy
 import select
@@ -24,9 +18,15 @@ import socket
 import sys
 import time
 import traceback
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from elasticflow.launcher.agent.fork_protocol import Exited, Lines, Ready, Setup, Spawn, Started
 from elasticflow.launcher.agent.preload import preload, unsafe_to_fork, warm_up
+from elasticflow.launcher.agent.torchrun_arguments import (
+    ArgumentsReader,
+    TorchrunOptions,
+    TorchrunRefusedError,
+)
 from elasticflow.lifeline import die_with_parent
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -38,52 +38,44 @@ def main() -> NoReturn:
     die_with_parent(int(sys.argv[2]))
     _ignore_signals()
     lines = Lines(channel)
-    setup = lines.wait()["setup"]
-    sys.path[:0] = setup["path"]
-    start_method, refused = setup["start_method"], []
+    setup = _wait_for_setup(lines)
+    sys.path[:0] = setup.path
+    start_method = setup.start_method
+    refused: tuple[dict[str, str], ...] = ()
     if start_method == "fork":
-        warm_up(setup["seed"])
-        refused = preload(setup["modules"], setup["path"])
+        warm_up(setup.seed)
+    # Beside the imports of the job's modules, and before them: a child with threads of theirs might hang.
+    reader = ArgumentsReader(setup.arguments) if setup.arguments else None
+    if start_method == "fork":
+        refused = tuple(preload(setup.modules, setup.path))
         start_method = "spawn" if unsafe_to_fork() else "fork"
         _ignore_signals()  # what the job's modules made of them at import is not for this process
+    options, refusal = _options(reader)
     gc.collect()
     gc.freeze()  # shared pages stay shared: the collector no longer writes into them
-    lines.send({"ready": True, "refused": refused, "start_method": start_method})
-    serve(lines, setup["entry_point"], start_method)
+    lines.send(Ready(refused, options, refusal))
+    serve(lines, setup.entry_point, start_method)
+
+
+def _options(reader: ArgumentsReader | None) -> tuple[TorchrunOptions | None, str]:
+    try:
+        return (None if reader is None else reader.options()), ""
+    except TorchrunRefusedError as error:
+        return None, error.reason
+
+
+def _wait_for_setup(lines: Lines) -> Setup:
+    """Return the agent's first message; leaves the process when the agent is gone."""
+    while not (messages := lines.read()):
+        if messages is None:
+            os._exit(0)
+    assert isinstance(messages[0], Setup)
+    return messages[0]
 
 
 def _ignore_signals() -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-
-
-class Lines:
-    """JSON lines over a stream socket."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
-        self._rest = b""
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Send one message."""
-        self.channel.sendall(json.dumps(message).encode() + b"\n")
-
-    def read(self) -> list[dict[str, Any]] | None:
-        """Return the messages of one `recv`, or None at the end of the stream."""
-        data = self.channel.recv(1 << 16)
-        if not data:
-            return None
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in whole]
-
-    def wait(self) -> dict[str, Any]:
-        """Return the next message; leaves the process when the other side is gone."""
-        while True:
-            messages = self.read()
-            if messages is None:
-                os._exit(0)
-            if messages:
-                return messages[0]
 
 
 def serve(lines: Lines, entry_point: str, start_method: str) -> NoReturn:
@@ -104,17 +96,17 @@ def serve(lines: Lines, entry_point: str, start_method: str) -> NoReturn:
             if messages is None:
                 os._exit(0)
             for message in messages:
-                request = message["spawn"]
+                assert isinstance(message, Spawn)
                 server = os.getpid()  # asked for before: a child may run first when its parent is dead
                 pid = os.fork()
                 if pid == 0:
-                    become_worker(server, lines.channel, request, entry_point, start_method)
-                lines.send({"started": request["local_rank"], "pid": pid})
+                    become_worker(server, lines.channel, message, entry_point, start_method)
+                lines.send(Started(message.local_rank, pid))
 
 
-def reap() -> list[dict[str, Any]]:
+def reap() -> list[Exited]:
     """Return a report for each child that has ended; signals as negative codes."""
-    reports: list[dict[str, Any]] = []
+    reports: list[Exited] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -122,11 +114,11 @@ def reap() -> list[dict[str, Any]]:
             return reports
         if pid == 0:
             return reports
-        reports.append({"exited": pid, "code": os.waitstatus_to_exitcode(status), "at": time.time()})
+        reports.append(Exited(pid, os.waitstatus_to_exitcode(status), time.time()))
 
 
 def become_worker(
-    server: int, channel: socket.socket, request: dict[str, Any], entry_point: str, start_method: str
+    server: int, channel: socket.socket, request: Spawn, entry_point: str, start_method: str
 ) -> NoReturn:
     """Turn this forked child into a worker and run the entry point; never returns.
 
@@ -143,12 +135,12 @@ def become_worker(
             signal.signal(number, signal.SIG_DFL)
         channel.close()
         os.setsid()
-        for descriptor, path in ((1, request["stdout"]), (2, request["stderr"])):
+        for descriptor, path in ((1, request.stdout), (2, request.stderr)):
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(opened, descriptor)
             os.close(opened)
         faulthandler.register(signal.SIGUSR2, all_threads=True)  # stacks of a hang, also of one in an import
-        os.environ.update(request["environment"])
+        os.environ.update(request.environment)
         if start_method == "spawn":
             os.execv(  # noqa: S606  # argv of our own making
                 sys.executable,

@@ -1,4 +1,4 @@
-"""What runs on a node: `python -m elasticflow.launcher.agent.node PARENT_PID`, its configuration on standard input (floor 3).
+"""What runs on a node: `python -m elasticflow.launcher.agent.node PARENT_PID`, its configuration on standard input.
 
 Starts the writer and the fork server first, since they import for seconds, then becomes the agent.
 """
@@ -17,6 +17,7 @@ from elasticflow.launcher.agent.fork_client import ForkServer
 from elasticflow.launcher.agent.heartbeats import Heartbeats
 from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.launcher.agent.left_behind import adopt_orphans
+from elasticflow.launcher.agent.torchrun_arguments import TorchrunRefusedError
 from elasticflow.lifeline import die_with_parent
 from elasticflow.snapshots.process import WriterNotStartedError, start_writer
 
@@ -33,9 +34,15 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the agent can pass the wish to leave on
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     heartbeats = Heartbeats(config.hang_timeout_s)
-    entry_point = Path(config.launch_folder) / "train.py"
+    launch = Path(config.launch_folder)
     server = ForkServer(
-        entry_point, config.path, config.modules, config.start_method, (heartbeats.fd,), config.seed
+        launch / "train.py",
+        config.path,
+        config.modules,
+        config.start_method,
+        keep_fds=(heartbeats.fd,),
+        seed=config.seed,
+        arguments=(launch / "torchrun.args").read_text(encoding="utf-8").splitlines(),
     )
     code = 0
     try:
@@ -43,9 +50,12 @@ def main() -> None:
     except HelperLostError as lost:
         sys.stderr.write(f"{lost}\n")
         code = lost.agent_exit_code
+    except TorchrunRefusedError as refused:
+        sys.stderr.write(f"{refused}\n")
+        code = 1
     logging.shutdown()
     sys.stderr.flush()
-    # The interpreter's own end takes torch 0.3 s, and the supervisor waits for it.
+    # Threads of the presence may still wait for the store, which may be gone.
     os._exit(code)
 
 
@@ -57,7 +67,7 @@ def _serve(config: AgentConfig, server: ForkServer, heartbeats: Heartbeats) -> N
             raise
         raise HelperLostError("snapshot writer", error.ended_with) from None
     try:
-        # Only now, beside the two processes that import on their own.
+        # Only now: the two processes import for seconds.
         from elasticflow.launcher.agent.agent import build_agent
 
         agent = build_agent(config, server, writer, heartbeats)

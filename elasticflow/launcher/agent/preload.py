@@ -1,4 +1,4 @@
-"""What the fork server imports once for all workers, and what it must not (floor 3)."""
+"""What the fork server imports once for all workers, and what it must not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # What every worker needs and what torch imports lazily at the worst moment: `torch._dynamo` costs
 # 0.8 s in the first optimizer step of each generation when it is not here.
@@ -43,7 +43,7 @@ def warm_up(seed: int) -> None:
     sys.modules["elasticflow.runtime.seeded_imports"].install(seed)
 
 
-def preload(modules: list[str], path: list[str]) -> list[dict[str, str]]:
+def preload(modules: Sequence[str], path: Sequence[str]) -> list[dict[str, str]]:
     """Import the job's modules that workers share; return the job's modules that have to be imported in each worker instead.
 
     A module that fails here fails again in the worker, where its traceback belongs to a rank. After one that makes
@@ -109,7 +109,7 @@ def _open_files() -> list[str]:
     return targets
 
 
-def _forget(modules: set[str], path: list[str]) -> None:
+def _forget(modules: set[str], path: Sequence[str]) -> None:
     """Forget those that lie in *path*: the job's own, any of which may hold what is frozen.
 
     Libraries stay: many, torch's extensions among them, cannot be loaded twice.

@@ -1,4 +1,4 @@
-"""A node's presence: it tells that it lives, asks to leave, and hears that it is gone (floor 3)."""
+"""A node's presence: it tells that it lives, asks to leave, and hears that it is gone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import signal
 import threading
 import time
 from typing import TYPE_CHECKING
-
-from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from elasticflow.launcher.agent.helpers import STORE_LOST
 from elasticflow.launcher.rendezvous.keys import beat_key, is_gone, join_store
@@ -21,6 +19,10 @@ if TYPE_CHECKING:
 
 _BEAT_S = 0.25
 _LONGEST_SILENCE_S = 10.0
+
+
+class LetGoError(Exception):
+    """The supervisor has let this agent's node go, or takes it for lost: the agent leaves, and has not failed."""
 
 
 class Presence:
@@ -53,13 +55,13 @@ class Presence:
         """Pass on a wish to leave.
 
         Raises:
-            RendezvousGracefulExitError: this node was let go, or is taken for lost: its workers have to end.
+            LetGoError: this node was let go, or is taken for lost: its workers have to end.
         """
         if self._wants_to_leave and not self._has_asked:
             self._has_asked = True
             self._feed.post({"type": "leaving", "node": self._config.node})
         if self._is_gone:
-            raise RendezvousGracefulExitError("this node was let go")
+            raise LetGoError
 
     def _note_wish(self, number: int, frame: object) -> None:
         self._wants_to_leave = True

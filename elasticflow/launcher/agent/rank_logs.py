@@ -1,12 +1,10 @@
-"""Rank logs, followed line by line: the way of worker lines to the supervisor (floor 3)."""
+"""Rank logs, followed line by line: the way of worker lines to the supervisor."""
 
 from __future__ import annotations
 
 import json
 import os
 from typing import TYPE_CHECKING, Any
-
-from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, Std
 
 from elasticflow import events, logs
 
@@ -21,16 +19,16 @@ FOLLOWED = events.FROM_WORKERS | {
 _MARKS = tuple(f'"{name}"'.encode() for name in sorted(FOLLOWED))
 
 
-class RankLog:
-    """One growing JSON-lines file."""
+class GrowingFile:
+    """A file of lines that grows, and that may not be there yet."""
 
-    def __init__(self, folder: RunFolder, generation: int, rank: int) -> None:
-        self._path = folder.rank_log(generation, rank)
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._fd: int | None = None
         self._rest = b""
 
-    def lines(self) -> list[dict[str, Any]]:
-        """Return the followed records among the lines completed since the last call."""
+    def lines(self) -> list[bytes]:
+        """Return the lines completed since the last call, without their ends."""
         if self._fd is None:
             if not self._path.exists():
                 return []
@@ -39,13 +37,30 @@ class RankLog:
         while chunk := os.read(self._fd, 1 << 20):
             data += chunk
         *whole, self._rest = data.split(b"\n")
-        return [record for line in whole if (record := _followed(line)) is not None]
+        return whole
 
-    def close(self) -> None:
-        """Stop following."""
+    def close(self) -> bytes:
+        """Stop following; return what stood behind the last line."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+class RankLog:
+    """One growing JSON-lines file."""
+
+    def __init__(self, folder: RunFolder, generation: int, rank: int) -> None:
+        self._file = GrowingFile(folder.rank_log(generation, rank))
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the followed records among the lines completed since the last call."""
+        return [record for line in self._file.lines() if (record := _followed(line)) is not None]
+
+    def close(self) -> None:
+        """Stop following."""
+        self._file.close()
 
 
 def _followed(line: bytes) -> dict[str, Any] | None:
@@ -71,54 +86,3 @@ def tail(path: Path, size: int = 8192) -> str:
             return file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
-
-
-class GenerationLogs(LogsSpecs):
-    """Standard streams of each worker in the generation's own folder.
-
-    torch's `DefaultLogsSpecs` names the folder after the restart count, which a membership change does
-    not raise, and removes it before use: logs are lost (torch 2.13, multiprocessing/api.py `reify`).
-    """
-
-    def __init__(
-        self,
-        folder: RunFolder,
-        tee: Std | dict[int, Std] = Std.NONE,
-        local_ranks_filter: set[int] | None = None,
-    ) -> None:
-        super().__init__(tee=tee, local_ranks_filter=local_ranks_filter)
-        self._folder = folder
-        self.generation = 0
-
-    @classmethod
-    def like(cls, specs: LogsSpecs, folder: RunFolder) -> GenerationLogs:
-        """Return what shows as much as torch's *specs* ask for; everything is kept, whatever is redirected."""
-        return cls(folder, specs._tee, specs._local_ranks_filter)  # noqa: SLF001  torch offers no public way
-
-    @property
-    def root_log_dir(self) -> str:
-        """Folder of all generations' logs."""
-        return str(self._folder.path / "logs")
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return where each local rank's streams go; the folder exists afterwards."""
-        self._folder.generation_logs(self.generation).mkdir(parents=True, exist_ok=True)
-        paths = {
-            suffix: {
-                r: str(self._folder.rank_log(self.generation, int(e["RANK"]), suffix))
-                for r, e in envs.items()
-            }
-            for suffix in ("stdout", "stderr")
-        }
-        tees = {
-            r: self._tee if isinstance(self._tee, Std) else self._tee.get(r, Std.NONE)
-            for r in envs
-            if not self._local_ranks_filter or r in self._local_ranks_filter
-        }
-        return LogsDest(
-            stdouts=paths["stdout"],
-            stderrs=paths["stderr"],
-            tee_stdouts={r: paths["stdout"][r] for r, std in tees.items() if std & Std.OUT},
-            tee_stderrs={r: paths["stderr"][r] for r, std in tees.items() if std & Std.ERR},
-            error_files=dict.fromkeys(envs, ""),
-        )

@@ -1,4 +1,4 @@
-"""What an agent tells the supervisor of one generation: its workers, what they and the writer say, how they end (floor 3)."""
+"""What an agent tells the supervisor of one generation: its workers, what they and the writer say, how they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks of workers that stand still, asked for and read (floor 3)."""
+"""Stacks of workers that stand still, asked for and read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parse(dump: str) -> tuple[Frame, ...]:
     return tuple(frames)
 
 
-def collect(pids: Mapping[int, int], logs: Mapping[int, str]) -> dict[int, dict[str, Any]]:
+def collect(pids: Mapping[int, int], logs: Mapping[int, Path]) -> dict[int, dict[str, Any]]:
     """Return `state`, `frames` and `loaders` of each local rank, for `Standing`, having asked for its stacks.
 
     They are written to its standard error by faulthandler, which `runtime/worker.py` and the fork server register.
@@ -57,7 +57,7 @@ def collect(pids: Mapping[int, int], logs: Mapping[int, str]) -> dict[int, dict[
     return found
 
 
-def _loaders(worker: int, log: str) -> list[tuple[int, tuple[Frame, ...]]]:
+def _loaders(worker: int, log: Path) -> list[tuple[int, tuple[Frame, ...]]]:
     """Return the stacks of a worker's loader processes that are not idle; they share its standard error."""
     found = []
     deadline = time.monotonic() + _ANSWER_S
@@ -74,9 +74,9 @@ def _loaders(worker: int, log: str) -> list[tuple[int, tuple[Frame, ...]]]:
     return found
 
 
-def _dumps(logs: Mapping[int, str]) -> dict[int, str]:
+def _dumps(logs: Mapping[int, Path]) -> dict[int, str]:
     """Have each process write its stacks; return what each wrote."""
-    begins = {pid: Path(log).stat().st_size for pid, log in logs.items()}
+    begins = {pid: log.stat().st_size for pid, log in logs.items()}
     for pid in logs:
         if _answers(pid):
             with suppress(ProcessLookupError):
@@ -95,8 +95,8 @@ def _dumps(logs: Mapping[int, str]) -> dict[int, str]:
     return found
 
 
-def _read(log: str, begin: int) -> str:
-    with Path(log).open("rb") as file:
+def _read(log: Path, begin: int) -> str:
+    with log.open("rb") as file:
         file.seek(begin)
         return file.read().decode("utf-8", "replace")
 

@@ -1,4 +1,4 @@
-"""Workers of one node, forked by the warm server: our PContext (floor 3).
+"""Workers of one node, forked by the warm server.
 
 torch's own `MultiprocessContext` counts a worker finished only when its return value has arrived in a
 queue, and waits for ever for one that leaves by `os._exit` (measured, torch 2.13). Here exit code 0 is
@@ -8,72 +8,83 @@ success and anything else is failure.
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from elasticflow.launcher.agent.memory_kills import MemoryKills
 from elasticflow.launcher.agent.rank_logs import tail
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing import LogsSpecs
+    from collections.abc import Mapping
+    from pathlib import Path
 
     from elasticflow.launcher.agent.fork_client import ForkServer
+    from elasticflow.launcher.agent.worker_streams import WorkerStreams
+    from elasticflow.launcher.rendezvous.rounds import Assignment
 
 
-class ForkedWorkers(PContext):
-    """The local worker group of one generation."""
+class State(enum.Enum):
+    """Where a group of workers stands: all have left with exit code 0, one has not, or neither yet."""
+
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+    FAILED = enum.auto()
+
+
+class ForkedWorkers:
+    """The local worker group of one generation.
+
+    Args:
+        server: What forks them.
+        environments: Variables of each local rank.
+        streams: Where their standard streams go.
+    """
 
     def __init__(
-        self,
-        server: ForkServer,
-        name: str,
-        entry_point: str,
-        envs: dict[int, dict[str, str]],
-        logs_specs: LogsSpecs,
+        self, server: ForkServer, environments: Mapping[int, Mapping[str, str]], streams: WorkerStreams
     ) -> None:
-        super().__init__(name, entry_point, dict.fromkeys(envs, ()), envs, logs_specs)
-        self._server = server
+        self._server, self._environments, self._streams = server, environments, streams
         self._pids: dict[int, int] = {}
         self._closed = False
         self._memory_kills = MemoryKills()
 
     def start(self) -> None:
-        """Start the workers; unlike torch's, installs no signal handlers: signals are the supervisor's."""
-        self._start()
-        for log in self._tail_logs:
-            log.start()
+        """Start the workers.
 
-    def _start(self) -> None:
-        for local_rank, environment in self.envs.items():
-            self._pids[local_rank] = self._server.spawn(
-                local_rank, environment, self.stdouts[local_rank], self.stderrs[local_rank]
-            )
+        Raises:
+            HelperLostError: the fork server is gone.
+        """
+        for local_rank, environment in self._environments.items():
+            stdout, stderr = self._streams.stdouts[local_rank], self._streams.stderrs[local_rank]
+            self._pids[local_rank] = self._server.spawn(local_rank, environment, str(stdout), str(stderr))
+
+    @property
+    def stderrs(self) -> Mapping[int, Path]:
+        """Files of their standard errors, by local rank."""
+        return self._streams.stderrs
+
+    def poll(self) -> State:
+        """Take in what the server reports, show what is to be shown, and return where the group stands.
+
+        Raises:
+            HelperLostError: the fork server is gone, and its workers with it.
+        """
+        if not self._server.pump():
+            raise self._server.lost()
+        self._streams.show()
+        codes = [code for code, _ in self.exits().values()]
+        if any(codes):
+            return State.FAILED
+        return State.FINISHED if len(codes) == len(self._pids) else State.RUNNING
 
     def exits(self) -> dict[int, tuple[int, float]]:
         """Exit code (negative: signal) and unix time of each local rank that has ended."""
         return {
             rank: self._server.exits[pid] for rank, pid in self._pids.items() if pid in self._server.exits
         }
-
-    def _poll(self) -> RunProcsResult | None:
-        if not self._server.pump():  # its workers have died with it
-            raise self._server.lost()
-        exits = self.exits()
-        failed = {rank: code for rank, (code, _) in exits.items() if code != 0}
-        if failed:
-            return RunProcsResult(failures={r: self._failure(r, code) for r, code in failed.items()})
-        if len(exits) == len(self._pids):
-            return RunProcsResult(return_values=dict.fromkeys(exits))
-        return None
-
-    def _failure(self, local_rank: int, code: int) -> ProcessFailure:
-        return ProcessFailure(local_rank=local_rank, pid=self._pids[local_rank], exitcode=code, error_file="")
 
     def pids(self) -> dict[int, int]:
         """Process ids by local rank."""
@@ -94,7 +105,7 @@ class ForkedWorkers(PContext):
                     "at": at,
                     "ended_by_us": local_rank not in alone,
                     "oom_killed": failed_alone and self._memory_kills.includes(self._pids[local_rank]),
-                    "stderr": tail(Path(self.stderrs[local_rank])) if failed_alone else "",
+                    "stderr": tail(self.stderrs[local_rank]) if failed_alone else "",
                 }
             )
         return found
@@ -106,20 +117,24 @@ class ForkedWorkers(PContext):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
-    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        """Send *death_sig* to every worker's session, and SIGKILL to what is left after *timeout* seconds."""
+    def close(self, number: signal.Signals, timeout: float) -> None:
+        """Send *number* to every worker's session, and SIGKILL to what is left after *timeout* seconds."""
         if self._closed:  # their process ids may be somebody else's by now
             return
         self._closed = True
+        self._end(number, timeout)
+        self._streams.close()
+
+    def _end(self, number: signal.Signals, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        for number in (death_sig, signal.SIGKILL):
+        for sent in (number, signal.SIGKILL):
             for pid in self._pids.values():
                 # The session may hold loader processes even when its leader is gone; and a worker forked
                 # a moment ago may not lead its session yet.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, number)
-            self.send(number)
-            limit = max(deadline, time.monotonic() + 5) if number == signal.SIGKILL else deadline
+                    os.killpg(pid, sent)
+            self.send(sent)
+            limit = max(deadline, time.monotonic() + 5) if sent == signal.SIGKILL else deadline
             while len(self.exits()) < len(self._pids) and time.monotonic() < limit:
                 if not self._server.pump(0.05):
                     return
@@ -127,22 +142,34 @@ class ForkedWorkers(PContext):
                 return
 
 
-def environment_of(worker: Any, group: Any, extra: dict[str, str]) -> dict[str, str]:
-    """Return the variables of one worker, under torchrun's own names."""
+def environment_of(
+    assignment: Assignment, local_rank: int, role: str, run_id: str, master: tuple[str, int]
+) -> dict[str, str]:
+    """Return the variables that torchrun gives a worker, under its own names.
+
+    Args:
+        assignment: The node's.
+        local_rank: Number of the worker on the node.
+        role: Name of the workers' role.
+        run_id: The run's.
+        master: Host and port of the launch's store.
+    """
+    rank = str(assignment.first_rank + local_rank)
+    world_size = str(assignment.world_size)
+    host, port = master
     return {
-        "RANK": str(worker.global_rank),
-        "LOCAL_RANK": str(worker.local_rank),
-        "GROUP_RANK": str(group.group_rank),
-        "ROLE_RANK": str(worker.role_rank),
-        "ROLE_NAME": group.spec.role,
-        "LOCAL_WORLD_SIZE": str(group.spec.local_world_size),
-        "WORLD_SIZE": str(worker.world_size),
-        "GROUP_WORLD_SIZE": str(group.group_world_size),
-        "ROLE_WORLD_SIZE": str(worker.role_world_size),
-        "MASTER_ADDR": str(group.master_addr),
-        "MASTER_PORT": str(group.master_port),
-        "TORCHELASTIC_RUN_ID": group.spec.rdzv_handler.get_run_id(),
+        "RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(assignment.group_rank),
+        "ROLE_RANK": rank,
+        "ROLE_NAME": role,
+        "LOCAL_WORLD_SIZE": str(assignment.nproc),
+        "WORLD_SIZE": world_size,
+        "GROUP_WORLD_SIZE": str(assignment.group_world_size),
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **extra,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -93,8 +94,6 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
     """Yield an announced agent; afterwards it has left and its thread is gone."""
     launch = tmp_path / "launch"
     launch.mkdir()
-    arguments = ("--nnodes=1:1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
-    (launch / "torchrun.args").write_text("\n".join((*arguments, "--shutdown-timeout=30", "train.py")))
     (launch / "train.py").symlink_to(warm.entry_point)
     listener = listen("127.0.0.1", 0)
     place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
@@ -202,6 +201,55 @@ def test_each_generation_has_its_number_logs_and_workers(node: Node) -> None:
     assert {(g, r): f"{g} {r}\n" for g in (4, 9) for r in (0, 1)} == said
     pids = [{w["pid"] for w in node.message("workers", g)["workers"]} for g in (4, 9)]
     assert not pids[0] & pids[1]
+
+
+def test_workers_have_the_variables_that_torchrun_gives(node: Node) -> None:
+    """The second node of two: names and values are torch 2.13's own, with the supervisor's store as master."""
+    files = [node.folder.path.parent / name for name in ("bare", "3", "4")]
+    node.warm.write(
+        f"""
+import json, os, pathlib
+path = pathlib.Path({str(files[0].parent)!r}, os.environ.get("RANK", "bare"))
+path.write_text(json.dumps(dict(os.environ)))
+os._exit(0)
+"""
+    )
+    node.head.form(5, (("n9", 3), ("n0", 2)), 12.5)
+    assert (False, [(0, False), (0, False)]) == node.ended(5)
+    pid = node.warm.server.spawn(0, {}, os.devnull, os.devnull)  # what the server has of its own
+    wait_until(lambda: not is_alive(pid))
+    bare, *whole = [json.loads(file.read_text()) for file in files]
+    given = [
+        {name: value for name, value in each.items() if (name, value) not in bare.items()} for each in whole
+    ]
+
+    place = RendezvousPlace.parse(node.agent._config.rendezvous)
+    same = {
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": "5",
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": "5",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(place.port),
+        "TORCHELASTIC_RUN_ID": "run",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "ELASTICFLOW_RUN_ID": "run",
+        "ELASTICFLOW_RUN_FOLDER": str(node.folder.path),
+        "ELASTICFLOW_GENERATION": "5",
+        "ELASTICFLOW_NODE": "n0",
+        "ELASTICFLOW_RENDEZVOUS": place.url,
+        "ELASTICFLOW_WRITER": "",
+        "ELASTICFLOW_FAILED_AT": "12.5",
+        "ELASTICFLOW_NUMA": "",
+        "ELASTICFLOW_HEARTBEAT_FD": str(node.agent._heartbeats.fd),
+    }
+    assert [
+        {"RANK": "3", "LOCAL_RANK": "0", "ROLE_RANK": "3", **same},
+        {"RANK": "4", "LOCAL_RANK": "1", "ROLE_RANK": "4", **same},
+    ] == given
 
 
 def test_drain_reaches_every_worker(node: Node) -> None:

@@ -11,20 +11,18 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from elasticflow.launcher.agent.fork_client import ForkServer
 from elasticflow.launcher.agent.helpers import HelperLostError
-from elasticflow.launcher.agent.rank_logs import GenerationLogs
-from elasticflow.launcher.agent.workers import ForkedWorkers
+from elasticflow.launcher.agent.torchrun_arguments import TorchrunOptions
+from elasticflow.launcher.agent.worker_streams import WorkerStreams
+from elasticflow.launcher.agent.workers import ForkedWorkers, State
 from elasticflow.run_folder import RunFolder
 from elasticflow.runtime import streams
 from tests.launcher.conftest import Warm, close, is_alive, kill, wait_until
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 pytestmark = pytest.mark.usefixtures("real_processes")
 
@@ -42,28 +40,27 @@ def child():
 """
 
 
-def ended(group: ForkedWorkers) -> RunProcsResult:
-    """Return how the group ended; torch's own `wait` looks once a second, the agent all the time."""
-    found: list[RunProcsResult] = []
+def ended(group: ForkedWorkers) -> State:
+    """Return how the group ended."""
+    wait_until(lambda: group.poll() is not State.RUNNING)
+    return group.poll()
 
-    def look() -> bool:
-        result = group.wait(0)
-        found.extend([] if result is None else [result])
-        return bool(found)
 
-    wait_until(look)
-    return found[0]
+def group_of(server: ForkServer, folder: Path, environments: dict[int, dict[str, str]]) -> ForkedWorkers:
+    """Return workers whose global ranks are their local ones, not yet started."""
+    run = RunFolder(folder / "runs" / "job" / "run")
+    streams = WorkerStreams(run, 0, {rank: rank for rank in environments}, TorchrunOptions(nproc=1))
+    return ForkedWorkers(server, environments, streams)
 
 
 @pytest.fixture
 def start(warm: Warm, tmp_path: Path) -> Any:
     """Return what starts a group of workers that run *code*, with variables of their own."""
-    folder = RunFolder(tmp_path / "runs" / "job" / "run")
 
     def begin(code: str, workers: int = 2, **variables: str) -> ForkedWorkers:
         warm.write(textwrap.dedent(code))
         envs = {rank: {"RANK": str(rank), **variables} for rank in range(workers)}
-        group = ForkedWorkers(warm.server, "worker", str(warm.entry_point), envs, GenerationLogs(folder))
+        group = group_of(warm.server, tmp_path, envs)
         group.start()
         return group
 
@@ -74,9 +71,8 @@ def test_workers_that_leave_by_os_exit_end_the_group_in_under_a_second(start: An
     """Exit code 0 is success; torch 2.13's own context waits for ever for a return value (its MultiprocessContext)."""
     began = time.monotonic()
     group = start("import os, torch; torch.ones(2).sum(); os._exit(0)")
-    result = ended(group)
 
-    assert not result.is_failed()
+    assert ended(group) is State.FINISHED
     assert time.monotonic() - began < 1.0
 
 
@@ -94,12 +90,11 @@ def test_exit_codes_and_signals_are_told_by_rank(start: Any) -> None:
         """,
         workers=5,
     )
-    wait_until(lambda: (group.wait(0), len(group.exits()))[1] == 5)
+    wait_until(lambda: (group.poll(), len(group.exits()))[1] == 5)
 
     assert {0: 3, 1: -9, 2: 1, 3: 1, 4: 0} == {rank: code for rank, (code, _) in group.exits().items()}
-    assert Path(group.stderrs[2]).read_text().endswith("ValueError: no such layer\n")
-    result = ended(group)
-    assert {0, 1, 2, 3} == set(result.failures)
+    assert group.stderrs[2].read_text().endswith("ValueError: no such layer\n")
+    assert group.poll() is State.FAILED
 
 
 def test_what_the_jobs_modules_draw_at_import_follows_from_the_seed(start: Any, tmp_path: Path) -> None:
@@ -137,7 +132,7 @@ def test_server_ignores_signals_to_its_group(start: Any, warm: Warm) -> None:
     """A signal to the whole process group must not end it: its workers would die in the middle of a drain."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(warm.server.process.pid, number)
-    assert not ended(start("pass")).is_failed()
+    assert ended(start("pass")) is State.FINISHED
     assert warm.server.process.poll() is None
 
 
@@ -200,7 +195,7 @@ def test_closed_group_takes_the_children_of_a_dead_worker(start: Any, tmp_path: 
     """The worker itself died first: what is left of its session goes all the same."""
     pid_file = tmp_path / "pid"
     group = start(CHILD + "child()\nos._exit(1)", workers=1, PID_FILE=str(pid_file))
-    wait_until(lambda: group.wait(0))
+    ended(group)
     child = int(pid_file.read_text())
     assert is_alive(child)
     group.close(signal.SIGKILL, timeout=5)
@@ -311,8 +306,7 @@ def test_killed_server_ends_the_agent_and_not_the_budget(tmp_path: Path) -> None
     server = ForkServer(entry_point, [], [], "spawn", ())
     try:
         server.wait_ready()
-        logs = GenerationLogs(RunFolder(tmp_path / "run"))
-        group = ForkedWorkers(server, "worker", str(entry_point), {0: {"RANK": "0"}}, logs)
+        group = group_of(server, tmp_path, {0: {"RANK": "0"}})
         group.start()
         [pid] = group.pids().values()
         server.process.kill()
@@ -320,7 +314,7 @@ def test_killed_server_ends_the_agent_and_not_the_budget(tmp_path: Path) -> None
         wait_until(lambda: not is_alive(pid), 5)
 
         with pytest.raises(HelperLostError, match="its fork server was killed by SIGKILL"):
-            wait_until(lambda: group.wait(0), 5)
+            wait_until(lambda: group.poll() is State.FAILED, 5)
         with pytest.raises(HelperLostError, match="its fork server was killed by SIGKILL"):
             server.spawn(0, {}, "/dev/null", "/dev/null")
     finally:

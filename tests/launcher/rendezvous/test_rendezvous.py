@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
-from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
+from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.launcher.rendezvous.keys import is_requested, join_store
 from elasticflow.launcher.rendezvous.meeting import serve
-from elasticflow.launcher.rendezvous.rounds import Feed, SupervisedRendezvous
+from elasticflow.launcher.rendezvous.rounds import Assignment, Feed, Rounds
 from elasticflow.launcher.supervisor.head import Head
 from elasticflow.rendezvous_place import RendezvousPlace
 from elasticflow.runtime import group
@@ -31,9 +31,16 @@ class Launch:
     head: Head
     place: RendezvousPlace
 
-    def agent(self, node: str = "n0") -> SupervisedRendezvous:
-        """Return the rendezvous of another agent."""
-        return SupervisedRendezvous(join_store(self.place), node, "run", self.place)
+    def agent(self, node: str = "n0") -> Rounds:
+        """Return the rounds as another agent reads them."""
+        return Rounds(join_store(self.place), node)
+
+
+def generation_of(agent: Rounds) -> int:
+    """Return the number of the next generation that the agent takes part in."""
+    assignment = agent.wait_for_next()
+    assert assignment is not None
+    return assignment.generation
 
 
 @pytest.fixture
@@ -49,24 +56,10 @@ def test_lone_node_forms_a_generation_without_a_last_call(launch: Launch) -> Non
     agent = launch.agent()
     launch.head.form(4, (("n0", 2),), 12.5)
     began = time.monotonic()
-    info = agent.next_rendezvous()
+    assignment = agent.wait_for_next()
 
     assert time.monotonic() - began < 1
-    assert (0, 1) == (info.rank, info.world_size)
-    assert (4, 12.5, False) == (agent.round.generation, agent.round.failed_at, agent.round.stop)
-
-
-def test_keys_of_a_generation_are_not_seen_in_the_next(launch: Launch) -> None:
-    """Torch 2.13 hands all attempts one store without a prefix: attempt 2 reads the addresses of attempt 1."""
-    agent = launch.agent()
-    launch.head.form(1, (("n0", 2),), None)
-    first = agent.next_rendezvous().store
-    first.set("MASTER_ADDR", "stale")
-    launch.head.form(2, (("n0", 2),), None)
-    second = agent.next_rendezvous().store
-
-    assert first.check(["MASTER_ADDR"])
-    assert not second.check(["MASTER_ADDR"])
+    assert Assignment(4, 12.5, 0, 1, first_rank=0, nproc=2, world_size=2) == assignment
 
 
 def test_process_groups_of_two_generations_share_no_key(launch: Launch, tmp_path: Path) -> None:
@@ -98,9 +91,8 @@ def test_agent_started_late_skips_old_rounds(launch: Launch) -> None:
     agent = launch.agent()
     agent.skip_old()
     launch.head.form(3, (("n0", 2),), None)
-    agent.next_rendezvous()
 
-    assert 3 == agent.round.generation
+    assert 3 == generation_of(agent)
 
 
 def test_first_agent_has_nothing_to_skip(launch: Launch) -> None:
@@ -108,9 +100,8 @@ def test_first_agent_has_nothing_to_skip(launch: Launch) -> None:
     agent = launch.agent()
     agent.skip_old()
     launch.head.form(1, (("n0", 2),), None)
-    agent.next_rendezvous()
 
-    assert 1 == agent.round.generation
+    assert 1 == generation_of(agent)
 
 
 def test_rounds_without_this_node_are_passed_over(launch: Launch) -> None:
@@ -118,33 +109,32 @@ def test_rounds_without_this_node_are_passed_over(launch: Launch) -> None:
     agent = launch.agent("n1")
     launch.head.form(1, (("n0", 2),), None)
     launch.head.form(2, (("n0", 3), ("n1", 2)), None)
-    info = agent.next_rendezvous()
 
-    assert (2, 1, 2) == (agent.round.generation, info.rank, info.world_size)
-    assert (1, 3, 2, 5) == agent.place
+    assert Assignment(2, None, 1, 2, first_rank=3, nproc=2, world_size=5) == agent.wait_for_next()
 
 
 def test_stop_lets_every_agent_leave(launch: Launch) -> None:
-    """The end of the launch is torch's own graceful exit, and stays visible."""
+    """The end of the launch is told to each, also to one that has not looked for a while."""
     agents = [launch.agent("n0"), launch.agent("n1")]
+    launch.head.form(1, (("n0", 2),), None)
+    assert 1 == generation_of(agents[0])
     launch.head.stop()
-    for agent in agents:
-        assert not agent.is_closed()
-        with pytest.raises(RendezvousGracefulExitError):
-            agent.next_rendezvous()
-        assert agent.is_closed()
+
+    assert [None, None] == [agent.wait_for_next() for agent in agents]
 
 
-def test_one_agent_cannot_close_the_rendezvous_for_all(launch: Launch) -> None:
-    """Torch 2.13 closes it for ever when one agent has used up its restarts; here that is not an agent's business."""
+def test_agent_that_gives_up_closes_nothing_for_the_others(launch: Launch) -> None:
+    """Torch 2.13 closes the rendezvous for ever when one agent has used up its restarts; here others are not asked."""
     agent, other = launch.agent("n0"), launch.agent("n1")
-    agent.set_closed()
-    agent.shutdown()
-    launch.head.form(1, (("n1", 2),), None)
-    other.next_rendezvous()
 
-    assert 1 == other.round.generation
-    assert 0 == other.num_nodes_waiting()
+    def give_up() -> None:
+        raise HelperLostError("fork server", -9)
+
+    with pytest.raises(HelperLostError):
+        agent.wait_for_next(give_up)
+    launch.head.form(1, (("n1", 2),), None)
+
+    assert 1 == generation_of(other)
 
 
 def test_drain_is_asked_of_one_generation_only(launch: Launch) -> None:

@@ -1,0 +1,85 @@
+"""Standard streams of a node's workers: kept in the generation's own folder, and shown where `[torchrun] tee` says."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from elasticflow.launcher.agent.rank_logs import GrowingFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from elasticflow.launcher.agent.torchrun_arguments import TorchrunOptions
+    from elasticflow.run_folder import RunFolder
+
+
+class WorkerStreams:
+    """The files of one generation's streams on one node; their folder exists.
+
+    torch names the folder after its restart count, which a membership change does not raise, and removes it before
+    use: logs are lost (torch 2.13, multiprocessing/api.py `reify`). Everything is kept here, whatever is redirected.
+
+    Args:
+        folder: The run's.
+        generation: Its number.
+        ranks: Global ranks by local rank.
+        options: Which streams are shown, too: in the agent's own, each line after its worker's name, as torchrun does.
+
+    Attributes:
+        stdouts: Path of each local rank's standard output.
+        stderrs: Path of each local rank's standard error.
+    """
+
+    def __init__(
+        self, folder: RunFolder, generation: int, ranks: Mapping[int, int], options: TorchrunOptions
+    ) -> None:
+        folder.generation_logs(generation).mkdir(parents=True, exist_ok=True)
+        self.stdouts = {local: folder.rank_log(generation, rank, "stdout") for local, rank in ranks.items()}
+        self.stderrs = {local: folder.rank_log(generation, rank, "stderr") for local, rank in ranks.items()}
+        self._shown = [
+            _Shown(f"[{options.role}{local}]:", paths[local], stream)
+            for paths, shown, stream in (
+                (self.stdouts, options.shown_stdouts, sys.stdout),
+                (self.stderrs, options.shown_stderrs, sys.stderr),
+            )
+            for local in shown
+            if local in paths
+        ]
+
+    def show(self) -> None:
+        """Show the lines that were completed since the last call."""
+        for shown in self._shown:
+            shown.show()
+
+    def close(self) -> None:
+        """Show what is left; nobody writes any more."""
+        for shown in self._shown:
+            shown.close()
+        self._shown = []
+
+
+class _Shown:
+    """A stream that is copied to another one, line by line."""
+
+    def __init__(self, prefix: str, path: Path, to: TextIO) -> None:
+        self._prefix, self._file, self._to = prefix, GrowingFile(path), to
+
+    def show(self) -> None:
+        self._write(self._file.lines())
+
+    def close(self) -> None:
+        self.show()
+        rest = self._file.close()
+        self._write([rest] if rest else [])
+
+    def _write(self, lines: list[bytes]) -> None:
+        text = "".join(f"{self._prefix}{line.decode('utf-8', 'replace')}\n" for line in lines)
+        if text:
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk: the stream itself is kept elsewhere, or told of there
+                self._to.write(text)
+                self._to.flush()

@@ -1,0 +1,70 @@
+"""Where the standard streams of workers go, and which of them are shown."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from elasticflow.launcher.agent.torchrun_arguments import TorchrunOptions
+from elasticflow.launcher.agent.worker_streams import WorkerStreams
+from elasticflow.run_folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Return a run folder."""
+    return RunFolder(tmp_path / "runs" / "job" / "run")
+
+
+def test_streams_of_a_generation_have_a_folder_of_their_own(folder: RunFolder) -> None:
+    """Torch 2.13 names the folder after its restart count, which a join does not raise, and empties it before use."""
+    ranks = {0: 2, 1: 3}
+    first = WorkerStreams(folder, 7, ranks, TorchrunOptions(nproc=2))
+    assert folder.path / "logs" / "g0007" / "rank2.stderr" == first.stderrs[0]
+    first.stderrs[0].write_text("what it said")
+    again = WorkerStreams(folder, 7, ranks, TorchrunOptions(nproc=2))
+    other = WorkerStreams(folder, 8, ranks, TorchrunOptions(nproc=2))
+
+    assert "what it said" == again.stderrs[0].read_text()
+    assert not set(first.stderrs.values()) & set(other.stderrs.values())
+
+
+def test_what_is_shown_is_kept_too_by_whole_lines(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As torchrun shows it, each line after its worker's name; what has no end is shown when the worker is gone."""
+    options = TorchrunOptions(nproc=2, role="trainer", shown_stdouts=(1,), shown_stderrs=(0, 1))
+    streams = WorkerStreams(folder, 1, {0: 4, 1: 5}, options)
+    streams.show()  # no worker has opened its streams yet
+    for local_rank in (0, 1):
+        streams.stdouts[local_rank].write_text(f"out {local_rank}\n")
+        streams.stderrs[local_rank].write_bytes(f"err {local_rank}\nhal".encode() + b"\xff")
+    streams.show()
+    streams.show()
+    assert ("[trainer1]:out 1\n", "[trainer0]:err 0\n[trainer1]:err 1\n") == capsys.readouterr()
+
+    for local_rank in (0, 1):
+        with streams.stderrs[local_rank].open("ab") as file:
+            file.write(b"f\nlast")
+    streams.close()
+    streams.close()
+    halves = [f"[trainer{local_rank}]:{line}\n" for local_rank in (0, 1) for line in ("hal\ufffdf", "last")]
+    assert ("", "".join(halves)) == capsys.readouterr()
+    assert "out 0\n" == folder.rank_log(1, 4, "stdout").read_text()
+
+
+def test_stream_that_cannot_be_shown_ends_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk below the agent's own log is no reason for it to leave its workers alone."""
+    full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115  # to close it fails, too
+    monkeypatch.setattr("sys.stdout", full)
+    streams = WorkerStreams(folder, 1, {0: 0}, TorchrunOptions(nproc=1, shown_stdouts=(0,)))
+    streams.stdouts[0].write_text("one\n")
+    streams.show()
+    streams.close()
+    monkeypatch.undo()
+    with contextlib.suppress(OSError):
+        full.close()
+
+    assert "one\n" == streams.stdouts[0].read_text()
