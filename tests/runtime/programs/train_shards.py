@@ -16,6 +16,7 @@ from torch.optim import SGD, AdamW
 
 from elasticflow.runtime import cursors, exact, iterable, replicas, snapshot, worker
 from elasticflow.runtime.state import State
+from tests.runtime.programs import dying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,9 @@ parser.add_argument("--processes", type=int, default=0)
 parser.add_argument("--counting", action="store_true", help="a model whose parameter counts its samples")
 parser.add_argument("--exact", type=int, help="so many virtual shards")
 parser.add_argument("--term-at", type=int, help="rank 0 gets SIGTERM during this step")
-parser.add_argument("--kill-at", type=int, help="rank 0 gets SIGKILL during this step")
+parser.add_argument(
+    "--kill-at", type=int, help="rank 0 gets SIGKILL during this step, once a snapshot was committed"
+)
 args = parser.parse_args()
 LENGTHS = [int(text) for text in args.lengths.split(",")]
 
@@ -115,9 +118,10 @@ def main() -> None:
     )
     for batch in loader.batches(position):
         optimizer.zero_grad()
-        for at, number in ((args.term_at, signal.SIGTERM), (args.kill_at, signal.SIGKILL)):
-            if at == batch.end.step and me.rank == 0:
-                os.kill(os.getpid(), number)
+        if me.rank == 0 and batch.end.step == args.term_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if me.rank == 0 and batch.end.step == args.kill_at:
+            dying.die_once_committed()
         loss = group.gradients(batch)
         if isinstance(model, Counter):
             assert model.seen.grad is not None

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 from elasticflow import StopTraining
 from elasticflow.runtime import data, evaluate, exact, order, replicas, snapshot, worker
 from elasticflow.runtime.state import State
+from tests.runtime.programs import dying
 
 HERE = Path(__file__).resolve().parent
 
@@ -40,7 +41,9 @@ parser.add_argument(
     "--term-in", help="SIGTERM while this is done: build; metric, on rank 1 after --at; read, of sample --at"
 )
 parser.add_argument("--at", type=int)
-parser.add_argument("--kill-at", type=int, help="rank 0 gets SIGKILL during this step")
+parser.add_argument(
+    "--kill-at", type=int, help="rank 0 gets SIGKILL during this step, once a snapshot was committed"
+)
 parser.add_argument("--nan-at", type=int, help="the loss is not a number in this step")
 parser.add_argument("--raise-at", type=int, help="rank 1 raises in this step")
 parser.add_argument("--flip-at", type=int, help="a bit of a parameter of rank 1 is flipped after this step")
@@ -180,7 +183,7 @@ def training_step(model: nn.Module, batch: Any) -> Any:
     if rank == 0 and step_now == args.term_at:
         os.kill(os.getpid(), signal.SIGTERM)
     if rank == 0 and step_now == args.kill_at:
-        os.kill(os.getpid(), signal.SIGKILL)
+        dying.die_once_committed()
     if args.counting:
         return model(batch).mean()
     inputs, targets = batch

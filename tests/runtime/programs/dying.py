@@ -1,0 +1,36 @@
+"""How a rank of these programs is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NoReturn
+
+LIMIT_S = 60.0
+
+
+def committed() -> set[Path]:
+    """Return the manifests of the run's snapshots."""
+    return set(Path(os.environ["ELASTICFLOW_RUN_FOLDER"]).glob("snapshots/*/MANIFEST.json"))
+
+
+COMMITTED_BEFORE = committed()
+
+
+def die_once_committed() -> NoReturn:
+    """Kill this process with SIGKILL as soon as this worker group has committed a snapshot.
+
+    The writer dies with rank 0. Training does not wait for it, and on a busy machine it may be many steps behind.
+
+    Raises:
+        TimeoutError: no snapshot was committed: none was due two steps ago.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    while not committed() - COMMITTED_BEFORE:
+        if time.monotonic() > deadline:
+            raise TimeoutError("no snapshot to be killed after")
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
