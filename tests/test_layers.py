@@ -26,6 +26,8 @@ FLOORS = {
             "environment",
             "rendezvous_place",
             "etcd_keys",
+            "key_store",
+            "tcp_keys",
             "secrecy",
             "faults",
             "trajectory",

@@ -22,6 +22,7 @@ from elasticflow.launcher.agent.agent_process import agent_of
 from elasticflow.launcher.launch import check_torch, writer_config
 from elasticflow.launcher.membership import Membership
 from elasticflow.launcher.rendezvous.invitation import Invitation
+from elasticflow.launcher.rendezvous.keys import EXIT_CODE, INVITATION, join_store
 from elasticflow.launcher.rendezvous.meeting import connect, newest_launch, place_of
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.catalog import Catalog
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.compiler.plan import LaunchPlan
+    from elasticflow.key_store import Keys
     from elasticflow.launcher.launch import Request
-    from elasticflow.launcher.rendezvous.keys import Keys
     from elasticflow.rendezvous_place import RendezvousPlace
 
 _POLL_S = 0.05
@@ -153,8 +154,6 @@ def _await_launch(keys: Keys, place: RendezvousPlace, last: int, say: Callable[[
     Raises:
         HeadNotFoundError: there is none in time.
     """
-    from elasticflow.launcher.rendezvous.keys import EXIT_CODE, INVITATION, join_store
-
     deadline = time.monotonic() + _CONNECT_S
     what = f"a run of this job at {place.endpoint}"
     told = False
@@ -184,8 +183,6 @@ class _Node:
     def __init__(
         self, request: Request, plan: LaunchPlan, place: RendezvousPlace, say: Callable[[str], None]
     ) -> None:
-        from elasticflow.launcher.rendezvous.keys import INVITATION, join_store
-
         store = join_store(place, looks_at="")
         invitation = Invitation(**json.loads(store.get(INVITATION)))
         invitation.check(request.job, request.project_root)

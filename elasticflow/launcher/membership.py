@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED, KILLED_BY_USER
 from elasticflow.launcher.rendezvous.head_signs import HeadWatch
+from elasticflow.launcher.rendezvous.keys import EXIT_CODE, NOTICED
+from elasticflow.launcher.rendezvous.rounds import Feed
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elasticflow.key_store import Keys
     from elasticflow.launcher.agent.agent_process import AgentProcess
-    from elasticflow.launcher.rendezvous.keys import Keys
 
 _POLL_S = 0.05
 # An agent that ends so often in a row, each time so soon, will not do better.
@@ -27,12 +29,8 @@ class Membership:
     """This machine's part in the launch: its agent, and the signals that end it."""
 
     def __init__(self, node: str, agent: AgentProcess, store: Keys, say: Callable[[str], None]) -> None:
-        from elasticflow.launcher.rendezvous.keys import EXIT_CODE, NOTICED
-        from elasticflow.launcher.rendezvous.rounds import Feed
-
         self._node, self._agent, self._store, self._say = node, agent, store, say
         self._feed = Feed(store)
-        self._exit_code, self._noticed = EXIT_CODE, NOTICED
         self._final: int | None = None
         self._asked = LeaveRequests()
         self._started_at, self._soon_ended = 0.0, 0
@@ -76,9 +74,9 @@ class Membership:
         """Note the launch's exit code as soon as it is there: its store may go soon after."""
         if self._final is None:
             with contextlib.suppress(RuntimeError):  # the agent sees it, too, and ends
-                if self._store.check([self._exit_code]):
-                    self._final = int(self._store.get(self._exit_code))
-                    self._store.add(self._noticed, 1)
+                if self._store.check([EXIT_CODE]):
+                    self._final = int(self._store.get(EXIT_CODE))
+                    self._store.add(NOTICED, 1)
 
     def _ended(self, code: int) -> int | None:
         """Return this process' exit code now that the agent has ended; None if it was started again."""

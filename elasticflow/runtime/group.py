@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
+import socket
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -10,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
+
+from elasticflow import key_store
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -19,6 +25,8 @@ if TYPE_CHECKING:
 # Under our agent a hang is noticed by its heartbeats; a collective's own limit would only end a slow evaluation.
 _TIMEOUT = {"launched": timedelta(hours=24), "torchrun": timedelta(hours=2)}
 _STORE_TIMEOUT = timedelta(minutes=5)
+# Where rank 0 serves the store of its generation's workers.
+_STORE = "store"
 
 
 def choose_device(identity: Identity) -> torch.device:
@@ -50,19 +58,64 @@ def set_threads(threads: int | None, local_world_size: int) -> None:
 
 
 def connect(identity: Identity) -> Store | None:
-    """Return the key-value store all ranks share; None for a plain process. Every rank."""
+    """Return the key-value store all ranks share; None for a plain process. Every rank.
+
+    Under our agent rank 0 serves it, anew in each generation: what a dead one left is never read, and neither the
+    supervisor nor the agents need torch. The launch's keys say where it is.
+    """
     if identity.way == "plain":
         return None
     if identity.way == "torchrun":
         store, _, _ = next(rendezvous("env://", timeout=_STORE_TIMEOUT))
         return PrefixStore("elasticflow", store)
-    place = identity.rendezvous.under(f"run/{identity.generation}")
-    if place.backend == "etcd-v2":
-        from elasticflow.runtime.etcd_store import EtcdStore
+    keys = key_store.connect(identity.rendezvous.under(f"run/{identity.generation}"))
+    if identity.rank == 0:
+        listener = _listen(identity)
+        host, port = listener.getsockname()[:2]
+        store = TCPStore(
+            "localhost" if ipaddress.ip_address(host).is_unspecified else host,
+            port,
+            is_master=True,
+            timeout=_STORE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        keys.set(_STORE, json.dumps([_own_address(identity), port]))
+        return store
+    host, port = json.loads(keys.get(_STORE))
+    # Without an address of its own it is on the machine that serves the launch's keys.
+    host = host or identity.rendezvous.host
+    return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
 
-        return EtcdStore(place, _STORE_TIMEOUT)
-    store = TCPStore(place.host, place.port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
-    return PrefixStore(place.prefix, store)
+
+def _listen(identity: Identity) -> socket.socket:
+    """Return a listening socket on a free port: for this machine alone where all workers are on it."""
+    if identity.world_size == identity.local_world_size:
+        return socket.create_server(("127.0.0.1", 0), backlog=512)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=512, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=512)
+
+
+def _own_address(identity: Identity) -> str | None:
+    """Return the address under which other workers reach this machine: the one it has towards the launch's keys.
+
+    None where that is the loopback and the host's name stands for nothing else: others reach this machine where they
+    find the keys.
+    """
+    if identity.world_size == identity.local_world_size:
+        return "127.0.0.1"
+    candidates = []
+    with (
+        suppress(OSError),
+        socket.create_connection(
+            (identity.rendezvous.host, identity.rendezvous.port), timeout=10
+        ) as connection,
+    ):
+        candidates.append(connection.getsockname()[0])
+    with suppress(OSError):
+        candidates.append(socket.gethostbyname(socket.gethostname()))
+    return next((found for found in candidates if not ipaddress.ip_address(found).is_loopback), None)
 
 
 def form(identity: Identity, store: Store, device: torch.device) -> None:

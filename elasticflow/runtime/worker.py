@@ -156,13 +156,14 @@ def _code_of_leaving(me: Worker) -> int:
 
 
 def _wait_for_others(me: Worker) -> None:
-    # Under torchrun, rank 0 serves the store and local rank 0 owns the writer: they go last.
-    if me.identity.way != "torchrun" or me.store is None:
+    # Rank 0 serves the store and goes last; under torchrun local rank 0 does, too: it owns the writer.
+    if me.store is None:
         return
+    goes_last = me.rank == 0 or (me.local_rank == 0 and me.identity.way == "torchrun")
     deadline = time.monotonic() + _OTHERS_LEAVE_S
     with suppress(dist.DistError, RuntimeError):  # the store went with rank 0: all others had left
         me.store.add("left", 1)
-        while me.local_rank == 0 and time.monotonic() < deadline and me.store.add("left", 0) < me.world_size:
+        while goes_last and time.monotonic() < deadline and me.store.add("left", 0) < me.world_size:
             time.sleep(0.01)
 
 

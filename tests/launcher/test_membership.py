@@ -11,8 +11,8 @@ from elasticflow.launcher.membership import Membership
 if TYPE_CHECKING:
     import pytest
 
+    from elasticflow.key_store import Keys
     from elasticflow.launcher.agent.agent_process import AgentProcess
-    from elasticflow.launcher.rendezvous.keys import Keys
 
 
 class _Store:

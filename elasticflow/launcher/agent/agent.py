@@ -27,11 +27,11 @@ from elasticflow.rendezvous_place import RendezvousPlace
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from elasticflow.key_store import Keys
     from elasticflow.launcher.agent.agent_process import AgentConfig
     from elasticflow.launcher.agent.fork_client import ForkServer
     from elasticflow.launcher.agent.heartbeats import Heartbeats
     from elasticflow.launcher.agent.torchrun_arguments import TorchrunOptions
-    from elasticflow.launcher.rendezvous.keys import Keys
     from elasticflow.launcher.rendezvous.rounds import Assignment
     from elasticflow.snapshots.staging import WriterProcess
 

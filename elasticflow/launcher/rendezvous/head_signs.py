@@ -11,9 +11,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import INTERRUPTED
+from elasticflow.launcher.rendezvous.keys import join_store
+from elasticflow.rendezvous_place import RendezvousLostError
 
 if TYPE_CHECKING:
-    from elasticflow.launcher.rendezvous.keys import Keys
+    from elasticflow.key_store import Keys
     from elasticflow.rendezvous_place import RendezvousPlace
 
 _HEAD = "head"
@@ -65,9 +67,7 @@ class HeadSigns:
         self._is_over.set()
 
     def _beat(self) -> None:
-        from elasticflow.launcher.rendezvous.keys import LOST, join_store
-
-        with suppress(*LOST):  # seen by the supervisor, too
+        with suppress(RendezvousLostError):  # seen by the supervisor, too
             keys = join_store(self._place, looks_at="")
             for number in itertools.count():
                 keys.set(_HEAD, str(number))

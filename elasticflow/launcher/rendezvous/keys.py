@@ -19,23 +19,19 @@ All of it lies in one store under the launch's own prefix, in plain keys (`set`,
     ranks/<g>/...           what agents tell each other, fresh for every generation (torch 2.13 hands all
                             generations the same keys, and the next one reads stale addresses)
 
-Workers use the same store under `run/<generation>/`, for the same reason (runtime/group.py).
+Workers find the store of their own process group by it, under `run/<generation>/` (runtime/group.py).
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]  # not re-exported
-
-from elasticflow.rendezvous_place import RendezvousLostError
+from elasticflow import key_store
 
 if TYPE_CHECKING:
+    from elasticflow.key_store import Keys
     from elasticflow.rendezvous_place import RendezvousPlace
 
-_ANSWER_S = 60.0
-LOST = (DistError, RendezvousLostError)  # raised by keys whose store has gone
 TOLD = "told"
 ORDERS = "orders"
 FEEDS = f"{TOLD}/feeds"
@@ -45,43 +41,20 @@ EXIT_CODE = "exit_code"
 NOTICED = "noticed"
 
 
-class Keys(Protocol):
-    """A store of keys that all processes of a launch see; torch's, or etcd's."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Give *key* a value."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return the value of *key*, once it has one."""
-
-    def add(self, key: str, number: int, /) -> int:
-        """Add *number* to the value of *key*, 0 at first; return the sum."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Return whether all *keys* have values."""
-
-    def delete_key(self, key: str, /) -> bool:
-        """Remove *key*; return whether it was there."""
-
-
-def join_store(place: RendezvousPlace, *, looks_at: str = ORDERS, answer_s: float = _ANSWER_S) -> Keys:
+def join_store(
+    place: RendezvousPlace, *, looks_at: str = ORDERS, answer_s: float = key_store.ANSWER_S
+) -> Keys:
     """Return a client of the store at *place*.
 
     Args:
         place: Where, and below which prefix.
-        looks_at: First word of the keys that are looked at all the time.
-        answer_s: Seconds that a server of torch's store has to answer in.
+        looks_at: First word of the keys that are looked at all the time; empty for none.
+        answer_s: Seconds that a server other than etcd has to answer in.
 
     Raises:
-        RuntimeError: it does not.
+        RendezvousLostError: it does not.
     """
-    if place.backend == "etcd-v2":
-        from elasticflow.etcd_keys import EtcdKeys
-
-        return EtcdKeys(place, mirrored=(looks_at,) if looks_at else ())
-    timeout = timedelta(seconds=answer_s)
-    client = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=timeout)
-    return PrefixStore(place.prefix, client)
+    return key_store.connect(place, (looks_at,) if looks_at else (), answer_s)
 
 
 def feed_key(feed: int, number: int) -> str:

@@ -6,33 +6,28 @@ of a job at a time, so its keys are apart:
     elasticflow/<job>/claim/<n>   how many processes wanted to lead the n-th launch of the job; the first does
     elasticflow/<job>/newest      number of the newest launch
     elasticflow/<job>/<n>/...     keys of the n-th launch: `keys.py`
-    elasticflow/served            versions of who serves the store; nothing in etcd
 
 A supervisor changes `head` all the time. Once it is silent another process may lead the next launch (`join.py`).
 """
 
 from __future__ import annotations
 
-import json
 import socket
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticflow.errors import LedElsewhereError, NodeRefusedError, RendezvousError
+from elasticflow.errors import LedElsewhereError, RendezvousError
 from elasticflow.launcher.rendezvous.head_signs import HeadSigns, HeadWatch
 from elasticflow.launcher.rendezvous.interface import is_here, listen
-from elasticflow.launcher.rendezvous.invitation import versions
-from elasticflow.rendezvous_place import RendezvousPlace
+from elasticflow.launcher.rendezvous.key_server import KeyServer
+from elasticflow.launcher.rendezvous.keys import EXIT_CODE, TOLD, join_store
+from elasticflow.rendezvous_place import RendezvousLostError, RendezvousPlace
 
 if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]  # torch's stubs do not re-export it
-
     from elasticflow.compiler.plan import LaunchPlan
-    from elasticflow.launcher.rendezvous.keys import Keys
+    from elasticflow.key_store import Keys
 
-SERVED = "served"
 _NEWEST = "newest"
 _LOOK_S = 0.25
 _CLAIM_S = 5.0
@@ -56,17 +51,12 @@ class Meeting:
 
     def open(self) -> Keys:
         """Return the launch's keys as its supervisor uses them; serves them if they are its own."""
-        from elasticflow.launcher.rendezvous.keys import TOLD, join_store  # torch, once it is of use
-
         if self.listener is None:
             return join_store(self.place, looks_at=TOLD)
-        from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
-
-        server = serve(self.listener)
-        job = self.place.prefix.rpartition("/")[0]
-        keys: Keys = PrefixStore(self.place.prefix, server)
-        PrefixStore(job, server).set(_NEWEST, "1")
-        return keys
+        server = KeyServer(self.listener)
+        self.listener = None
+        server.keys(self.place.prefix.rpartition("/")[0]).set(_NEWEST, "1")
+        return server.keys(self.place.prefix)
 
     def close(self) -> None:
         """Be silent, and give the port back if it was not used."""
@@ -107,74 +97,24 @@ def place_of(plan: LaunchPlan, host: str, port: int) -> RendezvousPlace:
     return place.under(plan.job_name)
 
 
-def serve(listener: socket.socket) -> Store:
-    """Return torch's store, served by a thread of this process on *listener*."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not re-exported
-
-    host, port = listener.getsockname()[:2]
-    here = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104  # where this process finds it
-    return TCPStore(here, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-
-
 def connect(place: RendezvousPlace) -> Keys:
     """Return the keys at *place* in a store that somebody else serves.
 
     Raises:
-        RendezvousError: nobody does.
-        NodeRefusedError: it is served by other versions than this machine has.
+        RendezvousError: nobody does, or this version of elasticflow cannot use it.
     """
-    found: list[Keys] = []
-    why: list[str] = []
-
-    def try_it() -> None:
-        from elasticflow.launcher.rendezvous.keys import join_store
-
-        try:
-            keys = join_store(place, looks_at="", answer_s=_ANSWER_S / 2)
-            keys.check([_NEWEST])
-            found.append(keys)
-        except (RuntimeError, ImportError) as error:
-            why.append(str(error).splitlines()[0])
-
     try:
         socket.create_connection((place.host, place.port), timeout=_ANSWER_S).close()
-    except OSError as error:
-        why.append(str(error))
-    else:
-        # torch's store waits for ever for an answer in its own language (2.13).
-        thread = threading.Thread(target=try_it, daemon=True)
-        thread.start()
-        thread.join(2 * _ANSWER_S)
-    if found:
-        _check_versions(place)
-        return found[0]
-    reason = why[0] if why else "what answers there is no store"
-    raise RendezvousError(
-        f"no store for the rendezvous at {place.endpoint}: {reason}",
-        "start etcd there with --enable-v2, and pip install 'elasticflow[etcd]' here"
-        if place.backend == "etcd-v2"
-        else f"start it there: elasticflow rendezvous serve --port {place.port}",
-    )
-
-
-def _check_versions(place: RendezvousPlace) -> None:
-    """Return if the store speaks as this machine's torch does.
-
-    Raises:
-        NodeRefusedError: it may not.
-    """
-    if place.backend != "c10d":
-        return
-    from elasticflow.launcher.rendezvous.keys import join_store
-
-    root = join_store(RendezvousPlace(place.host, place.port))
-    there = json.loads(root.get(SERVED)) if root.check([SERVED]) else {}
-    for name, version in versions().items():
-        if there.get(name, version) != version:
-            raise NodeRefusedError(
-                f"the store at {place.endpoint} is served by {name} {there[name]}, this machine has {version}",
-                f"install {name} {version} there, or {there[name]} here",
-            )
+        keys = join_store(place, looks_at="", answer_s=_ANSWER_S)
+        keys.check([_NEWEST])
+    except (OSError, ImportError, RendezvousLostError) as error:
+        raise RendezvousError(
+            f"no store for the rendezvous at {place.endpoint}: {str(error).splitlines()[0]}",
+            "start etcd there with --enable-v2, and pip install 'elasticflow[etcd]' here"
+            if place.backend == "etcd-v2"
+            else f"start it there: elasticflow rendezvous serve --port {place.port}",
+        ) from error
+    return keys
 
 
 def newest_launch(keys: Keys) -> int:
@@ -217,8 +157,6 @@ def _forget(place: RendezvousPlace) -> None:
 
 
 def _is_led(place: RendezvousPlace) -> bool:
-    from elasticflow.launcher.rendezvous.keys import EXIT_CODE, join_store
-
     keys = join_store(place, looks_at="")
     if keys.check([EXIT_CODE]):
         return False

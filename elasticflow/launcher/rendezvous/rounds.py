@@ -15,7 +15,7 @@ from elasticflow.launcher.rendezvous.keys import FEEDS, ROUNDS, feed_key, round_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.launcher.rendezvous.keys import Keys
+    from elasticflow.key_store import Keys
 
 _POLL_S = 0.002
 _LOOK_S = 0.05

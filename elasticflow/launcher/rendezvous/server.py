@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
-from importlib import util
 from typing import TYPE_CHECKING
 
-from elasticflow.errors import FINISHED, PortTakenError, TorchMissingError
+from elasticflow.errors import FINISHED, PortTakenError
 from elasticflow.launcher.rendezvous.interface import listen
-from elasticflow.launcher.rendezvous.invitation import versions
-from elasticflow.launcher.rendezvous.meeting import SERVED, serve
+from elasticflow.launcher.rendezvous.key_server import KeyServer
 from elasticflow.lifeline import leave_signals
-from elasticflow.rendezvous_place import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +24,8 @@ def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
         say: Called with what a person should know.
 
     Raises:
-        TorchMissingError: there is no torch.
         PortTakenError: the port is in use, or is not this machine's.
     """
-    if util.find_spec("torch") is None:
-        raise TorchMissingError("torch is not installed", "pip install 'elasticflow[torch]'")
     # Blocked before any thread is started, so that all of them leave the signals to `sigwait` below.
     signals = leave_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -44,11 +37,9 @@ def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
             "end the process that uses the port, or choose another one with --port",
         ) from error
     port = listener.getsockname()[1]
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
-
-    store = PrefixStore(PREFIX, serve(listener))
-    store.set(SERVED, json.dumps(versions()))
+    server = KeyServer(listener)
     say(f"serving a rendezvous at {host or socket.gethostname()}:{port}; Ctrl-C ends it")
     asked = signal.sigwait(signals)
+    server.close()
     say(f"{signal.Signals(asked).name}: the store is gone")
     return FINISHED

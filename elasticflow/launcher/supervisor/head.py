@@ -22,8 +22,8 @@ from elasticflow.launcher.rendezvous.keys import (
 from elasticflow.launcher.rendezvous.rounds import Round
 
 if TYPE_CHECKING:
+    from elasticflow.key_store import Keys
     from elasticflow.launcher.rendezvous.invitation import Invitation
-    from elasticflow.launcher.rendezvous.keys import Keys
 
 # An agent tells that it lives ten times in this; a loaded machine may keep it from doing so for a while.
 SILENT_S = 2.5

@@ -21,6 +21,7 @@ from elasticflow.launcher.supervisor.course import Course
 from elasticflow.launcher.supervisor.drains import UNTRAINED_S
 from elasticflow.launcher.supervisor.environment import EnvironmentRecord
 from elasticflow.launcher.supervisor.formation import Formation
+from elasticflow.launcher.supervisor.head import Head
 from elasticflow.launcher.supervisor.intake import Intake
 from elasticflow.launcher.supervisor.journal import Journal
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
@@ -30,13 +31,13 @@ from elasticflow.launcher.supervisor.metrics import Metrics
 from elasticflow.launcher.supervisor.restarts import Restarts
 from elasticflow.launcher.supervisor.shown import Shown
 from elasticflow.launcher.supervisor.suspicion import Suspicion
+from elasticflow.rendezvous_place import RendezvousLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.commit import FENCED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.launcher.supervisor.head import Head
     from elasticflow.launcher.supervisor.start import Launch
     from elasticflow.launcher.supervisor.verdict import Verdict
 
@@ -87,11 +88,8 @@ class Supervisor:
             for end in (self._journal.close, self._environment.close, self._metrics.close, self._agents.end):
                 at_end.callback(end)
             self._announce()
-            for node in self._agents.begin():  # they import for seconds, beside the import of torch here
+            for node in self._agents.begin():
                 self._members.expect(node)
-            from elasticflow.launcher.rendezvous.keys import LOST
-            from elasticflow.launcher.supervisor.head import Head
-
             head = Head(self._launch.meeting.open())
             head.invite(self._launch.invitation())
             course = self._course(head)
@@ -99,7 +97,7 @@ class Supervisor:
                 while course.verdict is None:
                     self._turn(head, course)
                     time.sleep(_POLL_S)
-            except LOST as error:
+            except RendezvousLostError as error:
                 return self._end_without_store(course, str(error))
             return self._close(head, course, course.verdict)
 

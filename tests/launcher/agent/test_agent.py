@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
 
 from elasticflow.launcher.agent.agent import Agent, build_agent
 from elasticflow.launcher.agent.agent_process import AgentConfig
@@ -26,7 +25,7 @@ from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.launcher.agent.limits import Limits
 from elasticflow.launcher.agent.standing import Standing
 from elasticflow.launcher.rendezvous.interface import listen
-from elasticflow.launcher.rendezvous.meeting import serve
+from elasticflow.launcher.rendezvous.key_server import KeyServer
 from elasticflow.launcher.supervisor.head import Head
 from elasticflow.rendezvous_place import RendezvousPlace
 from elasticflow.run_folder import RunFolder
@@ -109,7 +108,7 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
         hang_timeout_s=HANG_S,
         grace_s=1,
     )
-    head = Head(PrefixStore(place.prefix, serve(listener)))
+    head = Head(KeyServer(listener).keys(place.prefix))
     readable, writable = os.pipe()  # a writer that never says anything
     writer = SimpleNamespace(
         process=SimpleNamespace(pid=0),

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
 
-from elasticflow import errors
+from elasticflow import errors, tcp_keys
 from elasticflow.compiler.plan import plan_job
 from elasticflow.launcher.rendezvous import head_signs, meeting
 from elasticflow.launcher.rendezvous.head_signs import HeadWatch
-from elasticflow.launcher.rendezvous.invitation import versions
+from elasticflow.launcher.rendezvous.key_server import KeyServer
 from elasticflow.launcher.rendezvous.keys import EXIT_CODE, join_store
-from elasticflow.launcher.rendezvous.meeting import connect, meet, newest_launch, place_of, serve
-from elasticflow.rendezvous_place import PREFIX, RendezvousPlace
+from elasticflow.launcher.rendezvous.meeting import connect, meet, newest_launch, place_of
+from elasticflow.rendezvous_place import RendezvousPlace
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
@@ -40,10 +38,9 @@ def served() -> Iterator[RendezvousPlace]:
     """Yield a store that this process serves, as `elasticflow rendezvous serve` does."""
     listener = socket.create_server(("127.0.0.1", 0))
     place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
-    store = PrefixStore(PREFIX, serve(listener))
-    store.set("served", json.dumps(versions()))
+    server = KeyServer(listener)
     yield place
-    del store  # served until here
+    server.close()
 
 
 def plan_for(place: RendezvousPlace, tmp_path: Path, **changes: Any) -> LaunchPlan:
@@ -135,13 +132,13 @@ def test_head_is_silent_once_its_number_stands_still(served: RendezvousPlace) ->
     assert not mute.is_silent()
 
 
-def test_store_of_other_versions_is_refused(served: RendezvousPlace) -> None:
-    """Named: what is there, what is here, what to install."""
-    join_store(served).set("served", json.dumps({**versions(), "torch": "2.12.0"}))
-    with pytest.raises(errors.NodeRefusedError) as refused:
+def test_store_that_speaks_otherwise_is_refused(
+    served: RendezvousPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a later version, whose line is another: said to be no store that this version can use."""
+    monkeypatch.setattr(tcp_keys, "HELLO", b"elasticflow keys 2\n")
+    with pytest.raises(errors.RendezvousError, match="no store for the rendezvous at"):
         connect(served)
-
-    assert "is served by torch 2.12.0, this machine has" in refused.value.message
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["something-else", "nobody"])

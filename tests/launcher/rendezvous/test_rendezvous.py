@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not re-exported
 
 from elasticflow.launcher.agent.helpers import HelperLostError
+from elasticflow.launcher.rendezvous.key_server import KeyServer
 from elasticflow.launcher.rendezvous.keys import is_requested, join_store
-from elasticflow.launcher.rendezvous.meeting import serve
 from elasticflow.launcher.rendezvous.rounds import Assignment, Feed, Rounds
 from elasticflow.launcher.supervisor.head import Head
 from elasticflow.rendezvous_place import RendezvousPlace
@@ -48,7 +47,7 @@ def launch() -> Launch:
     """Return a head that serves a store on a free port."""
     listener = socket.create_server(("127.0.0.1", 0))
     place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
-    return Launch(Head(PrefixStore(place.prefix, serve(listener))), place)
+    return Launch(Head(KeyServer(listener).keys(place.prefix)), place)
 
 
 def test_lone_node_forms_a_generation_without_a_last_call(launch: Launch) -> None:

@@ -1,0 +1,257 @@
+"""The store of a launch's keys, served by a thread of this process; what is spoken is told in `tcp_keys.py` (floor 3)."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from elasticflow.tcp_keys import HELLO, Answer, Frames, Request, frame
+
+_MOST_AT_ONCE = 1 << 16
+# Bytes that wait for a client that does not read; it is let go then.
+_MOST_WAITING = 1 << 28
+
+
+@dataclass
+class _Client:
+    """A connection, and what is under way with it."""
+
+    connection: socket.socket
+    frames: Frames = field(default_factory=Frames)
+    hello: bytes = b""
+    unsent: bytearray = field(default_factory=bytearray)
+    waits_for: str | None = None
+    watches: str | None = None
+
+
+class KeyServer:
+    """Serves keys on *listener* as long as this process lives, or until `close`."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._clients: list[_Client] = []
+        # What this process' own threads have changed and clients have not been told.
+        self._untold: list[str] = []
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._listener = listener
+        for each in (listener, self._wake_read, self._wake_write):
+            each.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._is_over = False
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="keys")
+        self._thread.start()
+
+    def keys(self, prefix: str) -> LocalKeys:
+        """Return the keys below *prefix* for this process."""
+        return LocalKeys(self, prefix)
+
+    def close(self) -> None:
+        """Serve no more: clients see their connection end."""
+        self._is_over = True
+        self._wake()
+        self._thread.join()
+
+    def set(self, path: str, value: bytes) -> None:
+        """Give *path* a value."""
+        with self._changed:
+            self._put(path, value)
+        self._wake()
+
+    def get(self, path: str) -> bytes:
+        """Return the value of *path*, once it has one."""
+        with self._changed:
+            self._changed.wait_for(lambda: path in self._values)
+            return self._values[path]
+
+    def add(self, path: str, number: int) -> int:
+        """Add *number* to the value of *path*, 0 at first; return the sum."""
+        with self._changed:
+            total = int(self._values.get(path, b"0")) + number
+            self._put(path, str(total).encode())
+        self._wake()
+        return total
+
+    def has(self, path: str) -> bool:
+        """Return whether *path* has a value."""
+        with self._changed:
+            return path in self._values
+
+    def delete(self, path: str) -> bool:
+        """Remove *path*; return whether it was there."""
+        with self._changed:
+            was_there = self._values.pop(path, None) is not None
+            if was_there:
+                self._untold.append(path)
+        self._wake()
+        return was_there
+
+    def _put(self, path: str, value: bytes) -> None:
+        self._values[path] = value
+        self._untold.append(path)
+        self._changed.notify_all()
+
+    def _wake(self) -> None:
+        if threading.current_thread() is not self._thread:
+            with suppress(OSError):  # it is to wake up already, or is gone
+                self._wake_write.send(b"\0")
+
+    def _serve(self) -> None:
+        while not self._is_over:
+            for key, happened in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj is self._wake_read:
+                    with suppress(BlockingIOError):
+                        self._wake_read.recv(_MOST_AT_ONCE)
+                else:
+                    self._hear(key.data, happened)
+            self._tell_changes()
+        for client in list(self._clients):
+            self._drop(client)
+        self._selector.close()
+        for each in (self._listener, self._wake_read, self._wake_write):
+            each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it has gone again
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            with suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client = _Client(connection)
+            self._clients.append(client)
+            self._selector.register(connection, selectors.EVENT_READ, client)
+
+    def _hear(self, client: _Client, happened: int) -> None:
+        try:
+            if happened & selectors.EVENT_WRITE:
+                self._send(client, b"")
+            if happened & selectors.EVENT_READ:
+                data = client.connection.recv(_MOST_AT_ONCE)
+                if not data:
+                    self._drop(client)
+                    return
+                for kind, parts in client.frames.take(self._after_hello(client, data)):
+                    self._answer(client, Request(kind), parts)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, IndexError):  # gone, or no client of ours
+            self._drop(client)
+
+    def _after_hello(self, client: _Client, data: bytes) -> bytes:
+        """Return what of *data* follows the client's first line, which is answered by ours."""
+        missing = len(HELLO) - len(client.hello)
+        if missing == 0:
+            return data
+        client.hello += data[:missing]
+        if not HELLO.startswith(client.hello):
+            raise ValueError("something else than a client")
+        if client.hello == HELLO:
+            self._send(client, HELLO)
+        return data[missing:]
+
+    def _answer(self, client: _Client, request: Request, parts: list[bytes]) -> None:
+        path = parts[0].decode()
+        match request:
+            case Request.SET:
+                self.set(path, parts[1])
+                self._send(client, frame(Answer.YES))
+            case Request.GET:
+                client.waits_for = path
+                self._give(client)
+            case Request.ADD:
+                total = self.add(path, int(parts[1]))
+                self._send(client, frame(Answer.VALUE, str(total).encode()))
+            case Request.CHECK:
+                has_all = all(part.decode() in self._values for part in parts)
+                self._send(client, frame(Answer.YES if has_all else Answer.NO))
+            case Request.DELETE:
+                self._send(client, frame(Answer.YES if self.delete(path) else Answer.NO))
+            case Request.WATCH:
+                self._begin_watch(client, path)
+
+    def _begin_watch(self, client: _Client, prefix: str) -> None:
+        with self._changed:
+            there = [(path, value) for path, value in self._values.items() if path.startswith(prefix)]
+        for path, value in there:
+            self._send(client, frame(Answer.CHANGED, path.encode(), value))
+        # Only now: what changes from here on is told after what was there.
+        client.watches = prefix
+        self._send(client, frame(Answer.YES))
+
+    def _give(self, client: _Client) -> None:
+        """Answer a client that waits for a value, if it is there."""
+        value = None if client.waits_for is None else self._values.get(client.waits_for)
+        if value is not None:
+            client.waits_for = None
+            self._send(client, frame(Answer.VALUE, value))
+
+    def _tell_changes(self) -> None:
+        with self._changed:
+            changed = [(path, self._values.get(path)) for path in dict.fromkeys(self._untold)]
+            self._untold = []
+        for client in list(self._clients if changed else ()):
+            try:
+                self._give(client)
+                for path, value in changed:
+                    if client.watches is not None and path.startswith(client.watches):
+                        told = (
+                            frame(Answer.REMOVED, path.encode())
+                            if value is None
+                            else frame(Answer.CHANGED, path.encode(), value)
+                        )
+                        self._send(client, told)
+            except OSError:
+                self._drop(client)
+
+    def _send(self, client: _Client, data: bytes) -> None:
+        client.unsent += data
+        if client.unsent:
+            with suppress(BlockingIOError):
+                sent = client.connection.send(client.unsent)
+                del client.unsent[:sent]
+        if len(client.unsent) > _MOST_WAITING:
+            raise BrokenPipeError("it does not read")
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
+        if self._selector.get_key(client.connection).events != wanted:
+            self._selector.modify(client.connection, wanted, client)
+
+    def _drop(self, client: _Client) -> None:
+        if client in self._clients:
+            self._clients.remove(client)
+            self._selector.unregister(client.connection)
+            client.connection.close()
+
+
+class LocalKeys:
+    """The keys below *prefix* for the process that serves them: `key_store.Keys` without a connection."""
+
+    def __init__(self, server: KeyServer, prefix: str) -> None:
+        self._server, self._prefix = server, prefix
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Give *key* a value."""
+        self._server.set(f"{self._prefix}/{key}", value.encode() if isinstance(value, str) else value)
+
+    def get(self, key: str) -> bytes:
+        """Return the value of *key*, once it has one."""
+        return self._server.get(f"{self._prefix}/{key}")
+
+    def add(self, key: str, number: int) -> int:
+        """Add *number* to the value of *key*, 0 at first; return the sum."""
+        return self._server.add(f"{self._prefix}/{key}", number)
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all *keys* have values."""
+        return all(self._server.has(f"{self._prefix}/{key}") for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove *key*; return whether it was there."""
+        return self._server.delete(f"{self._prefix}/{key}")

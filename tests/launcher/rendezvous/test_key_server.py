@@ -1,0 +1,220 @@
+"""The store of a launch's keys over real sockets: what one process sets, all see."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticflow.launcher.rendezvous.key_server import KeyServer
+from elasticflow.rendezvous_place import RendezvousLostError, RendezvousPlace
+from elasticflow.tcp_keys import HELLO, Answer, Frames, Request, TcpKeys, frame
+from tests.launcher.conftest import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(name="place", scope="module")
+def _place() -> Iterator[RendezvousPlace]:
+    """Yield where a store is served."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = KeyServer(listener)
+    yield RendezvousPlace("127.0.0.1", listener.getsockname()[1])
+    server.close()
+
+
+@pytest.fixture(name="served")
+def _served() -> Iterator[tuple[KeyServer, RendezvousPlace]]:
+    """Yield a server of this test's own, and where it is."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = KeyServer(listener)
+    yield server, RendezvousPlace("127.0.0.1", listener.getsockname()[1], "own")
+    server.close()
+
+
+NAMES = st.sampled_from(["orders/a", "orders/b", "told/a", "c"])
+ACTS = st.one_of(
+    st.tuples(st.just("set"), NAMES, st.text(max_size=20)),
+    st.tuples(st.just("add"), st.sampled_from(["n", "orders/n"]), st.integers(-5, 5)),
+    st.tuples(st.just("delete"), NAMES, st.none()),
+)
+number = iter(range(10**9))
+
+
+@given(acts=st.lists(st.tuples(st.integers(0, 2), ACTS), max_size=12))
+def test_all_see_what_any_has_done(place: RendezvousPlace, acts: list[tuple[int, Any]]) -> None:
+    """Whoever acts, through a connection or one that mirrors, each sees what a dictionary would hold."""
+    here = place.under(f"example-{next(number)}")
+    clients = [TcpKeys(here), TcpKeys(here, mirrored=("orders",)), TcpKeys(here, mirrored=("told", "orders"))]
+    expected: dict[str, bytes] = {}
+    for who, (act, key, value) in acts:
+        if act == "set":
+            clients[who].set(key, value)
+            expected[key] = value.encode()
+        elif act == "add":
+            expected[key] = str(int(expected.get(key, b"0")) + value).encode()
+            assert int(expected[key]) == clients[who].add(key, value)
+        else:
+            assert (expected.pop(key, None) is not None) == clients[who].delete_key(key)
+    for client in clients:
+        for key in ("orders/a", "orders/b", "told/a", "c", "n", "orders/n"):
+            wait_until(partial(_holds, client, key, expected.get(key)))
+        client.close()
+
+
+def _holds(client: TcpKeys, key: str, value: bytes | None) -> bool:
+    return client.check([key]) == (value is not None) and (value is None or client.get(key) == value)
+
+
+@pytest.mark.parametrize("mirrored", [(), ("orders",)], ids=["asked", "mirrored"])
+def test_value_is_waited_for(served: tuple[KeyServer, RendezvousPlace], mirrored: tuple[str, ...]) -> None:
+    """It comes from a client or from the serving process itself; without one the wait ends in time."""
+    server, place = served
+    client = TcpKeys(place, mirrored)
+    got: list[bytes] = []
+    for key in ("orders/one", "orders/two"):
+        thread = threading.Thread(target=lambda key=key: got.append(client.get(key)))
+        thread.start()
+        if key == "orders/one":
+            server.keys("own").set(key, "1")
+        else:
+            TcpKeys(place).set(key, "2")
+        thread.join(10)
+    assert [b"1", b"2"] == got
+    with pytest.raises(RendezvousLostError):
+        client.get("orders/three", limit_s=0.05)
+
+
+def test_numbers_are_added_in_one_act(place: RendezvousPlace) -> None:
+    """Four clients at a time: no number twice."""
+    here = place.under("add")
+    clients = [TcpKeys(here) for _ in range(4)]
+    seen: list[int] = []
+    threads = [
+        threading.Thread(target=lambda client=client: seen.extend(client.add("n", 1) for _ in range(50)))
+        for client in clients
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert list(range(1, 201)) == sorted(seen)
+
+
+def test_large_value_travels_whole(place: RendezvousPlace) -> None:
+    """More than any socket's buffer, in both directions, and to those who watch."""
+    here = place.under("large")
+    watching, client = TcpKeys(here, mirrored=("orders",)), TcpKeys(here)
+    value = bytes(range(256)) * 40_000
+    client.set("orders/large", value)
+
+    assert value == client.get("orders/large")
+    assert value == watching.get("orders/large")
+
+
+def test_end_of_the_server_is_seen_by_all(served: tuple[KeyServer, RendezvousPlace]) -> None:
+    """By the one that waits, the one that asks next, and the one that only looks at its mirror."""
+    server, place = served
+    waiting, asking, looking = TcpKeys(place), TcpKeys(place), TcpKeys(place, mirrored=("orders",))
+    raised: list[str] = []
+
+    def wait() -> None:
+        try:
+            waiting.get("never")
+        except RendezvousLostError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    server.close()
+    thread.join(10)
+    assert [f"the store at {place.endpoint} does not answer: it has closed the connection"] == raised
+    for client, key in ((asking, "a"), (looking, "orders/a")):
+        with pytest.raises(RendezvousLostError):
+            client.check([key])
+    with pytest.raises(RendezvousLostError):
+        TcpKeys(place)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x85\xf7\x3c",
+        HELLO + b"\xff\xff\xff\xff",
+        HELLO + b"\x00\x00\x00\x00",
+        HELLO + frame(Answer.YES),
+        HELLO + frame(Request.SET, b"no value"),
+        HELLO + frame(Request.ADD, b"key", b"no number"),
+        HELLO + frame(Request.GET, b"\xff"),
+        HELLO + b"\x00\x00\x00\x05\x02\xff\xff\xff\xff",
+    ],
+    ids=["http", "torch", "gigabytes", "empty", "answer", "parts", "number", "utf-8", "inside"],
+)
+def test_stranger_is_sent_away_and_harms_nobody(place: RendezvousPlace, said: bytes) -> None:
+    """The connection ends; all others go on."""
+    client = TcpKeys(place.under("strangers"))
+    with socket.create_connection((place.host, place.port), timeout=10) as stranger:
+        stranger.sendall(said)
+        while stranger.recv(1024):
+            pass
+    client.set("a", "1")
+
+    assert b"1" == client.get("a")
+
+
+def test_client_that_vanishes_while_it_waits_is_forgotten(
+    served: tuple[KeyServer, RendezvousPlace],
+) -> None:
+    """Killed inside a wait, it leaves nothing that a later value would be sent to."""
+    server, place = served
+    with socket.create_connection((place.host, place.port)) as gone:
+        gone.sendall(HELLO + frame(Request.GET, b"own/late"))
+    wait_until(lambda: not server._clients)
+    server.keys("own").set("late", "1")
+
+    assert b"1" == TcpKeys(place).get("late")
+
+
+def test_place_without_a_server_that_answers_is_given_up_in_time() -> None:
+    """Something accepts and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = RendezvousPlace("127.0.0.1", silent.getsockname()[1])
+        began = time.monotonic()
+        with pytest.raises(RendezvousLostError, match="timed out"):
+            TcpKeys(place, answer_s=0.1)
+
+    assert time.monotonic() - began < 60
+
+
+@given(parts=st.lists(st.binary(max_size=30), max_size=5), cuts=st.lists(st.integers(1, 7), min_size=1))
+def test_frames_come_whole_however_they_are_cut(parts: list[bytes], cuts: list[int]) -> None:
+    """A stream has no borders of its own."""
+    data = frame(Request.SET, *parts) * 2
+    frames, found, at = Frames(), [], 0
+    for turn in range(len(data)):
+        step = cuts[turn % len(cuts)]
+        found += list(frames.take(data[at : at + step]))
+        at += step
+
+    assert [(Request.SET, parts)] * 2 == found
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_neither_side_needs_torch() -> None:
+    """What supervisor and agents talk by is there without torch."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import elasticflow.tcp_keys, elasticflow.launcher.rendezvous.meeting"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
