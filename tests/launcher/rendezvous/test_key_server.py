@@ -215,6 +215,6 @@ def test_neither_side_needs_torch() -> None:
     """What supervisor and agents talk by is there without torch."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import elasticflow.tcp_keys, elasticflow.launcher.rendezvous.meeting"
+        "import elasticflow.tcp_keys, elasticflow.launcher.supervisor.supervisor, elasticflow.launcher.join"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
