@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -66,13 +67,18 @@ def test_killed_supervisor_leaves_nothing_alive(project: Project) -> None:
 
 @pytest.mark.parametrize("module", ["launcher.agent.node", "launcher.agent.fork_server", "snapshots.writer"])
 def test_killed_agent_is_started_again_free_of_charge(project: Project, module: str) -> None:
-    """Kill -9 of the agent or a helper without which it cannot go on: another takes over, the budget is untouched."""
+    """Kill -9 of the agent or a helper without which it cannot go on: another takes over, the budget is untouched.
+
+    Of the three the fork server alone has loaded torch.
+    """
     running = project.run("jobs/mnist.toml", "agentless", *QUICK)
     running.wait_for_step(25)
     victim = next(p for p in running.tree() if f"elasticflow.{module}" in p.cmdline())
+    has_torch = "libtorch" in Path(f"/proc/{victim.pid}/maps").read_text()
     os.kill(victim.pid, signal.SIGKILL)
 
     assert running.end() == 0, running.told()
+    assert has_torch == (module == "launcher.agent.fork_server")
     happened = running.events()
     assert 1 == len(named(happened, events.AGENT_RESTARTED))
     assert [] == named(happened, events.BUDGET_CHARGED)

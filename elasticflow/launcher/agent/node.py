@@ -11,15 +11,20 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.agent_process import AgentConfig
 from elasticflow.launcher.agent.fork_client import ForkServer
 from elasticflow.launcher.agent.heartbeats import Heartbeats
-from elasticflow.launcher.agent.helpers import HelperLostError
+from elasticflow.launcher.agent.helpers import STORE_LOST, HelperLostError
 from elasticflow.launcher.agent.left_behind import adopt_orphans
 from elasticflow.launcher.agent.torchrun_arguments import TorchrunRefusedError
 from elasticflow.lifeline import die_with_parent
+from elasticflow.rendezvous_place import RendezvousLostError
 from elasticflow.snapshots.process import WriterNotStartedError, start_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def main() -> None:
@@ -44,19 +49,27 @@ def main() -> None:
         seed=config.seed,
         arguments=(launch / "torchrun.args").read_text(encoding="utf-8").splitlines(),
     )
-    code = 0
-    try:
-        _serve(config, server, heartbeats)
-    except HelperLostError as lost:
-        sys.stderr.write(f"{lost}\n")
-        code = lost.agent_exit_code
-    except TorchrunRefusedError as refused:
-        sys.stderr.write(f"{refused}\n")
-        code = 1
+    code = _end_of(lambda: _serve(config, server, heartbeats))
     logging.shutdown()
     sys.stderr.flush()
     # Threads of the presence may still wait for the store, which may be gone.
     os._exit(code)
+
+
+def _end_of(serve: Callable[[], None]) -> int:
+    """Return what this process ends with after *serve*, having said why in the last line of its log."""
+    try:
+        serve()
+    except HelperLostError as lost:
+        sys.stderr.write(f"{lost}\n")
+        return lost.agent_exit_code
+    except TorchrunRefusedError as refused:
+        sys.stderr.write(f"{refused}\n")
+        return 1
+    except RendezvousLostError as lost:  # seen here before the presence saw it
+        sys.stderr.write(f"{lost}\n")
+        return STORE_LOST
+    return 0
 
 
 def _serve(config: AgentConfig, server: ForkServer, heartbeats: Heartbeats) -> None:

@@ -16,8 +16,6 @@ All of it lies in one store under the launch's own prefix, in plain keys (`set`,
     orders/round/<i>        the i-th: a generation to form, or to stop
     orders/drain/<g>        workers of this generation are asked to leave after a step
     orders/stop/<g>         workers of this generation are to be killed now: a peer has failed
-    ranks/<g>/...           what agents tell each other, fresh for every generation (torch 2.13 hands all
-                            generations the same keys, and the next one reads stale addresses)
 
 Workers find the store of their own process group by it, under `run/<generation>/` (runtime/group.py).
 """

@@ -168,6 +168,17 @@ def test_group_that_leaves_by_itself_has_not_failed(node: Node, temporary: Path)
     assert [] == list(temporary.iterdir())
 
 
+def test_streams_that_torchrun_would_tee_are_shown(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--tee=0:1` of the launch: the first worker's output, after its name, to the last line of the last moment."""
+    assert 2 == node.message("node")["nproc"]
+    node.form(1, 'print("rank", os.environ["RANK"], flush=True)\nos.write(1, b"last")\nos._exit(3)')
+    assert node.ended(1)[0]
+
+    assert ["[default0]:rank 0", "[default0]:last"] == [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("[default")
+    ]
+
+
 def test_root_cause_is_waited_for_a_moment(node: Node) -> None:
     """The rank that only noticed ends first; the one that caused it is still let end by itself."""
     node.form(

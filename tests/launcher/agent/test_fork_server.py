@@ -17,7 +17,7 @@ import pytest
 
 from elasticflow.launcher.agent.fork_client import ForkServer
 from elasticflow.launcher.agent.helpers import HelperLostError
-from elasticflow.launcher.agent.torchrun_arguments import TorchrunOptions
+from elasticflow.launcher.agent.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
 from elasticflow.launcher.agent.workers import ForkedWorkers, State
 from elasticflow.run_folder import RunFolder
@@ -317,5 +317,16 @@ def test_killed_server_ends_the_agent_and_not_the_budget(tmp_path: Path) -> None
             wait_until(lambda: group.poll() is State.FAILED, 5)
         with pytest.raises(HelperLostError, match="its fork server was killed by SIGKILL"):
             server.spawn(0, {}, "/dev/null", "/dev/null")
+    finally:
+        close(server)
+
+
+def test_arguments_are_read_beside_a_server_that_imports_no_torch(tmp_path: Path) -> None:
+    """A child of its does: where workers are started anew each of them imports torch, and the server need not."""
+    server = ForkServer(tmp_path, [], [], "spawn", (), arguments=("--nproc-per-node=many", "train.py"))
+    try:
+        with pytest.raises(TorchrunRefusedError, match="Unsupported nproc_per_node value: many"):
+            server.options()
+        assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
     finally:
         close(server)
