@@ -27,7 +27,7 @@ from elasticflow.lifeline import die_with_parent
 from elasticflow.runtime import streams
 from elasticflow.runtime.probe_data import Data
 from elasticflow.runtime.probe_report import BrokenError, Report
-from elasticflow.runtime.probe_state import build, count, materialize, step_without_data
+from elasticflow.runtime.probe_state import build, count, materialize, require_held, step_without_data
 from elasticflow.runtime.probe_step import train
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Probe:
                 train(report, code, job, trained, self._batches, self._num_samples)
             else:
                 step_without_data(report, trained)
-            count(report, job, trained)
+            count(report, job, trained)  # what a snapshot would leave out, the steps have told
             return
         try:
             trained = self._on_meta(code)
@@ -138,7 +138,7 @@ class Probe:
             trained = build(report, code, job)
             report.note("model and optimizer were built on the CPU: the meta device does not do for them")
             step_without_data(report, trained)
-        count(report, job, trained)
+        require_held(report, job, count(report, job, trained))
 
     def _on_meta(self, code: ModuleType) -> Trained:
         """Return what is trained, in memory that nobody touches, however large it is; problems are not told."""

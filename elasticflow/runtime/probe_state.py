@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import re
+from collections import Counter
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import StateError
 from elasticflow.run_folder import path_from_root
-from elasticflow.runtime import several
+from elasticflow.runtime import reachable, several, unsaved
 from elasticflow.runtime.probe_report import BrokenError
 from elasticflow.runtime.share import nbytes_of
 from elasticflow.runtime.state import State, check_fit
@@ -33,12 +34,21 @@ if TYPE_CHECKING:
 
 
 class Trained(NamedTuple):
-    """What a step changes."""
+    """What a step changes.
+
+    Attributes:
+        model: The model.
+        optimizer: The optimizer, or several if the job's step moves them itself.
+        scheduler: The schedule, or several.
+        average: The averaged weights, if the job keeps them.
+        frozen: `id` of the parameters that are not trained as the model is built; a step may freeze others for a while.
+    """
 
     model: nn.Module
-    optimizer: Any  # or several, if the job's step moves them itself
+    optimizer: Any
     scheduler: Any
     average: AveragedModel | None
+    frozen: frozenset[int]
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -100,7 +110,8 @@ def build(report: Report, code: ModuleType, job: dict[str, Any]) -> Trained:
         average = report.call(
             "factory", "train.ema", "copying the model", lambda: AveragedModel(model, multi_avg_fn=decay)
         )
-    return Trained(model, optimizer, scheduler, average)
+    frozen = frozenset(id(p) for p in model.parameters() if not p.requires_grad)
+    return Trained(model, optimizer, scheduler, average, frozen)
 
 
 def check_weights(model: nn.Module, path: str) -> None:
@@ -162,13 +173,13 @@ def _tensors(trained: Trained) -> Iterable[Tensor]:
         if module is not None:
             yield from module.parameters()
             yield from module.buffers()
-    states = [state for optimizer in trained.optimizers for state in optimizer.state.values()]
-    things: list[Any] = [thing for state in states for thing in state.values()]
-    yield from (thing for thing in things if isinstance(thing, Tensor))
+    # An optimizer may have others to itself.
+    held = reachable.leaves(several.optimizers(trained.optimizer), {})
+    yield from (leaf.value for leaf in held if isinstance(leaf.value, Tensor))
 
 
-def count(report: Report, job: dict[str, Any], trained: Trained) -> None:
-    """Tell how large a snapshot is, counted as it would be staged.
+def count(report: Report, job: dict[str, Any], trained: Trained) -> State:
+    """Tell how large a snapshot is, counted as it would be staged, and return what it is of.
 
     Raises:
         BrokenError: it cannot hold the state; told.
@@ -176,7 +187,7 @@ def count(report: Report, job: dict[str, Any], trained: Trained) -> None:
     parameters = [p for p in trained.model.parameters() if not isinstance(p, UninitializedParameter)]
     report.learnt(
         parameters=sum(p.numel() for p in parameters),
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        trainable=sum(p.numel() for p in parameters if id(p) not in trained.frozen),
     )
     include = included(report, job)
     report.doing("reading the state", "model.entry")
@@ -199,6 +210,45 @@ def count(report: Report, job: dict[str, Any], trained: Trained) -> None:
         model_bytes=sum(size for key, size in sizes.items() if key.startswith("model/")),
         optimizer_bytes=sum(size for key, size in sizes.items() if several.is_of_optimizer(key)),
     )
+    return state
+
+
+def require_held(report: Report, job: dict[str, Any], state: State) -> None:
+    """Tell what an optimizer keeps for each parameter and no snapshot would hold, after a step without data.
+
+    An optimizer that has others to itself and no `state_dict` for them loses theirs. What else moves is found by a
+    training step alone.
+    """
+    walk = reachable.leaves(
+        unsaved.roots_of(state), unsaved.names_of(state.model), unsaved.outside_of(state.model)
+    )
+    by_parameter = {
+        leaf.path: leaf.value for leaf in walk if ".state[" in leaf.path and _has_shape(leaf.value)
+    }
+    captured = {k: t for k, t in state.capture().tensors.items() if not k.startswith("model/")}
+    held = {_storage(tensor) for tensor in captured.values()}
+    reached = {_storage(tensor) for tensor in by_parameter.values()}
+    # A `state_dict` may clone what it gives.
+    copies = Counter((t.shape, t.dtype) for t in captured.values() if _storage(t) not in reached)
+    lost = []
+    for path, tensor in by_parameter.items():
+        if _storage(tensor) in held or unsaved.is_scratch(path):
+            continue
+        if copies[tensor.shape, tensor.dtype]:
+            copies[tensor.shape, tensor.dtype] -= 1
+        elif not unsaved.is_ignored(path, job["snapshots"]["ignore"]):
+            lost.append(path)
+    if lost:
+        report.problem("restart", key_of(lost[0]), unsaved.refusal(lost))
+
+
+def _has_shape(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.dim() > 0
+
+
+def _storage(tensor: Tensor) -> int:
+    # Told apart on the meta device, too.
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def included(report: Report, job: dict[str, Any]) -> dict[str, Any]:

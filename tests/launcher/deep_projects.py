@@ -165,6 +165,9 @@ TWO_ADAMS_WITH_STATE = TWO_ADAMS.replace(
 
 def digits""",
 )
+TWO_ADAMS_WITH_COPIES = "import copy\n\n\n" + TWO_ADAMS_WITH_STATE.replace(
+    "self.first.state_dict(),", "copy.deepcopy(self.first.state_dict()),"
+)
 COUNTING = """\
 class Counting(torch.optim.AdamW):
     seen = 0
@@ -242,6 +245,11 @@ PROJECTS = {
     "two_optimizers_in_one": Project(
         "def digits():\n", TWO_ADAMS, ("EF515", 'entry = "shop:Two"', "optimizer.first.state['inner.weight']['step'] (and 17 more like it) changes with the steps, and no snapshot holds it"), deep_step=True, job=('entry = "torch.optim:AdamW"', 'entry = "shop:Two"')
     ),
+    "two_optimizers_in_one_without_a_step": Project(
+        "def digits():\n", TWO_ADAMS, ("EF515", 'entry = "shop:Two"', "optimizer.first.state['inner.weight']['exp_avg'] (and 11 more like it) changes with the steps, and no snapshot holds it"), job=('entry = "torch.optim:AdamW"', 'entry = "shop:Two"')
+    ),
+    "two_optimizers_with_a_state_without_a_step": Project("def digits():\n", TWO_ADAMS_WITH_STATE, None, job=('entry = "torch.optim:AdamW"', 'entry = "shop:Two"')),
+    "two_optimizers_with_copies_of_a_state": Project("def digits():\n", TWO_ADAMS_WITH_COPIES, None, job=('entry = "torch.optim:AdamW"', 'entry = "shop:Two"')),
     "two_optimizers_with_a_state": Project("def digits():\n", TWO_ADAMS_WITH_STATE, None, deep_step=True, job=('entry = "torch.optim:AdamW"', 'entry = "shop:Two"')),
     "a_counter_beside": Project(
         "def digits():\n", COUNTING, ("EF515", 'entry = "shop:Counting"', "optimizer.seen changes with the steps"), deep_step=True, job=('entry = "torch.optim:AdamW"', 'entry = "shop:Counting"')

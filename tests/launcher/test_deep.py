@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 TAME = [name for name, project in PROJECTS.items() if not project.is_wild]
 WILD = [name for name, project in PROJECTS.items() if project.is_wild]
+FREEZES_FOR_A_WHILE = (
+    "self.register_forward_pre_hook(lambda me, *_: [me.outer.bias.requires_grad_(True)] and None); "
+    "self.register_forward_hook(lambda me, *_: [me.outer.bias.requires_grad_(False)] and None)"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +80,13 @@ def _require_found(project: Project, look: Look) -> None:
 def test_what_is_wrong_is_found_at_its_key(name: str, tmp_path: Path) -> None:
     """Each job is wrong in one way: one finding, with its code, at its key."""
     _require_found(PROJECTS[name], _look_here(tmp_path, PROJECTS[name]))
+
+
+def test_what_a_step_freezes_for_a_while_is_trained(tmp_path: Path) -> None:
+    """As a GAN's step does with one of its halves: what can be trained is told of the model as it is built."""
+    old = "        self.outer = nn.Linear(width, 3)\n"
+    project = Project(old, f"{old}        {FREEZES_FOR_A_WHILE}\n", None, deep_step=True)
+    assert _look_here(tmp_path, project).facts["trainable"] == 83
 
 
 @pytest.mark.integration
