@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import traceback
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,9 @@ _NO_MEMORY = "DefaultCPUAllocator: "
 
 # Characters. An exception may show all the data it met; torch's store takes 8 MiB in one piece and drops who sends more (2.13).
 _LONGEST = 20_000
+
+# As it runs, and as `--deep` tries it out.
+_ENTRY_POINT = ("__main__", "train")
 
 # torch names its own constructor's arguments where the user has keys of a job file.
 _IN_OUR_WORDS = {
@@ -77,7 +81,27 @@ def describe(error: BaseException) -> str:
     for mark, (meaning, remedy) in _IN_OUR_WORDS.items():
         if mark in _own_words(error):
             return f"{type(error).__name__}: {meaning}\n  help: {remedy}"
-    return shortened("".join(traceback.format_exception_only(error)).strip())
+    told = shortened("".join(traceback.format_exception_only(error)).strip())
+    hint = _of_a_table(error)
+    return told if hint is None else f"{told}\n  help: {hint}"
+
+
+def _of_a_table(error: BaseException) -> str | None:
+    """Return what to write where a factory of the job took a table of the job file for an object with attributes."""
+    if not isinstance(error, AttributeError) or type(error.obj) is not dict:
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for caller, called in pairwise(frames):
+        # Where train.py calls a factory, what it gives is what the job file says.
+        if caller.f_globals.get("__name__") in _ENTRY_POINT and caller.f_code.co_name.startswith("build_"):
+            given = [name for name, value in called.f_locals.items() if value is error.obj]
+            if given:
+                name = given[0]
+                return (
+                    f"the job file gives `{name}` as a table, which is a dict; where an object is expected, name its "
+                    f'class: {name} = {{ entry = "module:Class", args = {{ ... }} }}'
+                )
+    return None
 
 
 def text(error: BaseException) -> str:

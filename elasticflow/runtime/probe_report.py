@@ -87,6 +87,7 @@ class Report:
             message, remedy = error.message, error.remedy or ""
         else:
             message, _, remedy = text.partition("\n")
+            remedy = remedy.removeprefix("  help: ")
             message = f"{self._doing} raises {message}"
             if "MASTER_ADDR" in message or "process group" in message:
                 remedy = (

@@ -231,6 +231,9 @@ PROJECTS = {
     "no_pair": Project("torch.ones(4) * index, index % 3", "torch.ones(4) * index", ("EF505", 'entry = "shop:digits"', "model.loss is called on batches of (inputs, targets)")),
     "other_length": Project("global_batch_size = 8", "samples = 60\nglobal_batch_size = 8", ("EF506", "samples = 60", "dataset.samples = 60, but the Digits has 50")),
     "no_step": Project("global_batch_size = 8", 'tail = "drop"\nglobal_batch_size = 80', ("EF506", "global_batch_size = 80", "no step is ever made: an epoch has 50 samples")),
+    "table_for_an_object": Project(
+        "    def __init__(self, width):\n", "    def __init__(self, width):\n        width = width.number\n", ("EF502", "args = { width", "building the model raises AttributeError: 'dict' object has no attribute 'number'"), job=("width = 8", "width = { number = 8 }")
+    ),
     "optimizer_raises": Project("lr = 0.001", "lr = -1.0", ("EF502", "args = { lr = -1.0 }", "building the optimizer raises ValueError: Invalid learning rate")),
     "state_that_cannot_be_kept": Project(
         "        self.outer =", "        self.register_buffer('mask', torch.eye(3).to_sparse())\n        self.outer =", ("EF507", 'entry = "shop:Net"', "model/mask is a sparse tensor")
