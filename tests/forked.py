@@ -119,6 +119,8 @@ def _become_program() -> None:
     # All forks have the server's random state, which would hide that ranks draw different numbers unless they are seeded.
     random.seed()
     np.random.seed()  # noqa: NPY002  # the generator that programs draw from
+    # The server has the job's modules imported in a random state of their own; a worker that joins sees to that itself.
+    sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith("elasticflow.")]
     sys.argv = request["argv"]
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elasticflow.compiler import compile_job
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
+
+if TYPE_CHECKING:
+    from tests.forked import ForkedPrograms
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = f"""\
@@ -53,22 +55,15 @@ keep = {{ last = 2, best = 1 }}
 
 
 @pytest.mark.e2e
-def test_all_features_of_the_template_run_together(tmp_path: Path) -> None:
+def test_all_features_of_the_template_run_together(forked: ForkedPrograms, tmp_path: Path) -> None:
     """A job with nearly everything switched on trains to its end as one process, from any folder."""
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / "job.toml").write_text(JOB)
     compile_job(tmp_path / "job.toml", tmp_path / "out")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ELASTICFLOW")}
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "out" / "train.py")],
-        cwd="/",
-        env={**environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    environ["PYTHONPATH"] = str(ROOT)
+    program = forked.start(tmp_path / "out" / "train.py", environment=environ, cwd=Path("/"))
+    assert program.wait(100) == 0, program.stderr.read_text()
     newest = Catalog(Storage(str(tmp_path / "shared")), "by-hand/").newest()
     assert newest is not None
     assert (newest.step, newest.epoch) == (4, 1)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch import nn
@@ -17,23 +15,20 @@ from torch.optim import SGD
 from elasticflow.runtime.alike import Alike
 from elasticflow.runtime.state import State
 
+if TYPE_CHECKING:
+    from tests.forked import ForkedPrograms
+
 PROGRAM = Path(__file__).parent / "programs" / "compare_states.py"
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.e2e
-def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
+def test_ranks_that_differ_are_named(forked: ForkedPrograms, tmp_path: Path) -> None:
     """Whatever differs in JSON, in the form of a tensor or in an object of the job's own is named on every rank."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(rank), "2", str(tmp_path / "store")],
-            env=environment,
-            stdout=subprocess.PIPE,
-        )
-        for rank in (0, 1)
-    ]
-    told: list[list[str]] = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = ("2", str(tmp_path / "store"))
+    ranks = [forked.start(PROGRAM, rank, *arguments, environment=environment) for rank in ("0", "1")]
+    assert [0, 0] == [rank.wait(60) for rank in ranks]
+    told: list[list[str]] = [json.loads(rank.stdout.read_text()) for rank in ranks]
     assert told[0] == told[1]
     start = "a snapshot holds one state, and rank 1's "
     tensor = "include.queue/items is a tensor of torch."

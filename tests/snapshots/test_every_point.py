@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
     from elasticflow.snapshots.catalog import Catalog
     from elasticflow.snapshots.manifest import Manifest
+    from tests.forked import ForkedPrograms
 
 KEEP, SIZE = 2, 20_000
 DYING_WORKERS = Path(__file__).with_name("programs") / "dying_workers.py"
@@ -140,23 +139,16 @@ def test_writer_killed_at_an_object_store(
 
 
 @pytest.mark.e2e
-def test_worker_killed(bench: Bench) -> None:
+def test_worker_killed(bench: Bench, forked: ForkedPrograms) -> None:
     """Each rank at each point of staging: a snapshot whose shares were all handed over is kept, no other is there."""
     address = bench.writer(keep_last=KEEP).address
-    done = subprocess.run(
-        [sys.executable, str(DYING_WORKERS), address, bench.uri, *IN_A_SAVING_WORKER],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": "."},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stderr
+    arguments = (address, bench.uri, *IN_A_SAVING_WORKER)
+    program = forked.start(DYING_WORKERS, *arguments, environment=os.environ)
+    assert 0 == program.wait(60), program.stderr.read_text()
     expected = [
         [point, rank, 2 if point == "snapshot.after_stage" else 1]
         for point in IN_A_SAVING_WORKER
         for rank in range(2)
     ]
-    assert expected == [json.loads(line) for line in done.stdout.splitlines()]
+    assert expected == [json.loads(line) for line in program.stdout.read_text().splitlines()]
     assert [] == leftovers(bench.catalog)
