@@ -193,7 +193,7 @@ def project_at(root: Path) -> Iterator[Project]:
     assert left == [], f"left behind: {left}"
 
 
-def wait_gone(run_id: str, limit_s: float = 3.0) -> list[psutil.Process]:
+def wait_gone(run_id: str, limit_s: float = 20.0) -> list[psutil.Process]:
     """Return what of the run is still alive when *limit_s* is over; none as soon as there is none."""
     deadline = time.monotonic() + limit_s
     while (left := processes_of(run_id)) and time.monotonic() < deadline:

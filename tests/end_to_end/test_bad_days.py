@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 EVERY, STEPS = 15, 135
 SETS = ("train.epochs=6", f"snapshots.every={EVERY} steps", "snapshots.keep.last=2")
 
+# Rank 0 halts two steps after the first snapshot was staged, when every rank has handed its share over, and after the third.
+HALTS = ", ".join(f"training.step=stop@{step} rank=0" for step in (EVERY + 2, 3 * EVERY + 2))
+
 
 @dataclass(frozen=True)
 class FullDisk:
@@ -47,7 +50,10 @@ class FullDisk:
 
 @pytest.fixture(scope="module")
 def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullDisk]:
-    """Fill the file system of the snapshots as soon as one is there, and make room when the next has failed."""
+    """Fill the file system of the snapshots as soon as one is there, and make room when the next has failed.
+
+    Training waits for both, so that on a busy machine neither comes too late for the snapshots it is about.
+    """
     root = tmp_path_factory.mktemp("full-disk")
     place = root / "disk"
     place.mkdir()
@@ -58,15 +64,25 @@ def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullDisk]:
     with ExitStack() as after:
         after.callback(subprocess.run, ["umount", "--lazy", str(place)], check=True)
         project = after.enter_context(project_at(root / "project"))
-        running = project.run("jobs/mnist.toml", "full", *SETS, f"snapshots.uri={place}")
+        sets = (*SETS, f"snapshots.uri={place}")
+        running = project.run("jobs/mnist.toml", "full", *sets, **{faults.VARIABLE: HALTS})
         catalog = Catalog(Storage(str(place)), "full/")
-        running.wait_for("a snapshot", lambda: named(running.events(), events.SNAPSHOT_COMMITTED))
+        running.wait_for("a snapshot", catalog.committed)
         filler = fill(place)
+        go_on(running)
         failed = running.wait_for("a failure", lambda: named(running.events(), events.SNAPSHOT_FAILED))[0]
         kept = whole(catalog)
         filler.unlink()
+        go_on(running)
         assert running.end() == 0, running.told()
         yield FullDisk(running, catalog, failed, kept)
+
+
+def go_on(running: Running) -> None:
+    """Wake rank 0 once it has halted."""
+    worker = psutil.Process(running.pid_of(0))
+    running.wait_for("rank 0's halt", lambda: worker.status() == psutil.STATUS_STOPPED)
+    worker.resume()
 
 
 def fill(place: Path) -> Path:
