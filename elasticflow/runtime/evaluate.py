@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import inspect
 import math
+import operator
+import textwrap
 import time
 from contextlib import nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,6 +23,7 @@ from elasticflow.runtime.loss import parse_loss
 from elasticflow.runtime.order import split
 from elasticflow.runtime.reader import EVALUATION, Reader
 from elasticflow.runtime.vote import LEAVE
+from elasticflow.snapshots.manifest import measure_of
 from elasticflow.snapshots.policy import Due
 
 if TYPE_CHECKING:
@@ -47,7 +54,7 @@ class Evaluation:
         schedule: Its end is always due.
         every: Intervals, any of which makes an evaluation due.
         metrics: Name to callable: (outputs, targets) -> mean over the batch, or (model, batch) without uses_loss.
-        best: "max accuracy" or "min loss"; None remembers nothing.
+        best: "max accuracy" or "min loss"; None remembers nothing. A value equal to the best one so far is a best one, too.
         best_of: What measures the value that *best* names, as the job file has it: "metrics:accuracy".
         batch_size: Samples per forward.
         collate: Makes a batch of a list of samples; None for torch's.
@@ -91,6 +98,7 @@ class Evaluation:
         # compared with it.
         of_average = "" if average is None else " of ema"
         self.ranked_by = None if best is None else f"{best} by {best_of}{of_average}"
+        self._source = None if best is None else _source_of(best_of)
         self._data = me.fingerprints.get(EVALUATION_DATA)
         self._best: float | None = None
         self._last: Position | None = None
@@ -99,6 +107,11 @@ class Evaluation:
         self.is_owed = self._has_looked = False
         if me.rank == 0 and self._due.seconds is not None:
             me.vote.evaluation_wanted = lambda: self._due.is_due_by_time(time.monotonic() - self._last_time)
+
+    @property
+    def measure(self) -> str | None:
+        """What a snapshot's metric is, for its manifest; None: `best` names none."""
+        return None if self.ranked_by is None else measure_of(self.ranked_by, self._source)
 
     def due(self, position: Position) -> bool:
         """True if an evaluation is due after this step; the same on every rank."""
@@ -157,6 +170,7 @@ class Evaluation:
             "measured": self._measured,
             "owed": self.is_owed,
             "ranked_by": self.ranked_by,
+            "source": self._source,
             "data": self._data,
             "weights": self._weights,
             "looked": self._has_looked,
@@ -168,15 +182,17 @@ class Evaluation:
         self._has_looked = state.get("looked", True)
         # Older snapshots do not say what ranked them: it is taken to be what ranks now. They never measured an average.
         ranked_by, data = state.get("ranked_by") or self.ranked_by, state.get("data") or self._data
-        weights = state.get("weights", "raw")
+        weights, source = state.get("weights", "raw"), state.get("source")
         is_the_same = (ranked_by, data, weights) == (self.ranked_by, self._data, self._weights)
+        is_the_same = is_the_same and (None in (source, self._source) or source == self._source)
         best, measured = (state["best"], state["measured"]) if is_the_same else (None, None)
         self._best = self._me.best = best
         self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
         is_lost = not is_the_same and state["best"] is not None
         if is_lost and self.best_mode is not None and self._me.rank == 0:
-            now = {"ranked_by": self.ranked_by, "data": self._data, "weights": self._weights}
-            before = {"ranked_by": ranked_by, "data": data, "weights": weights}
+            now = {"ranked_by": self.ranked_by, "source": self._source, "data": self._data}
+            before = {"ranked_by": ranked_by, "source": source, "data": data}
+            now, before = {**now, "weights": self._weights}, {**before, "weights": weights}
             self._me.event(events.BEST_RESET, best=state["best"], measured_by=before, now=now)
 
     def _measured_of(self, model: nn.Module) -> dict[str, float] | None:
@@ -275,6 +291,22 @@ class Evaluation:
         if self._best is not None and not math.isnan(self._best):
             value = better(self._best, value)
         self._best = self._me.best = value
+
+
+def _source_of(entry: str | None) -> str | None:
+    """Return a digest of the code of a function of the job, without comments and layout; None if it cannot be read.
+
+    What it calls is not looked at, and a package that is installed has a version.
+    """
+    module, _, attribute = (entry or "").partition(":")
+    try:
+        measure = inspect.unwrap(operator.attrgetter(attribute)(import_module(module)))
+        if "site-packages" in inspect.getfile(measure):
+            return None
+        code = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(measure))))
+    except Exception:  # noqa: BLE001  # importing the job's code may raise anything: measuring tells it
+        return None
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
 class _Recorder:

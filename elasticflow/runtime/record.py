@@ -60,7 +60,7 @@ class Recorder:
             "trigger": trigger,
             "parent": self.parent,
             "metric": None if evaluation is None else evaluation.metric_at(position),
-            "ranked_by": None if evaluation is None else evaluation.ranked_by,
+            "ranked_by": None if evaluation is None else evaluation.measure,
             "epoch": position.epoch,
             "samples": position.samples,
             "aliases": captured.aliases,

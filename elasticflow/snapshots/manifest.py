@@ -34,6 +34,9 @@ class UnreadableSnapshotError(SnapshotError):
     """This process may not read a file of a snapshot: damage if another snapshot can be read, else an outage."""
 
 
+_SOURCE = " (source "
+
+
 @dataclass(frozen=True)
 class FileEntry:
     """A file of a snapshot: its bytes, the CRC-32 of each BLOCK of it, and its SHA-256 where that was asked for."""
@@ -77,7 +80,7 @@ class Manifest:
         created: Unix time of the commit.
         parent: Name of the snapshot this generation was restored from, if any.
         metric: Value that `keep.best` ranks by, if an evaluation preceded.
-        ranked_by: What *metric* is, such as "max accuracy by metrics:accuracy"; None: older snapshots do not say it.
+        ranked_by: What *metric* is, as `measure_of` writes it; None: older snapshots do not say it.
         samples: Samples consumed.
         aliases: Tensors that share another's memory (tied weights): key to key.
         memory_formats: Tensors stored contiguous that live in another format.
@@ -115,9 +118,10 @@ class Manifest:
         return sum(entry.size for entry in self.files.values())
 
     @property
-    def measured_by(self) -> tuple[str | None, str | None]:
-        """What *metric* is and the identity of the data it was measured on; None matches any, it was not recorded."""
-        return self.ranked_by, self.fingerprints.get("evaluation")
+    def measured_by(self) -> tuple[str | None, str | None, str | None]:
+        """What *metric* is, its source, and the identity of the data it was measured on; None matches any: it was not recorded."""
+        name, _, source = (self.ranked_by or "").partition(_SOURCE)
+        return name or None, source.rstrip(")") or None, self.fingerprints.get("evaluation")
 
     @property
     def lenders(self) -> frozenset[str]:
@@ -138,6 +142,11 @@ class Manifest:
         if self.metric is not None and not math.isfinite(self.metric):
             content["metric"] = str(self.metric)  # JSON has no infinities
         return _canonical({**content, "digest": _digest(content)}) + b"\n"
+
+
+def measure_of(name: str, source: str | None) -> str:
+    """Return what a metric is: "max accuracy by metrics:accuracy (source 0f3a...)", where the source can be read."""
+    return name if source is None else f"{name}{_SOURCE}{source})"
 
 
 def parse(data: bytes) -> Manifest:

@@ -50,8 +50,8 @@ class Kept(Place, Protocol):
         """Value `keep.best` ranks by."""
 
     @property
-    def measured_by(self) -> tuple[str | None, str | None]:
-        """What *metric* is and what data it was measured on: others cannot be compared. None matches any."""
+    def measured_by(self) -> tuple[str | None, ...]:
+        """What *metric* is, by which code, and on what data it was measured: others cannot be compared. None matches any."""
 
     @property
     def created(self) -> float:
@@ -217,7 +217,7 @@ def _best(newest_first: list[Kept], rules: Keep) -> set[str]:
 
 
 def _is_measured_like(one: Kept, other: Kept) -> bool:
-    """Return whether two metrics can be compared: the same measure, on the same data."""
+    """Return whether two metrics can be compared: the same measure, by the same code, on the same data."""
     return all(
         None in pair or pair[0] == pair[1] for pair in zip(one.measured_by, other.measured_by, strict=True)
     )

@@ -106,7 +106,12 @@ class KeepTable(Table):
     """Which snapshots stay."""
 
     last: int = Field(default=3, ge=1, le=10**6, description="The newest ones.")
-    best: int | None = Field(default=None, ge=1, le=10**6, description="The best ones by evaluation.best.")
+    best: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**6,
+        description="The best ones by evaluation.best; of equal ones the newest.",
+    )
     every: IntervalText | None = Field(
         default=None, description='One at each of these: "5000 steps", "1 epoch", "6 h".'
     )

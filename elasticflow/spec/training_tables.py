@@ -159,7 +159,7 @@ class EvaluationTable(Table):
     )
     best: Best | None = Field(
         default=None,
-        description='What keep.best means: "max accuracy", "min loss".',
+        description='What keep.best means: "max accuracy", "min loss"; a value equal to the best is a best one, too.',
     )
     weights: Literal["ema", "raw", "both"] | None = Field(
         default=None,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import linecache
 import math
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +19,9 @@ from elasticflow.runtime import evaluate
 from elasticflow.runtime.data import Batch
 from elasticflow.runtime.order import Schedule
 from elasticflow.runtime.replicas import DataParallel
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCHEDULE = Schedule(10, 10, epochs=1)
 
@@ -276,6 +282,34 @@ def test_evaluation_is_due_by_epochs_and_at_the_end(me: Any) -> None:
     assert due == [5, 8]
 
 
+def test_best_value_is_that_of_one_source(me: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric whose code was changed measures something else; a comment, or what stands beside it, does not count."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "measured_here.py"
+    kept: list[float | None] = []
+    made: evaluate.Evaluation | None = None
+    for text in (
+        "def m(outputs, targets):\n    return 2.0\n",
+        "BESIDE = 1\n\ndef m(outputs,  targets):\n    # as before\n    return 2.0\n",
+        "def m(outputs, targets):\n    return 2.0 + 0.0\n",
+    ):
+        file.write_text(text)
+        linecache.clearcache()
+        monkeypatch.delitem(sys.modules, "measured_here", raising=False)
+        importlib.invalidate_caches()
+        module = importlib.import_module("measured_here")
+        given: dict[str, Any] = {"metrics": {"m": module.m}, "best": "max m", "best_of": "measured_here:m"}
+        before, made = made, evaluate.Evaluation(me, nn.Linear(1, 1), loss_step, Pairs(), SCHEDULE, **given)
+        if before is not None:
+            made.load_state_dict(before.state_dict())
+            kept.append(made.metric_at(SCHEDULE.end))
+        made.run(SCHEDULE.end)
+    assert kept == [2.0, None]
+    assert made is not None
+    assert made.measure is not None
+    assert made.measure.startswith("max m by measured_here:m (source ")
+
+
 @pytest.mark.parametrize(
     ("best", "best_of", "data", "is_kept"),
     [
@@ -305,7 +339,7 @@ def test_best_value_is_that_of_one_evaluation(
     second.load_state_dict(state)
     assert (2.0 if is_kept else None) == me.best == second.metric_at(SCHEDULE.end)
     told = [each["measured_by"] for each in me.events if each["event"] == "best.reset"]
-    expected = [{"ranked_by": "max m by metrics:m", "data": "d1", "weights": "raw"}]
+    expected = [{"ranked_by": "max m by metrics:m", "source": None, "data": "d1", "weights": "raw"}]
     assert told == ([] if is_kept or best is None else expected)
 
     del state["ranked_by"]  # an older snapshot, which says the data's identity in its manifest only

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow.snapshots import policy
+from elasticflow.snapshots.manifest import Manifest, measure_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Place:
     created: float = 0.0
     parent: str | None = None
     lenders: frozenset[str] = frozenset()
-    measured_by: tuple[str | None, str | None] = (None, None)
+    measured_by: tuple[str | None, ...] = (None, None, None)
 
     @property
     def name(self) -> str:
@@ -265,19 +266,26 @@ def test_a_milestone_may_be_a_time() -> None:
 
 
 def test_values_of_another_evaluation_are_no_better_or_worse() -> None:
-    """The best is looked for among those measured like the newest: the same measure, on the same data."""
-    other_metric, other_data, newest = (
-        ("max f1 by m:f1", "a"),
-        ("max acc by m:acc", "b"),
-        ("max acc by m:acc", "a"),
+    """The best is looked for among those measured like the newest: the same measure, by the same code, on the same data."""
+    other_metric, other_data, other_source, newest = (
+        Manifest(
+            "r", "s", 1, 1, 1, "steps", 0.0, {}, {}, ranked_by=name, fingerprints={"evaluation": data}
+        ).measured_by
+        for name, data in (
+            (measure_of("max f1 by m:f1", "s"), "a"),
+            (measure_of("max acc by m:acc", "s"), "b"),
+            (measure_of("max acc by m:acc", "t"), "a"),
+            (measure_of("max acc by m:acc", "s"), "a"),
+        )
     )
     found = [
-        Place(1, metric=0.7, measured_by=(None, None)),  # of an older version
+        Place(1, metric=0.7, measured_by=(None, None, None)),  # of an older version
         Place(2, metric=0.99, measured_by=other_metric),
         Place(3, metric=0.98, measured_by=other_data),
         Place(4, metric=0.6, measured_by=newest),
-        Place(5, metric=0.5, measured_by=newest),
-        Place(6),
+        Place(5, metric=0.97, measured_by=other_source),
+        Place(6, metric=0.5, measured_by=newest),
+        Place(7),
     ]
     rules = policy.Keep(last=0, best=2, best_mode="max")
     best = {name for name, why in policy.reasons(found, rules).items() if "best" in why}
