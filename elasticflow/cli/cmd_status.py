@@ -13,6 +13,7 @@ from elasticflow.observe.formats import elapsed, local_time, number, plural
 from elasticflow.observe.lines import of_weights, said_on_stderr, user_frames, values
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
+from elasticflow.observe.why import overlap_of
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.spec.project import here
 
@@ -35,18 +36,21 @@ def command(run: str | None, form: str) -> None:
     folder = find_run(here(), run)
     status = read_status(folder)
     show_damage(folder)
+    overlap = overlap_of(folder)
     if form == "json":
-        print_json(facts_of(status))
+        print_json({**facts_of(status), "overlap": overlap})
     else:
-        _print(status)
+        _print(status, overlap)
 
 
-def _print(status: RunStatus) -> None:
+def _print(status: RunStatus, overlap: str | None) -> None:
     folder = status.folder
     word = paint(status.status, COLOURS[status.status], bold=True)
     click.echo(f"{paint(f'{folder.job} {folder.run_id}', bold=True)}  {word}")
     for name, text in _rows(status):
         click.echo(f"  {paint(f'{name:<11}', dim=True)} {text}")
+    if overlap is not None:
+        click.echo(f"  {paint('overlap    ', 'yellow')} {overlap}")
     _print_failure(status)
     if status.status == "interrupted":
         click.echo(f"go on with: elasticflow resume {folder.run_id}")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from elasticflow import records
 from elasticflow.compiler import entry_point as train_py
@@ -14,7 +14,7 @@ from elasticflow.compiler import torchrun
 from elasticflow.compiler.factories import call_forms
 from elasticflow.compiler.origins import JOB_JSON, Origins
 from elasticflow.compiler.plan import LaunchPlan
-from elasticflow.compiler.resolved import from_json, job_from_json, job_to_json, to_json
+from elasticflow.compiler.resolved import from_json, job_to_json, to_json
 from elasticflow.compiler.sources import own_sources
 from elasticflow.compiler.writing import write_into, write_new
 from elasticflow.errors import LaunchFolderError
@@ -22,7 +22,7 @@ from elasticflow.records import Damage
 from elasticflow.secrecy import public_overrides
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from elasticflow.spec.job import Job
 
@@ -32,7 +32,6 @@ TORCHRUN_ARGS = "torchrun.args"
 TORCHRUN_SH = "torchrun.sh"
 SOURCES = "sources"
 
-_Record = TypeVar("_Record")
 _LARGEST_SOURCE = 1 << 20
 _WRITTEN = "written"  # in plan.json: SHA-256 of the files as written, to notice edits
 
@@ -159,17 +158,13 @@ def read_plan(folder: Path) -> LaunchPlan:
     """
     values = _read_json(folder / PLAN_JSON)
     values.pop(_WRITTEN, None)
-    return _checked(folder / PLAN_JSON, lambda: LaunchPlan.model_validate(from_json(values)))
-
-
-def read_job(folder: Path) -> Job:
-    """Return the resolved job that was written to *folder*.
-
-    Raises:
-        LaunchFolderError: no job.json there, or one that this version cannot read.
-    """
-    record = _read_json(folder / JOB_JSON)
-    return _checked(folder / JOB_JSON, lambda: job_from_json(record["job"]))
+    try:
+        return LaunchPlan.model_validate(from_json(values))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # a ValidationError is a ValueError
+        raise LaunchFolderError(
+            f"{folder / PLAN_JSON} is damaged, or was written by another version of elasticflow",
+            "compile the job again",
+        ) from error
 
 
 def digest_as_written(folder: Path) -> str | Damage:
@@ -181,11 +176,6 @@ def digest_as_written(folder: Path) -> str | Damage:
     written = found.get(_WRITTEN)
     digest = written.get(TRAIN_PY) if isinstance(written, dict) else None
     return digest if isinstance(digest, str) else Damage(str(path), "does not tell what was written")
-
-
-def entry_point_is_edited(folder: Path) -> bool:
-    """Whether train.py in *folder* differs from what was written there."""
-    return _digest_of(folder / TRAIN_PY) != digest_as_written(folder)
 
 
 def _vouched(folder: Path) -> dict[str, str | None]:
@@ -211,10 +201,6 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _digest_of(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     found = records.read(path)
     if isinstance(found, dict):
@@ -223,13 +209,3 @@ def _read_json(path: Path) -> dict[str, Any]:
         f"{path} is absent" if found is None else str(found),
         "is this a folder that `elasticflow compile` made?" if found is None else "compile the job again",
     )
-
-
-def _checked(path: Path, read: Callable[[], _Record]) -> _Record:
-    try:
-        return read()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # a ValidationError is a ValueError
-        raise LaunchFolderError(
-            f"{path} is damaged, or was written by another version of elasticflow",
-            "compile the job again",
-        ) from error

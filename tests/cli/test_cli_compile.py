@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.compiler.materialize import read_job
 from tests.cli.small_job import JOB, PIECES
+from tests.compiler.jobs import job_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,13 +35,13 @@ def test_compile_says_what_it_wrote_and_how_to_run_it(
         "  several workers: bash out/torchrun.sh",
         "  one process:     python out/train.py",
     ]
-    assert read_job(project / "out").job.name == "small"
+    assert job_in(project / "out").job.name == "small"
 
 
 def test_compile_applies_overrides(project: Path) -> None:
     """--set changes the job that is compiled."""
     assert call(["compile", "small.toml", "-o", "out", "--set", "train.epochs=9", "--set", "job.seed=4"]) == 0
-    job = read_job(project / "out")
+    job = job_in(project / "out")
     assert (job.train.epochs, job.job.seed) == (9, 4)
 
 

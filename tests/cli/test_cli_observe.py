@@ -165,6 +165,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "launched",
         "loss",
         "lost",
+        "overlap",
         "pid",
         "restarts",
         "run_id",

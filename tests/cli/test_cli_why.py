@@ -73,6 +73,8 @@ def test_why_of_a_run_that_evaluated_what_it_trained_on(ran: Callable[..., Ran],
 
     said = "overlap 9 of 10 evaluation samples looked up are in the training data"
     assert (0, f"mnist {RUN_ID}  interrupted, nothing went wrong\n  {said}\n", "") == ran("why")
+    assert f"  {said.replace('overlap ', 'overlap     ')}\n" in ran("status")[1]
+    assert said == f"overlap {json.loads(ran('status', '--format', 'json')[1])['overlap']}"
 
 
 def test_cancel_of_a_run_that_is_not_running(ran: Callable[..., Ran]) -> None:

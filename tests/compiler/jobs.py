@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+from typing import TYPE_CHECKING, Any
 
+from elasticflow.compiler.launch_record import LaunchRecord, record_in
+from elasticflow.compiler.materialize import digest_as_written
 from elasticflow.spec.job import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _TABLES: dict[str, dict[str, Any]] = {
     "job": {"name": "small"},
@@ -26,3 +32,15 @@ def make_job(**changes: Any) -> Job:
         else:
             tables.setdefault(table, {})[name] = value
     return Job.model_validate(tables)
+
+
+def job_in(folder: Path) -> Job:
+    """Return the job that the launch in *folder* was made from."""
+    found = record_in(folder)
+    assert isinstance(found, LaunchRecord)
+    return found.made.job
+
+
+def is_edited(folder: Path) -> bool:
+    """Return whether train.py in *folder* is another than what was written there."""
+    return hashlib.sha256((folder / "train.py").read_bytes()).hexdigest() != digest_as_written(folder)

@@ -8,10 +8,10 @@ import pytest
 
 from elasticflow.compiler import compile_job, writing
 from elasticflow.compiler import materialize as module
-from elasticflow.compiler.materialize import entry_point_is_edited, materialize, read_job, read_plan
+from elasticflow.compiler.materialize import materialize, read_plan
 from elasticflow.compiler.plan import LaunchPlan, plan_job
 from elasticflow.errors import LaunchFolderError
-from tests.compiler.jobs import make_job
+from tests.compiler.jobs import is_edited, job_in, make_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_launch_folder_is_written_and_read_back(project: Path) -> None:
     )
     _write(project, folder, job)
     assert _files_of(folder) == FILES
-    assert read_job(folder) == job
+    assert job_in(folder) == job
     assert read_plan(folder) == _planned(job, project)
     assert (folder / "torchrun.args").read_text().splitlines() == list(_planned(job, project).torchrun_args)
     assert (folder / "sources" / "jobs" / "small.toml").read_bytes() == b"# small\r\n"
@@ -97,9 +97,9 @@ def test_an_edited_entry_point_is_noticed_and_kept(project: Path) -> None:
     """An edited train.py is not overwritten without force, and nothing else is written then."""
     folder = project / "out"
     _write(project, folder)
-    assert not entry_point_is_edited(folder)
+    assert not is_edited(folder)
     (folder / "train.py").write_text("# mine\n")
-    assert entry_point_is_edited(folder)
+    assert is_edited(folder)
     before = (folder / "plan.json").read_bytes()
     with pytest.raises(LaunchFolderError) as caught:
         _write(project, folder, make_job(train__epochs=9))
@@ -107,14 +107,7 @@ def test_an_edited_entry_point_is_noticed_and_kept(project: Path) -> None:
     assert caught.value.remedy == "--force replaces it; or write to another folder"
     assert ((folder / "train.py").read_text(), (folder / "plan.json").read_bytes()) == ("# mine\n", before)
     _write(project, folder, make_job(train__epochs=9), force=True)
-    assert not entry_point_is_edited(folder)
-
-
-def test_a_removed_entry_point_counts_as_edited(project: Path) -> None:
-    """A launch folder without train.py is not what was written."""
-    _write(project, project / "out")
-    (project / "out" / "train.py").unlink()
-    assert entry_point_is_edited(project / "out")
+    assert not is_edited(folder)
 
 
 @pytest.mark.parametrize("plan_json", [None, "not json", "{}", "[]"])
@@ -130,14 +123,14 @@ def test_files_of_others_are_refused(project: Path, plan_json: str | None) -> No
         _write(project, folder)
     assert caught.value.message == f"{folder}: made by something else: {names}"
     _write(project, folder, force=True)
-    assert read_job(folder) == make_job()
+    assert job_in(folder) == make_job()
 
 
 def test_an_edited_entry_point_is_carried_forward_as_edited(project: Path) -> None:
     """The next launch gets the edited train.py, and it is still known as edited there."""
     _write(project, project / "0002", entry_point="# mine\n")
     assert (project / "0002" / "train.py").read_text() == "# mine\n"
-    assert entry_point_is_edited(project / "0002")
+    assert is_edited(project / "0002")
 
 
 def test_a_crash_leaves_nothing_behind(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +175,8 @@ def test_a_crash_between_two_files_can_be_compiled_over(
         with pytest.raises(LaunchFolderError):
             _write(project, folder, changed)
     _write(project, folder, changed)
-    assert read_job(folder) == changed
-    assert not entry_point_is_edited(folder)
+    assert job_in(folder) == changed
+    assert not is_edited(folder)
 
 
 def test_the_folder_is_a_file(project: Path) -> None:
@@ -195,12 +188,11 @@ def test_the_folder_is_a_file(project: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"format": 2}'])
 def test_a_folder_that_cannot_be_read(tmp_path: Path, content: str | None) -> None:
-    """A missing or damaged plan.json or job.json is one error that names the file."""
-    for name, read in (("plan.json", read_plan), ("job.json", read_job)):
-        if content is not None:
-            (tmp_path / name).write_text(content)
-        with pytest.raises(LaunchFolderError, match=str(tmp_path / name)):
-            read(tmp_path)
+    """A missing or damaged plan.json is one error that names the file."""
+    if content is not None:
+        (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(LaunchFolderError, match=str(tmp_path / "plan.json")):
+        read_plan(tmp_path)
 
 
 def test_compile_job_from_file_to_folder(tmp_path: Path) -> None:
