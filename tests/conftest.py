@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from moto.server import ThreadedMotoServer
 
+    from tests.campaign.tiny_job import Reference
     from tests.places import Place
 
 
@@ -74,6 +75,14 @@ def forked(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> It
     programs = ForkedPrograms(tmp_path_factory.mktemp("forked"))
     yield programs
     programs.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Return what the tiny job comes to undisturbed: one launch for all tests that compare bits with it."""
+    from tests.campaign import tiny_job
+
+    return tiny_job.reference(tmp_path_factory.mktemp("tiny-reference") / "project")
 
 
 @pytest.fixture(scope="session")

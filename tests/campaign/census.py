@@ -95,6 +95,17 @@ def shared_memory() -> set[str]:
     return {path.name for path in _MEMORY.iterdir()}
 
 
+def abandoned_memory() -> set[str]:
+    """Return the names of the shared memory that no living process has mapped: other tests use theirs meanwhile."""
+    names, mapped = shared_memory(), set()
+    for pid in psutil.pids():
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+                if f"{_MEMORY}/" in line:
+                    mapped.add(line.rpartition("/")[2].removesuffix(" (deleted)"))
+    return names - mapped
+
+
 def _session(pid: int) -> int:
     state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     if state[0] == "Z":

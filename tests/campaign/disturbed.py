@@ -15,12 +15,11 @@ from elasticflow import environment, events
 from elasticflow.snapshots import reader
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
-from tests.end_to_end.harness import Project, Running, read_lines, wait_gone
+from tests.end_to_end.harness import LIMIT_S, Project, Running, read_lines, wait_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-LIMIT_S = 60.0
 MODULES = {"writer": "elasticflow.snapshots.writer", "agent": "elasticflow.launcher.agent.node"}
 
 

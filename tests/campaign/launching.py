@@ -16,23 +16,32 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
 from elasticflow import events
 from tests.campaign import tiny_job
-from tests.campaign.census import Holdings, agents_of, holdings, members, sessions, shared_memory
+from tests.campaign.census import (
+    Holdings,
+    abandoned_memory,
+    agents_of,
+    holdings,
+    members,
+    sessions,
+    shared_memory,
+)
 from tests.campaign.disturbed import Outcome, Series
 from tests.campaign.facts import head
-from tests.end_to_end.harness import Running, processes_of, project_at
+from tests.end_to_end.harness import Running, processes_of, project_at, wait_gone
 from tests.servers import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from tests.end_to_end.harness import Project
 
+_T = TypeVar("_T")
 SEED = 20261121
 TABLE = Path(__file__).with_name("launching.md")
 RESULTS = Path(tempfile.gettempdir()) / "elasticflow-launching.jsonl"
@@ -76,12 +85,21 @@ class Expected:
 class Course:
     """One run that is struck again and again."""
 
-    def __init__(self, project: Project, part: str, number: int, pause_s: float, *options: str) -> None:
+    def __init__(
+        self,
+        project: Project,
+        part: str,
+        number: int,
+        pause_s: float,
+        *options: str,
+        at_start: Callable[[Series], object] = lambda _: None,
+    ) -> None:
         self.part, self.run_id = part, f"{part}-{number}"
         self.project = project
         tiny_job.reset(project)
         self.memory = shared_memory()
         self.series = Series(project, self.run_id, job="tiny", options=options, TINY_PAUSE_S=str(pause_s))
+        at_start(self.series)
         self.generation = self.series.trains(0)
         self.tries: list[Try] = []
         self.sessions = sessions(self.series.running)
@@ -138,12 +156,7 @@ class Course:
     def _look_for_orphans(self, done: Try, world_size: int) -> None:
         """Every process of the run hangs below a command, and there are as many workers as there should be."""
         roots = [r.process.pid for r in self.commands()]
-        deadline = time.monotonic() + 3.0
-        while (left := [p.pid for p in processes_of(self.run_id) if not _is_below(p, roots)]) and (
-            time.monotonic() < deadline
-        ):
-            time.sleep(0.05)
-        if left:
+        if left := _lasting(lambda: [p.pid for p in processes_of(self.run_id) if not _is_below(p, roots)]):
             done.problems.append(f"orphans {left}")
         workers = self.series.running.state()["workers"]
         if len(workers) != world_size:
@@ -169,14 +182,21 @@ class Course:
 
     def _left_behind(self) -> list[str]:
         found = []
-        time.sleep(0.2)
-        if left := [p.pid for p in processes_of(self.run_id)]:
+        if left := wait_gone(self.run_id):
             found.append(f"processes left: {left}")
-        if left := members(self.sessions):
-            found.append(f"processes left in sessions of the run: {left}")
-        if held := shared_memory() - self.memory:
+        if same := _lasting(lambda: members(self.sessions)):
+            found.append(f"processes left in sessions of the run: {same}")
+        if held := _lasting(lambda: abandoned_memory() - self.memory):
             found.append(f"left in shared memory: {sorted(held)}")
         return found
+
+
+def _lasting(look: Callable[[], Collection[_T]], limit_s: float = 10.0) -> Collection[_T]:
+    """Return what is still there when *limit_s* is over; nothing as soon as there is nothing."""
+    deadline = time.monotonic() + limit_s
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
 
 def _is_below(process: psutil.Process, roots: Sequence[int]) -> bool:
@@ -214,7 +234,7 @@ def strike_agents(project: Project, number: int, tries: int, expected: dict[str,
 class NodesCourse(Course):
     """A run of two machines with one worker each: the head's, and one that joins and is lost, again and again."""
 
-    def __init__(self, project: Project, number: int) -> None:
+    def __init__(self, project: Project, number: int, pause_s: float = 0.02) -> None:
         self._draw = random.Random(f"{SEED} nodes {number}")
         endpoint = f"127.0.0.1:{free_port()}"
         self._options = (
@@ -223,7 +243,7 @@ class NodesCourse(Course):
             "--set=nodes.nproc_per_node=1",
         )
         self._joined: Running | None = None
-        super().__init__(project, "nodes", number, 0.02, *self._options)
+        super().__init__(project, "nodes", number, pause_s, *self._options)
         self._join = ("run", "jobs/tiny.toml", f"--join={endpoint}", *self._options)
 
     def commands(self) -> list[Running]:
@@ -268,7 +288,7 @@ class NodesCourse(Course):
     def end(self, expected: dict[str, Any]) -> list[Try]:
         """See that a machine that joined ends with the run, too."""
         tries = super().end(expected)
-        if self._joined is not None and (code := self._joined.end(30)) != 0:
+        if self._joined is not None and (code := self._joined.end()) != 0:
             tries[-1].problems.append(f"the machine that joined ended with code {code}")
         return tries
 

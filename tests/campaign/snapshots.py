@@ -18,9 +18,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events, faults
-from tests.campaign.disturbed import LIMIT_S, Outcome, Series
+from tests.campaign.disturbed import Outcome, Series
 from tests.campaign.facts import head
-from tests.end_to_end.harness import project_at
+from tests.end_to_end.harness import LIMIT_S, project_at
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project

@@ -87,10 +87,8 @@ def plan(runs: int, start_s: float) -> list[list[Kill]]:
 class Struck:
     """One run that takes the kills of a plan, in their order."""
 
-    def __init__(self, project: Project, name: str) -> None:
-        self.project = project
-        tiny_job.reset(project)
-        self.series = Series(project, name, job="tiny", TINY_PAUSE_S=str(PAUSE_S))
+    def __init__(self, project: Project, series: Series) -> None:
+        self.project, self.series = project, series
 
     def take(self, kill: Kill) -> None:
         """Bring the moment about, kill, and return once training goes on."""
@@ -155,7 +153,9 @@ def start_seconds(run: RunFolder) -> float:
 
 def strike(project: Project, kills: list[Kill], expected: dict[str, Any]) -> None:
     """Do the *kills* of one run, and note in each what was not as it must be."""
-    struck = Struck(project, f"starts-{kills[0].run}-{os.getpid()}")
+    tiny_job.reset(project)
+    name = f"starts-{kills[0].run}-{os.getpid()}"
+    struck = Struck(project, Series(project, name, job="tiny", TINY_PAUSE_S=str(PAUSE_S)))
     for kill in kills:
         struck.take(kill)
         print(kill, flush=True)

@@ -6,11 +6,15 @@ import os
 import random
 import shutil
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import events
 from tests.campaign.disturbed import Outcome, Series
 from tests.end_to_end import trajectory_jobs as jobs
+from tests.end_to_end.harness import named, project_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
 
 SAMPLES = 100
+STEPS, EVERY, BUDGET = 200, 5, 100  # of the job as the tests outside the campaigns have it
 _CODE = Path(__file__).with_name("obedient.py")
 
 
@@ -42,6 +47,37 @@ def write(project: Project, steps: int, every: int, budget: int) -> None:
         assert old in text
         text = text.replace(old, new)
     project.write("jobs/tiny.toml", text)
+
+
+def write_standard(project: Project) -> None:
+    """Put the job that `reference` has trained into *project*."""
+    write(project, STEPS, EVERY, BUDGET)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the job comes to undisturbed.
+
+    Attributes:
+        found: Losses and bits, as `Series.finish` gives them.
+        start_s: From the first event to the first step.
+    """
+
+    found: dict[str, Any]
+    start_s: float
+
+
+def reference(root: Path) -> Reference:
+    """Return what the standard job comes to, in a project of its own at *root*."""
+    with project_at(root) as project:
+        write_standard(project)
+        found = undisturbed(project, STEPS)
+        happened = project.started[-1].events()
+    began, ready = (
+        datetime.fromisoformat(event["timestamp"])
+        for event in (happened[0], named(happened, events.TRAINING_FIRST_STEP)[0])
+    )
+    return Reference(found, (ready - began).total_seconds())
 
 
 def undisturbed(project: Project, steps: int) -> dict[str, Any]:

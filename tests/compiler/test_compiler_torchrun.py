@@ -269,6 +269,7 @@ def test_static_rendezvous_asks_for_the_nodes_number() -> None:
     assert '--node-rank="${NODE_RANK:?' in text
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.e2e
 def test_the_script_starts_torchrun_from_any_folder(tmp_path: Path) -> None:
     """The script, called from another folder, starts every worker with the run's variables."""
@@ -293,7 +294,7 @@ def test_the_script_starts_torchrun_from_any_folder(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=300,
         )
         workers = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda w: w["RANK"])
         assert [w["RANK"] for w in workers] == ["0", "1"]

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 90
+# A guard alone: nothing is asserted by it, and a busy machine must not reach it.
+LIMIT_S, STORY_S = 300, 900  # of one wait; of a whole test
 
 
 @dataclass
@@ -193,7 +194,7 @@ def project_at(root: Path) -> Iterator[Project]:
     assert left == [], f"left behind: {left}"
 
 
-def wait_gone(run_id: str, limit_s: float = 20.0) -> list[psutil.Process]:
+def wait_gone(run_id: str, limit_s: float = 30.0) -> list[psutil.Process]:
     """Return what of the run is still alive when *limit_s* is over; none as soon as there is none."""
     deadline = time.monotonic() + limit_s
     while (left := processes_of(run_id)) and time.monotonic() < deadline:

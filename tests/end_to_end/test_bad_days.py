@@ -18,14 +18,18 @@ from elasticflow import events, faults
 from elasticflow.snapshots import reader
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
+from tests.campaign import tiny_job
 from tests.end_to_end.harness import Project, Running, named, project_at, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-EVERY, STEPS = 15, 135
-SETS = ("train.epochs=6", f"snapshots.every={EVERY} steps", "snapshots.keep.last=2")
+    from tests.campaign.tiny_job import Reference
+
+EVERY, STEPS = 15, tiny_job.STEPS
+JOB, PAUSE = "jobs/tiny.toml", {"TINY_PAUSE_S": "0.02"}
+SETS = (f"snapshots.every={EVERY} steps", "snapshots.keep.last=2")
 
 # Rank 0 halts two steps after the first snapshot was staged, when every rank has handed its share over, and after the third.
 HALTS = ", ".join(f"training.step=stop@{step} rank=0" for step in (EVERY + 2, 3 * EVERY + 2))
@@ -64,8 +68,10 @@ def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullDisk]:
     with ExitStack() as after:
         after.callback(subprocess.run, ["umount", "--lazy", str(place)], check=True)
         project = after.enter_context(project_at(root / "project"))
+        tiny_job.write_standard(project)
+        tiny_job.hurry(project)
         sets = (*SETS, f"snapshots.uri={place}")
-        running = project.run("jobs/mnist.toml", "full", *sets, **{faults.VARIABLE: HALTS})
+        running = project.run(JOB, "full", *sets, job="tiny", **{faults.VARIABLE: HALTS})
         catalog = Catalog(Storage(str(place)), "full/")
         running.wait_for("a snapshot", catalog.committed)
         filler = fill(place)
@@ -119,7 +125,7 @@ def everybody(running: Running) -> list[psutil.Process]:
     return [psutil.Process(running.process.pid), *running.tree()]
 
 
-def test_full_disk(full_disk: FullDisk) -> None:
+def test_full_disk(full_disk: FullDisk, tiny_reference: Reference) -> None:
     """Training goes on, the failure is told, what was there stays; as soon as there is room, snapshots are taken."""
     happened = full_disk.running.events()
     assert "warning" == full_disk.failed["level"]
@@ -128,7 +134,8 @@ def test_full_disk(full_disk: FullDisk) -> None:
     committed = [event["step"] for event in named(happened, events.SNAPSHOT_COMMITTED)]
     assert set(full_disk.kept) <= set(committed)
     assert full_disk.failed["step"] not in committed
-    assert [STEPS, STEPS - EVERY] == whole(full_disk.catalog)[:2]
+    assert [STEPS, STEPS // EVERY * EVERY] == whole(full_disk.catalog)
+    assert tiny_reference.found["bits"] == bits(full_disk.catalog)
     assert list(range(1, STEPS + 1)) == steps_of(full_disk.running.run)
     assert [] == named(happened, events.WORKER_FAILED)
     assert 1 == len(named(happened, events.GENERATION_STARTED))
@@ -136,59 +143,63 @@ def test_full_disk(full_disk: FullDisk) -> None:
     assert sorted(manifest.name for manifest in full_disk.catalog.committed()) == left
 
 
-def test_everything_and_then_the_writer_killed_inside_a_save(
-    project: Project, full_disk: FullDisk, tmp_path: Path
+def test_killed_inside_saves_then_suspended_while_another_host_goes_on(
+    project: Project, tiny_reference: Reference, tmp_path: Path
 ) -> None:
-    """Halted with its manifest written, killed with all others; resumed, where the writer dies with half a shard."""
-    cue = tmp_path / "cue"
+    """Halted with its manifest written, killed with all others; resumed, where the writer dies with half a shard.
+
+    Then its whole host is suspended, and another goes on to the end; woken up, the first ends by itself and harms nothing.
+    """
+    tiny_job.write_standard(project)
+    cue, store = tmp_path / "cue", tmp_path / "store"
     cue.touch()
     halted = f"commit.before_rename=stop@3 cue={cue}"
-    first = project.run("jobs/mnist.toml", "killed", *SETS, **{faults.VARIABLE: halted})
+    sets = (*SETS, f"snapshots.uri={store}")
+    first = project.run(JOB, "taken", *sets, job="tiny", **PAUSE, **{faults.VARIABLE: halted})
     first.wait_for("the writer at its point", lambda: not cue.exists())
     for process in everybody(first):
         process.kill()
     first.process.wait()
-    catalog = Catalog(Storage(str(first.run.path)))
+    catalog = Catalog(Storage(str(store)), "taken/")
     assert [2 * EVERY, EVERY] == whole(catalog)
-    assert 3 == len(catalog.storage.list("snapshots"))
+    assert 3 == len(catalog.storage.list(catalog.folder()))
 
     cue.touch()
     killed = f"shares.mid_write=kill@8 cue={cue}"
-    second = project.start("resume", "killed", run_id="killed", **{faults.VARIABLE: killed})
-    assert 0 == second.end(), second.told()
+    second = project.start(
+        "resume", "taken", run_id="taken", job="tiny", **PAUSE, **{faults.VARIABLE: killed}
+    )
+    second.wait_for("the writer's end", lambda: named(second.events(), events.AGENT_RESTARTED))
+    second.wait_for("a step", lambda: len(named(second.events(), events.TRAINING_FIRST_STEP)) == 3)
     assert not cue.exists()
-    happened = second.events()
-    assert 1 == len(named(happened, events.AGENT_RESTARTED))
-    assert [] == named(happened, events.BUDGET_CHARGED)
-    assert [] == named(happened, events.SNAPSHOT_REJECTED)
-    assert list(range(1, STEPS + 1)) == steps_of(second.run)
-    assert [STEPS, STEPS - EVERY] == whole(catalog)[:2]  # and the best, and where it came from
-    assert sorted(manifest.name for manifest in catalog.committed()) == catalog.storage.list("snapshots")
-    assert bits(full_disk.catalog) == bits(catalog)
-
-
-def test_host_that_was_suspended_does_not_take_its_run_back(
-    project: Project, full_disk: FullDisk, tmp_path: Path
-) -> None:
-    """Another host goes on meanwhile; woken up, the first ends by itself and harms nothing."""
-    store = f"snapshots.uri={tmp_path / 'store'}"
-    first = project.run("jobs/mnist.toml", "taken", *SETS, store)
-    first.wait_for_step(2 * EVERY + 2)
-    suspended = everybody(first)
+    suspended = everybody(second)
     for process in suspended:
         process.suspend()
 
-    second = project.elsewhere(tmp_path / "host-b").run("jobs/mnist.toml", "taken", *SETS, store)
-    assert 0 == second.end(), second.told()
-    catalog = Catalog(Storage(str(tmp_path / "store")), "taken/")
-    assert [STEPS, STEPS - EVERY] == whole(catalog)[:2]  # and the best, and where it came from
+    other = project.elsewhere(tmp_path / "host-b")
+    tiny_job.write_standard(other)
+    tiny_job.hurry(other)
+    third = other.run(JOB, "taken", *sets, job="tiny")
+    assert 0 == third.end(), third.told()
+    assert [STEPS, STEPS // EVERY * EVERY] == whole(catalog)[:2]  # and where it came from
+    assert sorted(manifest.name for manifest in catalog.committed()) == catalog.storage.list(catalog.folder())
     for process in suspended:
         process.send_signal(signal.SIGCONT)
 
-    assert 1 == first.end(), first.told()
-    assert "taken_over" == first.state()["verdict"]["class"]
-    assert 1 == len(named(first.events(), events.GENERATION_STARTED))
+    assert 1 == second.end(), second.told()
+    happened = second.events()
+    assert "taken_over" == second.state()["verdict"]["class"]
+    assert 1 == len(named(happened, events.AGENT_RESTARTED))
+    assert [] == named(happened, events.BUDGET_CHARGED)
+    assert [] == named(happened, events.SNAPSHOT_REJECTED)
+    assert ["start", "resume", "agent_lost"] == [
+        e["reason"] for e in named(happened, events.GENERATION_STARTED)
+    ]
     newest = catalog.newest()
     assert newest is not None
-    assert (2, STEPS) == (newest.generation, newest.step)
-    assert bits(full_disk.catalog) == bits(catalog)
+    assert (4, STEPS) == (newest.generation, newest.step)
+    steps = steps_of(third.run)
+    assert list(range(steps[0], STEPS + 1)) == steps
+    assert (steps[0] - 1) % EVERY == 0
+    assert 3 * EVERY < steps[0] <= steps_of(second.run)[-1] + 1
+    assert tiny_reference.found["bits"] == bits(catalog)

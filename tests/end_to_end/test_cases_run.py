@@ -7,14 +7,15 @@ import signal
 from typing import TYPE_CHECKING
 
 from elasticflow.run_folder import RunFolder
+from tests.campaign import tiny_job
 from tests.end_to_end.harness import Project, read_lines, steps_of
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Running
 
-STEPS = 150
+STEPS = 60
 SWEEP = f"""
-extends = "mnist.toml"
+extends = "tiny.toml"
 
 [nodes]
 nproc_per_node = 1
@@ -23,7 +24,7 @@ nproc_per_node = 1
 steps = {STEPS}
 
 [snapshots]
-every = "20 steps"
+every = "10 steps"
 options = {{ secret = "${{env:STORE_SECRET}}" }}
 
 [matrix.axes]
@@ -34,20 +35,22 @@ SECRET = "never-to-be-seen"
 
 def start(project: Project) -> Running:
     """Start the sweep, looked at through its second case."""
-    arguments = ("run", "jobs/sweep.toml", "--all", "--run-id=tuning", "--set=train.epochs=")
-    return project.start(*arguments, run_id="tuning-seed2", job="mnist-seed2", STORE_SECRET=SECRET)
+    arguments = ("run", "jobs/sweep.toml", "--all", "--run-id=tuning", "--set=train.threads=1")
+    environment = {"STORE_SECRET": SECRET, "TINY_PAUSE_S": "0.01"}
+    return project.start(*arguments, run_id="tuning-seed2", job="tiny-seed2", **environment)
 
 
 def test_a_sweep_goes_on_where_it_was_interrupted_or_killed(project: Project) -> None:
     """SIGTERM in the second case: 75; the same command goes on with it, also after kill -9; each step is done once."""
+    tiny_job.write_standard(project)
     project.write("jobs/sweep.toml", SWEEP)
-    first = RunFolder.of(project.root, "mnist-seed1", "tuning-seed1")
+    first = RunFolder.of(project.root, "tiny-seed1", "tuning-seed1")
     sweep = start(project)
     sweep.wait_for_step(5)
     sweep.process.send_signal(signal.SIGTERM)
     assert sweep.end() == 75, sweep.told()
     told = sweep.told()
-    assert "go on with: elasticflow run jobs/sweep.toml --all --run-id tuning --set=train.epochs=" in told
+    assert "go on with: elasticflow run jobs/sweep.toml --all --run-id tuning --set=train.threads=1" in told
     assert f"seed1  tuning-seed1  finished     {STEPS}/{STEPS}" in told
     assert "seed2  tuning-seed2  interrupted  " in told
     reached = steps_of(sweep.run)[-1]
@@ -58,6 +61,7 @@ def test_a_sweep_goes_on_where_it_was_interrupted_or_killed(project: Project) ->
     os.kill(again.process.pid, signal.SIGKILL)
     again.end()
 
+    tiny_job.hurry(project)
     last = start(project)
     assert last.end() == 0, last.told()
     assert f"seed1  tuning-seed1  finished before  {STEPS}/{STEPS}" in last.told()

@@ -7,70 +7,95 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from elasticflow import events
-from tests.end_to_end.harness import Project, Running, named, steps_of, tensors
+from tests.campaign import tiny_job
+from tests.campaign.disturbed import Outcome, Series
+from tests.end_to_end.harness import LIMIT_S, named, steps_of
 
-QUICK = ("train.epochs=6", "snapshots.every=15 steps")
+if TYPE_CHECKING:
+    from tests.end_to_end.harness import Project, Running
 
-
-def _finished(project: Project, run_id: str, workers: int) -> Running:
-    running = project.run("jobs/mnist.toml", run_id, *QUICK, f"nodes.nproc_per_node={workers}")
-    assert running.end() == 0, running.told()
-    return running
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_interrupted_runs_end_with_the_bits_of_an_undisturbed_one(project: Project, workers: int) -> None:
-    """SIGTERM, then kill -9 of everything; resumed each time; BatchNorm and dropout in the model."""
-    undisturbed = _finished(project, "undisturbed", workers)
-
-    sets = (*QUICK, f"nodes.nproc_per_node={workers}")
-    drained = project.run("jobs/mnist.toml", "disturbed", *sets)
-    drained.wait_for_step(8)
-    os.kill(drained.process.pid, signal.SIGTERM)
-    assert drained.end(30) == 75, drained.told()
-    left_at = named(drained.events(), events.DRAIN_COMPLETED)[0]["step"]
-    assert left_at == drained.state()["step"]
-
-    killed = project.start("resume", "disturbed", run_id="disturbed")
-    killed.wait_for_step(left_at + 12, generation=1)
-    for process in [psutil.Process(killed.process.pid), *killed.tree()]:
-        process.kill()
-    killed.process.wait()
-
-    resumed = project.start("resume", "disturbed", run_id="disturbed")
-    assert resumed.end() == 0, resumed.told()
-    assert steps_of(undisturbed.run) == steps_of(resumed.run)
-    expected, actual = tensors(undisturbed.run), tensors(resumed.run)
-    assert expected.keys() == actual.keys()
-    assert [] == [key for key, data in expected.items() if actual[key] != data]
+# BatchNorm and dropout, in batch mode: only the same number of workers has the same bits.
+SETS = (
+    "model.entry=trajectory_models:cnn",
+    "train.consistency=batch",
+    "train.virtual_shards=",
+    "nodes.nproc_per_node=3",
+    "dataset.num_workers=1",
+    f"snapshots.grace={4 * LIMIT_S} s",
+)
+GROUP = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
-def test_signal_before_the_first_snapshot_goes_on_from_scratch(project: Project) -> None:
-    """SIGTERM while starting: exit 75 at once; the same command then starts and finishes."""
-    early = project.run("jobs/mnist.toml", "early", *QUICK)
+def _start(project: Project, run_id: str) -> Series:
+    return Series(project, run_id, *SETS, job="tiny", TINY_PAUSE_S="0.03")
+
+
+def _leave(running: Running) -> int:
+    assert running.end() == 75, running.told()
+    assert [] == named(running.events(), events.WORKER_FAILED)
+    (drained,) = named(running.events(), events.DRAIN_COMPLETED)
+    step = int(drained["step"])
+    assert step == running.state()["step"]
+    assert step == named(running.events(), events.SNAPSHOT_COMMITTED)[-1]["step"]
+    return step
+
+
+def test_interrupted_run_ends_with_the_bits_of_an_undisturbed_one(project: Project) -> None:
+    """Interrupted before its first snapshot: 75 at once, and the same command starts it again. Then two ways to leave.
+
+    TERM, HUP and INT to every process of the tree at once, as Slurm, systemd, `timeout` and a closed terminal send them,
+    are one request: a drain to 75. Two interrupts while a drain cannot come to its end: gone at once, with 130.
+    """
+    tiny_job.write_standard(project)
+    tiny_job.hurry(project)
+    expected = _start(project, "undisturbed").finish(None, Outcome("", ""))
+    tiny_job.reset(project)
+
+    early = _start(project, "disturbed").running
     early.wait_for("the run's start", lambda: named(early.events(), events.RUN_STARTED))
     os.kill(early.process.pid, signal.SIGTERM)
-    assert early.end(30) == 75, early.told()
+    assert early.end() == 75, early.told()
 
-    again = project.run("jobs/mnist.toml", "early", *QUICK)
-    assert again.end() == 0, again.told()
-    assert "finished" == again.state()["status"]
+    series = _start(project, "disturbed")
+    generation = series.trains(0)
+    series.reach(7)
+    everybody = [psutil.Process(series.running.process.pid), *series.running.tree()]
+    assert 10 <= len(
+        everybody
+    )  # the command, agent, fork server, writer, three workers, three loader processes
+    everybody[0].suspend()  # so that what is sent comes at one moment, however busy the machine is
+    for process in everybody:
+        for number in GROUP:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+    everybody[0].resume()
+    left_at = _leave(series.running)
 
+    series.resume()
+    impatient = series.running
+    generation = series.trains(generation)
+    series.reach(left_at + 7)
+    os.kill(impatient.pid_of(1), signal.SIGSTOP)
+    os.kill(impatient.process.pid, signal.SIGINT)
+    impatient.wait_for("the drain's request", lambda: len(series.named(events.DRAIN_REQUESTED)) == 2)
+    time.sleep(0.3)  # at the same moment it would be the same request
+    assert impatient.process.poll() is None
+    os.kill(impatient.process.pid, signal.SIGINT)
+    assert impatient.end() == 130, impatient.told()  # the drain's own time is longer than this waits
+    assert "interrupted" == impatient.state()["status"]
 
-def test_signal_sent_twice_at_once_is_one_request(project: Project) -> None:
-    """`timeout` signals its command and then its own group, a closed terminal likewise: a drain, not an end at once."""
-    running = project.run("jobs/mnist.toml", "doubled", *QUICK)
-    running.wait_for_step(5)
-    os.kill(running.process.pid, signal.SIGTERM)
-    os.killpg(running.process.pid, signal.SIGHUP)
-
-    assert running.end(30) == 75, running.told()
-    assert 1 == len(named(running.events(), events.DRAIN_COMPLETED))
+    tiny_job.hurry(project)
+    series.resume()
+    outcome = Outcome("", "")
+    series.finish(expected, outcome)
+    assert [] == outcome.problems
+    assert list(range(1, tiny_job.STEPS + 1)) == steps_of(series.running.run)
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
@@ -85,40 +110,8 @@ def test_signal_while_the_command_imports_is_an_interruption_too(
     project: Project, number: signal.Signals
 ) -> None:
     """As soon as the command hears signals at all, one of them means 75, not death by the signal."""
-    early = project.run("jobs/mnist.toml", f"earliest-{number}", *QUICK)
+    early = project.run("jobs/mnist.toml", f"earliest-{number}")
     early.wait_for("the first handler", lambda: _catches(early.process.pid, number))
     os.kill(early.process.pid, number)
 
-    assert early.end(30) == 75, early.told()
-
-
-def test_second_signal_ends_at_once_with_130(project: Project) -> None:
-    """Two interrupts while a drain cannot come to its end: gone within two seconds, and the exit code says so."""
-    running = project.run("jobs/mnist.toml", "impatient", *QUICK)
-    running.wait_for_step(5)
-    os.kill(running.pid_of(1), signal.SIGSTOP)
-    os.kill(running.process.pid, signal.SIGINT)
-    running.wait_for("the drain's request", lambda: named(running.events(), events.DRAIN_REQUESTED))
-    time.sleep(0.3)  # at the same moment it would be the same request
-    assert running.process.poll() is None
-    os.kill(running.process.pid, signal.SIGINT)
-
-    assert running.end(2) == 130, running.told()
-    assert "interrupted" == running.state()["status"]
-
-
-def test_signal_to_the_whole_process_group_is_a_drain(project: Project) -> None:
-    """TERM to every process of the tree at once, as Slurm and systemd send it, still drains to exit 75; so does INT."""
-    running = project.run("jobs/mnist.toml", "everybody", *QUICK, "dataset.num_workers=1")
-    running.wait_for_step(5)
-    everybody = [psutil.Process(running.process.pid), *running.tree()]
-    assert 8 <= len(everybody)  # the command, agent, fork server, writer, two workers, two loader processes
-    for number in (signal.SIGTERM, signal.SIGINT):
-        for process in everybody:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
-
-    assert running.end(30) == 75, running.told()
-    assert [] == named(running.events(), events.WORKER_FAILED)
-    committed = named(running.events(), events.SNAPSHOT_COMMITTED)
-    assert committed[-1]["step"] == running.state()["step"]
+    assert early.end() == 75, early.told()

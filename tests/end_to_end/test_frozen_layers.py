@@ -1,4 +1,4 @@
-"""A job that trains a head on a frozen backbone: the backbone is stored once, and restored like everything else."""
+"""A head on a frozen backbone: it is stored once, and restored like everything else; the job itself says when it is done."""
 
 from __future__ import annotations
 
@@ -10,14 +10,30 @@ from elasticflow import events
 from elasticflow.snapshots import reader
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
-from tests.end_to_end.harness import named, read_lines, tensors
+from tests.end_to_end.harness import named, read_lines, steps_of, tensors
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
 
-MODULE = '''"""A backbone that takes no gradient, and a head that does."""
+MODULE = '''"""A backbone that takes no gradient, a head that does, and a loss that may be low enough."""
 
+import os
+import time
+from pathlib import Path
+
+import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
+
+from elasticflow import StopTraining
+
+
+def loss(outputs, targets):
+    if torch.is_grad_enabled():
+        time.sleep(0.02)
+        if Path("enough").exists() and os.environ["RANK"] == "1":
+            raise StopTraining("the loss is low enough")
+    return cross_entropy(outputs, targets)
 
 
 def tuned(width):
@@ -31,9 +47,10 @@ JOB = """extends = "mnist.toml"
 
 [model]
 entry = "tuned:tuned"
+loss = "tuned:loss"
 
 [train]
-epochs = 6
+epochs = 1000
 
 [snapshots]
 every = "1920 samples"
@@ -41,13 +58,18 @@ keep = { last = 2, best = 1 }
 """
 
 
-def test_frozen_backbone_is_stored_once_and_survives_a_kill(project: Project) -> None:
-    """Snapshots after the first hold the rest alone; after kill -9 the steps done again are the same to the bit."""
+def test_frozen_backbone_is_stored_once_and_survives_a_kill_until_a_rank_has_enough(project: Project) -> None:
+    """Snapshots after the first hold the rest alone; after kill -9 the steps done again are the same to the bit.
+
+    StopTraining from rank 1 ends training for all, with its snapshot; resume has nothing to do; everybody says who and why.
+    """
     project.write("tuned.py", MODULE)
     project.write("jobs/tuned.toml", JOB)
     running = project.run("jobs/tuned.toml", "tuned")
     running.wait_for_step(65)
     os.kill(running.pid_of(1), signal.SIGKILL)
+    running.wait_for_step(80, generation=1)
+    project.write("enough", "")
     assert running.end() == 0, running.told()
 
     happened = running.events()
@@ -69,3 +91,20 @@ def test_frozen_backbone_is_stored_once_and_survives_a_kill(project: Project) ->
     redone = [line for line in read_lines(running.run.metrics_redone) if "eval" not in line]
     assert redone
     assert [done[line["step"]] for line in redone] == [line["loss"] for line in redone]
+
+    (stopped,) = named(happened, events.TRAINING_STOPPED)
+    step = stopped["step"]
+    assert (1, "the loss is low enough") == (stopped["by_rank"], stopped["reason"])
+    (finished,) = named(happened, events.RUN_FINISHED)
+    assert (step, 1, "rank 1: the loss is low enough") == tuple(
+        finished[key] for key in ("step", "restarts", "stopped")
+    )
+    assert (step, "end") == (later[-1]["step"], later[-1]["trigger"])
+    assert list(range(1, step + 1)) == steps_of(running.run)
+    assert f"after step {step} by rank 1: the loss is low enough" in running.told()
+    resumed = project.start("resume", "tuned", run_id="tuned")
+    assert resumed.end() == 2
+    assert "run tuned is finished" in resumed.told()
+    status = project.start("status", "tuned", run_id="tuned")
+    assert status.end() == 0
+    assert "stopped by  rank 1: the loss is low enough" in status.told()

@@ -1,86 +1,134 @@
-"""Workers, agents and supervisors killed for real; the job goes on."""
+"""Workers, helpers, agents and the supervisor killed for real; the job goes on, and its bits are those of an undisturbed run."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
+import random
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-import pytest
+import psutil
 
 from elasticflow import events
 from elasticflow.observe.why import incidents
-from tests.end_to_end.harness import Project, named, processes_of, read_lines, steps_of
+from tests.campaign import starts, tiny_job
+from tests.campaign.census import agents_of, sessions
+from tests.campaign.launching import Course, Expected
+from tests.end_to_end.harness import named, processes_of, steps_of, wait_gone
 
-QUICK = ("train.epochs=3", "snapshots.every=20 steps")
+if TYPE_CHECKING:
+    from tests.campaign.tiny_job import Reference
+    from tests.end_to_end.harness import Project
+
+# What the job's own code does to rank 1, the class it is counted under, the exit code and the error that is told.
+ACTS = (
+    ("raise", "user_error", 1, "ValueError: label 7 is none of the 4 classes"),
+    ("segfault", "crash", -11, "killed by SIGSEGV"),
+    ("exit", "user_error", 7, "exit code 7, without an exception"),
+    ("leave", "crash", 0, "left with exit code 0 in the middle of training"),
+    ("allocate", "oom", 1, "DefaultCPUAllocator: can't allocate memory"),
+)
+FRAMES = {"raise": "in _raise", "segfault": "in step", "allocate": "in step"}
 
 
-@pytest.mark.parametrize(("rank", "step"), [(0, 25), (1, 41), (1, 5)])
-def test_killed_worker_costs_one_restart_and_the_steps_since_the_snapshot(
-    project: Project, rank: int, step: int
-) -> None:
-    """Kill -9 of a worker: the run finishes, with one restart, no gap and no repeat in its metrics."""
-    running = project.run("jobs/mnist.toml", f"kill-{rank}-{step}", *QUICK)
-    reached = running.wait_for_step(step)
-    os.kill(running.pid_of(rank), signal.SIGKILL)
+def strike(course: Course, victim: str, moment: Literal["start", "restart"], longest_s: float) -> None:
+    """Kill *victim* while the run begins, or goes on after a killed worker; return once training goes on."""
+    kill = starts.Kill(0, victim, moment, random.uniform(0, longest_s))
+    print(kill, flush=True)
+    starts.Struck(course.project, course.series).take(kill)
+    course.generation = course.series.trains(0)
 
-    assert running.end() == 0, running.told()
-    happened = running.events()
-    failed = named(happened, events.WORKER_FAILED)
-    assert [(rank, -9, "crash", "killed by SIGKILL")] == [
-        (f["rank"], f["exit_code"], f["class"], f["error"]) for f in failed
+
+def require_told(course: Course) -> None:
+    """A killed worker is told with its class and cause, goes on from the newest snapshot, and alone is charged."""
+    happened = course.series.look()
+    failed = [
+        (e["rank"], e["exit_code"], e["class"], e["error"]) for e in named(happened, events.WORKER_FAILED)
     ]
-    assert 2 == len(named(happened, events.GENERATION_STARTED))
-    assert 1 == running.state()["restarts"]
-    steps = steps_of(running.run)
-    assert list(range(1, steps[-1] + 1)) == steps
-    again = named(happened, events.TRAINING_STARTED)[1]
-    committed = [s["step"] for s in named(happened, events.SNAPSHOT_COMMITTED) if s["generation"] == 1]
-    assert max(committed, default=0) == again["step"]
-    redone = [r["step"] for r in read_lines(running.run.metrics_redone) if "eval" not in r]
-    assert len(redone) <= max(reached + 20 - again["step"], 0) + 20
+    assert [(rank, -9, "crash", "killed by SIGKILL") for rank in (1, 0)] == failed
+    assert ["crash", "crash"] == [e["class"] for e in named(happened, events.BUDGET_CHARGED)]
+    committed = named(happened, events.SNAPSHOT_COMMITTED)
+    after_crash = [
+        e["generation"] for e in named(happened, events.GENERATION_STARTED) if e["reason"] == "crash"
+    ]
+    steps = []
+    for started in named(happened, events.TRAINING_STARTED):
+        if started["generation"] in after_crash:
+            before = [e["step"] for e in committed if e["generation"] < started["generation"]]
+            assert max(before, default=0) == started["step"]
+            steps.append(started["step"])
+    assert max(steps) >= tiny_job.EVERY
+    assert 2 == len(named(happened, events.AGENT_RESTARTED))
+    assert 4 == course.series.running.state()["restarts"]
 
 
-def test_killed_supervisor_leaves_nothing_alive(project: Project) -> None:
-    """Kill -9 of the supervisor alone: a second later nothing of the tree is alive; the next launch says so and goes on."""
-    running = project.run("jobs/mnist.toml", "headless", *QUICK)
-    running.wait_for_step(25)
-    assert len(running.tree()) >= 4  # agent, fork server, writer, workers
-    os.kill(running.process.pid, signal.SIGKILL)
-    running.process.wait()
-    time.sleep(1.0)
-
-    assert [] == processes_of("headless")
-
-    [now] = incidents(running.run)
-    again = project.run("jobs/mnist.toml", "headless", *QUICK)
-    assert again.end() == 0, again.told()
-    steps = steps_of(again.run)
-    assert list(range(1, steps[-1] + 1)) == steps
-    [lost] = named(again.events(), events.SUPERVISOR_LOST)
-    assert ("killed", 1) == (lost["kind"], lost["launch"])
-    assert lost["step"] >= 25
-    [afterwards] = incidents(running.run)
-    assert (now.error, now.likely) == (afterwards.error, afterwards.likely)
+def fail_in_every_way(course: Course) -> None:
+    """Have rank 1 fail in each way that is its own code's; each is told by its cause."""
+    series = course.series
+    for act, kind, code, error in ACTS:
+        series.settle(course.generation - 1)  # progress: neither back-off nor the same error twice
+        tiny_job.cue(course.project, act, 1)
+        course.settle(course.generation)
+        failed = series.named(events.WORKER_FAILED)[-1]
+        assert (1, kind, code) == (failed["rank"], failed["class"], failed["exit_code"])
+        assert error in failed["error"]
+        assert FRAMES.get(act, "") in (failed["traceback"] or "")
+        assert failed["others"] in (None, "1 other rank: connection closed by peer")
 
 
-@pytest.mark.parametrize("module", ["launcher.agent.node", "launcher.agent.fork_server", "snapshots.writer"])
-def test_killed_agent_is_started_again_free_of_charge(project: Project, module: str) -> None:
-    """Kill -9 of the agent or a helper without which it cannot go on: another takes over, the budget is untouched.
+def test_whoever_is_killed_and_however_a_worker_fails_no_bit_is_lost(
+    project: Project, tiny_reference: Reference
+) -> None:
+    """Writer, workers, agent: one generation each at the stated cost, no orphan. The supervisor: nothing lives then.
 
-    Of the three the fork server alone has loaded torch.
+    The next launch says so and goes on, though its agent is killed as well while it begins, and its fork server while it
+    restarts. There rank 1 fails in five ways of its own: each is told by the rank that failed first, with its class, its
+    error and its frames. A process that a worker left behind and that nothing but a kill ends is gone by then, and named.
+    The end is, step by step and bit for bit, that of the undisturbed run.
     """
-    running = project.run("jobs/mnist.toml", "agentless", *QUICK)
-    running.wait_for_step(25)
-    victim = next(p for p in running.tree() if f"elasticflow.{module}" in p.cmdline())
-    has_torch = "libtorch" in Path(f"/proc/{victim.pid}/maps").read_text()
-    os.kill(victim.pid, signal.SIGKILL)
+    tiny_job.write_standard(project)
+    begin = starts.Kill(0, "writer", "start", random.uniform(0, tiny_reference.start_s))
+    print(begin, flush=True)
+    course = Course(
+        project, "kills", 0, 0.02, at_start=lambda series: starts.Struck(project, series).take(begin)
+    )
+    running = course.series.running
+    for rank in (1, 0):
+        if rank == 0:  # the first may be before any snapshot, this one is after
+            course.series.settle(course.generation - 1)
+        kill = psutil.Process(running.pid_of(rank)).kill
+        course.blow(f"worker {rank}", kill, Expected("crash", 1, 2))
+    (agent,) = agents_of(running).values()
+    course.blow("agent", agent.kill, Expected("agent_lost", 0, 2))
+    require_told(course)
 
-    assert running.end() == 0, running.told()
-    assert has_torch == (module == "launcher.agent.fork_server")
-    happened = running.events()
-    assert 1 == len(named(happened, events.AGENT_RESTARTED))
-    assert [] == named(happened, events.BUDGET_CHARGED)
-    steps = steps_of(running.run)
-    assert list(range(1, steps[-1] + 1)) == steps
+    course.series.settle(course.generation - 1)
+    reached = course.series.step()
+    tree = running.tree()
+    assert len(tree) >= 4  # agent, fork server, writer, workers
+    for name, module in starts.VICTIMS.items():
+        (first, *_) = [process for process in tree if module in process.cmdline()]
+        has_torch = "libtorch" in Path(f"/proc/{first.pid}/maps").read_text()
+        assert has_torch == (name == "fork server"), name
+    running.process.kill()
+    running.process.wait()
+    assert [] == wait_gone(running.run.run_id)
+    now = incidents(running.run)
+
+    course.series.resume()
+    strike(course, "agent", "start", tiny_reference.start_s)
+    strike(course, "fork server", "restart", starts.RESTART_S)
+    course.sessions |= sessions(course.series.running)
+    [lost] = named(course.series.look(), events.SUPERVISOR_LOST)
+    assert ("killed", 1) == (lost["kind"], lost["launch"])
+    assert lost["step"] >= reached
+    afterwards = incidents(running.run)[: len(now)]
+    assert [(i.error, i.likely) for i in now] == [(i.error, i.likely) for i in afterwards]
+
+    fail_in_every_way(course)
+    tiny_job.cue(project, "daemonize", 1)
+    course.series.wait("the cue", (project.root / "taken-daemonize@1").exists)
+    assert [] == [problem for done in course.end(tiny_reference.found) for problem in done.problems]
+    [left] = course.series.named(events.PROCESS_LEFT_BEHIND)
+    assert (True, "n0") == (left["was_killed"], left["node"])
+    assert [] == processes_of("kills-0")
+    assert list(range(1, tiny_job.STEPS + 1)) == steps_of(running.run)

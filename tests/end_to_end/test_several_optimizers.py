@@ -1,18 +1,22 @@
-"""A GAN with two optimizers that its own step moves: killed, drained and resumed, and nothing of either is lost."""
+"""A GAN with two optimizers that its own step moves, and an object of its own: killed, drained, resumed, nothing is lost."""
 
 from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from elasticflow.snapshots import loading
+from elasticflow.snapshots.catalog import Catalog
+from elasticflow.storage import Storage
 from tests.end_to_end.harness import named, tensors
 
 if TYPE_CHECKING:
-    from tests.end_to_end.harness import Project
+    from tests.end_to_end.harness import Project, Running
 
 GAN = """
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -41,8 +45,26 @@ def schedules(optimizers, gamma):
     return {name: ExponentialLR(each, gamma) for name, each in optimizers.items()}
 
 
+class Curriculum:
+    # How often a batch was trained on, and when last.
+    def __init__(self):
+        self.seen, self.trace = 0, torch.zeros(3)
+
+    def state_dict(self):
+        return {"seen": self.seen, "trace": self.trace}
+
+    def load_state_dict(self, state):
+        self.seen, self.trace = state["seen"], state["trace"]
+
+
+curriculum = Curriculum()
+
+
 def step(model, batch, optimizers):
-    time.sleep(0.02)  # long enough to be killed in
+    if not Path("hurry").exists():
+        time.sleep(0.05)  # long enough to be killed in
+    curriculum.seen += 1
+    curriculum.trace[curriculum.seen % 3] = curriculum.seen
     fake, ones = model.g(torch.randn(len(batch), 4)), torch.ones(len(batch), 1)
     optimizers["d"].zero_grad()
     loss_d = bce(model.d(batch), ones) + bce(model.d(fake.detach()), 0 * ones)
@@ -71,6 +93,7 @@ class Both(Optimizer):  # as it was written before: with no state_dict of its ow
 
 def plain_step(model, batch):
     return model.d(model.g(torch.randn(len(batch), 4))).mean() + model.d(batch).mean()
+
 """
 
 JOB = """
@@ -105,15 +128,34 @@ nproc_per_node = 2
 
 [snapshots]
 every = "10 steps"
+include = { curriculum = "gan:curriculum" }
 """
+STEPS = 70
 
 
-def test_both_optimizers_survive_a_kill_and_a_drain(project: Project) -> None:
-    """Weights, moments and learning rates are bit for bit those of the run that nobody disturbed."""
+def included(running: Running) -> tuple[int, dict[str, Any], list[float]]:
+    """Return step, state and tensor of the job's own object in the newest snapshot."""
+    catalog = Catalog(Storage(str(running.run.path)))
+    newest = catalog.newest()
+    assert newest is not None
+    found = loading.load(catalog, newest.name)
+    key = "include.curriculum/trace"
+    data = memoryview(bytearray(newest.tensors[key].nbytes))
+    found.read_into(key, data)
+    return newest.step, found.state["state"]["include.curriculum"], list(data.cast("f"))
+
+
+def test_both_optimizers_and_an_included_object_survive_a_kill_and_a_drain(project: Project) -> None:
+    """Weights, moments and learning rates are bit for bit those of the run that nobody disturbed.
+
+    The object, which counts steps, has counted each of them once.
+    """
     project.write("gan.py", GAN)
     project.write("gan.toml", JOB)
+    project.write("hurry", "")
     calm = project.run("gan.toml", "calm", job="gan")
     assert calm.end() == 0, calm.told()
+    (project.root / "hurry").unlink()
 
     disturbed = project.run("gan.toml", "disturbed", job="gan")
     disturbed.wait_for_step(13)
@@ -121,15 +163,26 @@ def test_both_optimizers_survive_a_kill_and_a_drain(project: Project) -> None:
     disturbed.wait_for_step(24, generation=1)
     os.kill(disturbed.process.pid, signal.SIGTERM)
     assert disturbed.end() == 75, disturbed.told()
+    left_at, state, _ = included(disturbed)
+    assert state["seen"] == left_at < STEPS
+    project.write("hurry", "")
     resumed = project.start("resume", "disturbed", run_id="disturbed", job="gan")
     assert resumed.end() == 0, resumed.told()
 
     assert len(named(disturbed.events(), "worker.failed")) == 1
     expected, found = tensors(calm.run), tensors(resumed.run)
-    assert {key.partition("/")[0] for key in found} == {"model", "optimizer.g", "optimizer.d"}
+    assert {key.partition("/")[0] for key in found} == {
+        "model",
+        "optimizer.g",
+        "optimizer.d",
+        "include.curriculum",
+    }
     assert found == expected
+    end, state, trace = included(resumed)
+    assert (STEPS, STEPS) == (end, state["seen"])
+    assert sorted(trace) == [STEPS - 2, STEPS - 1, STEPS]
     lines = [line for line in resumed.run.metrics.read_text().splitlines() if '"lr": {"g": ' in line]
-    assert len(lines) == 70
+    assert len(lines) == STEPS
     assert '"loss"' not in next(
         line for line in resumed.run.metrics.read_text().splitlines() if '"eval"' in line
     )
