@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 import elasticflow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PACKAGE = Path(elasticflow.__file__).parent
 FLOORS = {
@@ -72,77 +76,102 @@ def room_of(path: Path) -> str:
     return "" if first == "__init__" else first
 
 
-def imports_of(path: Path) -> list[tuple[int, str]]:
-    """Return line and full name of everything imported anywhere in a module, inside functions too."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+class Import(NamedTuple):
+    """A module imported somewhere in another, inside functions too.
+
+    Attributes:
+        path: Of the module that imports, in the package.
+        line: Of the statement.
+        name: Full name of what is imported.
+        is_at_once: It is imported as soon as the module is.
+    """
+
+    path: Path
+    line: int
+    name: str
+    is_at_once: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} imports {self.name}"
+
+    @property
+    def room(self) -> str:
+        """Of the module that imports."""
+        return room_of(PACKAGE / self.path)
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """Yield everything imported anywhere in a module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    own = path.relative_to(PACKAGE)
+    for node in ast.walk(tree):
+        names: list[str] = []
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found += [
-                (node.lineno, name) for name in (names if node.module == "elasticflow" else [node.module])
-            ]
-    return found
+            is_ours = node.module == "elasticflow"
+            names = [f"elasticflow.{alias.name}" for alias in node.names] if is_ours else [node.module]
+        for name in names:
+            yield Import(own, getattr(node, "lineno", 0), name, node in tree.body)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_down(path: Path) -> None:
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    """Return all imports of the package."""
+    return [each for path in MODULES for each in imports_of(path)]
+
+
+def test_imports_go_down(imports: list[Import]) -> None:
     """Each import leads to a lower floor or stays in its room."""
-    room, wrong = room_of(path), []
-    for line, name in imports_of(path):
-        top, _, rest = name.partition(".")
-        if top != "elasticflow":
-            continue
+
+    def is_wrong(each: Import) -> bool:
+        top, _, rest = each.name.partition(".")
+        if top != "elasticflow" or (each.room, each.name) in ALLOWED:
+            return False
         other = rest.partition(".")[0]
         other = other if other in FLOORS else ""
-        is_up = FLOORS[other] >= FLOORS[room] if FLOORS[room] else FLOORS[other] > 0
-        if (room, name) in ALLOWED:
-            continue
-        if other != room and (is_up or (room, other) in NEVER):
-            wrong.append(f"line {line}: {name}")
-    assert wrong == []
+        floor = FLOORS[each.room]
+        is_up = FLOORS[other] >= floor if floor else FLOORS[other] > 0
+        return other != each.room and (is_up or (each.room, other) in NEVER)
+
+    assert [] == [str(each) for each in imports if is_wrong(each)]
 
 
 ROOMS = {"launcher": LAUNCHER_ROOMS, "spec": SPEC_ROOMS}
-IN_ROOMS = [
-    path
-    for path in MODULES
-    if path.name != "__init__.py"
-    and (parts := path.relative_to(PACKAGE).parts)[0] in ROOMS
-    and (len(parts) > 2 or "" in ROOMS[parts[0]])
-]
 
 
-@pytest.mark.parametrize("path", IN_ROOMS, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_rooms_of_a_floor_are_entered_one_way(path: Path) -> None:
+def test_rooms_of_a_floor_are_entered_one_way(imports: list[Import]) -> None:
     """The agent knows no supervisor, nothing that trains knows of trials, no check knows of cases."""
-    outer, *inner = path.relative_to(PACKAGE).parts
-    rooms = ROOMS[outer]
 
-    def floor(parts: list[str]) -> int:
-        name = parts[0] if len(parts) > 1 or parts[0] in rooms else ""
-        return rooms.index(name) if name in rooms else -1
+    def is_wrong(each: Import) -> bool:
+        outer, *inner = each.path.parts
+        rooms = ROOMS.get(outer, ())
+        if not rooms or each.path.name == "__init__.py" or not each.name.startswith(f"elasticflow.{outer}."):
+            return False
+        if len(inner) == 1 and "" not in rooms:
+            return False
 
-    others = [
-        (line, name.split(".")[2:])
-        for line, name in imports_of(path)
-        if name.startswith(f"elasticflow.{outer}.")
-    ]
-    assert [] == [f"line {line}: {'.'.join(parts)}" for line, parts in others if floor(parts) > floor(inner)]
+        def floor(parts: list[str]) -> int:
+            name = parts[0] if len(parts) > 1 or parts[0] in rooms else ""
+            return rooms.index(name) if name in rooms else -1
+
+        return floor(each.name.split(".")[2:]) > floor(inner)
+
+    assert [] == [str(each) for each in imports if is_wrong(each)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_torch_is_imported_by_launcher_and_runtime_only(path: Path) -> None:
+def test_torch_is_imported_by_launcher_and_runtime_only(imports: list[Import]) -> None:
     """Everything else works, and stays fast, without torch; no `__init__` loads it."""
-    found = [f"line {line}" for line, name in imports_of(path) if name.partition(".")[0] == "torch"]
-    if str(path.relative_to(PACKAGE)) in MAY_IMPORT_TORCH_IN_FUNCTIONS:
-        at_once = [
-            node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
-        found = [each for each in found if any(each == f"line {node.lineno}" for node in at_once)]
-    may = room_of(path) in MAY_IMPORT_TORCH and path.parent.name not in MAY_NOT_IMPORT_TORCH
-    assert found == [] or (may and path.name != "__init__.py")
+
+    def is_wrong(each: Import) -> bool:
+        if each.name.partition(".")[0] != "torch":
+            return False
+        if str(each.path) in MAY_IMPORT_TORCH_IN_FUNCTIONS:
+            return each.is_at_once
+        may = each.room in MAY_IMPORT_TORCH and each.path.parent.name not in MAY_NOT_IMPORT_TORCH
+        return not may or each.path.name == "__init__.py"
+
+    assert [] == [str(each) for each in imports if is_wrong(each)]
 
 
 def test_every_room_has_a_floor() -> None:

@@ -14,19 +14,21 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.process import WriterProcess
     from tests.snapshots.conftest import Bench
 
-SIZE = 40_000_000
+SIZE = 8_000_000
+SLACK = 2 << 20
+"""A buffer is a whole number of pages that may be large ones: 8 MiB for this size."""
 
 
 @pytest.mark.parametrize(("limit", "times"), [(None, 2), (4 * SIZE, 2), (3 * SIZE, 1)])
 def test_memory_above_the_state_is_bounded(bench: Bench, limit: int | None, times: int) -> None:
-    """Two workers stage ten snapshots: twice the state is taken with two buffers each, once with one, no more."""
-    writer = bench.writer(staging_limit=None if limit is None else limit + (8 << 20))
+    """Two workers stage six snapshots: twice the state is taken with two buffers each, once with one, no more."""
+    writer = bench.writer(staging_limit=None if limit is None else limit + SLACK)
     clients = [bench.connect(writer, rank, 2) for rank in range(2)]
-    for step in range(1, 11):
+    for step in range(1, 7):
         for rank, client in enumerate(clients):
             bench.share(client, step, rank=rank, size=SIZE)
     for client in clients:
-        assert bench.outcomes(client.flush(60))[-1] == ("snapshot.committed", 10)
+        assert bench.outcomes(client.flush(60))[-1] == ("snapshot.committed", 6)
         assert (client.single is not None) == (times == 1)
     state = 2 * SIZE
     assert times * state <= staging_bytes(writer) <= (times + 0.1) * state
@@ -39,8 +41,8 @@ def test_limit_that_is_too_small_is_told(bench: Bench) -> None:
     with pytest.raises(StagingLimitError) as caught:
         client.buffer(SIZE, timeout_s=20)
     assert caught.value.message == (
-        "snapshots.staging_limit is too small: 83886080 bytes are needed to stage this node's part of a snapshot "
-        "once, 40000000 are allowed"
+        "snapshots.staging_limit is too small: 16777216 bytes are needed to stage this node's part of a snapshot "
+        "once, 8000000 are allowed"
     )
     assert caught.value.remedy == (
         "raise snapshots.staging_limit, or train on more nodes: each stages a smaller part"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elasticflow.launcher.agent import left_behind
 from elasticflow.launcher.agent.left_behind import LeftBehind, Orphans, unclaimed
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import is_alive, wait_until
@@ -50,8 +51,11 @@ def daemon(folder: Path, kind: str, run: RunFolder | None) -> int:
     return int(place.read_text())
 
 
-def test_what_outlived_its_worker_is_asked_then_killed_and_named(tmp_path: Path) -> None:
+def test_what_outlived_its_worker_is_asked_then_killed_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that listens is asked, one that does not is killed; another run's, and one without the mark, are left alone."""
+    monkeypatch.setattr(left_behind, "GRACE_S", 1.0)
     run, same_id = RunFolder(tmp_path / "jobs" / "run"), RunFolder(tmp_path / "other" / "run")
     ours = {kind: daemon(tmp_path, kind, run) for kind in ("listening", "stubborn")}
     others = [daemon(tmp_path, "listening", same_id), daemon(tmp_path, "listening", None)]
