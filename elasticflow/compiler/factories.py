@@ -11,7 +11,7 @@ from elasticflow.spec.entries.definitions import (
     NoAttributeError,
     UnreadableModuleError,
 )
-from elasticflow.spec.entries.entry_points import installed_places
+from elasticflow.spec.entries.installed import installed_places
 from elasticflow.spec.entries.modules import CannotTellError, Finder, NoModuleError
 from elasticflow.spec.entries.resolve import Resolver
 from elasticflow.spec.entries.signatures import signature_of

@@ -11,7 +11,7 @@ from elasticflow.errors import JobRefusedError
 from elasticflow.spec import codes
 from elasticflow.spec.entries.bindings import parse
 from elasticflow.spec.entries.definitions import shown_file
-from elasticflow.spec.entries.entry_points import install_help, installed_places
+from elasticflow.spec.entries.installed import install_help, installed_places
 from elasticflow.spec.entries.modules import (
     CannotTellError,
     Finder,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.compiler.provenance import digest_of
 from elasticflow.spec.entries.bindings import parse
-from elasticflow.spec.entries.entry_points import installed_places
+from elasticflow.spec.entries.installed import installed_places
 from elasticflow.spec.entries.modules import CannotTellError, Finder, Module, NoModuleError, source_of
 from elasticflow.spec.entries.uses import uses_in
 

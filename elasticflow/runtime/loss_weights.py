@@ -161,24 +161,27 @@ def difference(
         return math.nan if value is None else float(value)
 
     halves = dtype is not None or any(p.dtype in HALVES for p in model.parameters())
-    tolerance = _TOLERANCE_OF_HALVES if halves else _TOLERANCE
     try:
         with _uncompiled(model):
-            whole = loss(batch)
-            # Two cuts: in one of them both parts may count as much per sample.
-            for at in {1, num_samples // 2} if num_samples > 1 else ():
-                parts = cut(batch, num_samples, at)
-                if parts is None or math.isnan(whole):
-                    return None
-                mean = (loss(parts[0]) * at + loss(parts[1]) * (num_samples - at)) / num_samples
-                if abs(whole - mean) > tolerance * abs(whole):
-                    if abs(whole - loss(batch, seed=2)) > tolerance * abs(whole):
-                        return None
-                    return f"the loss of a batch is {whole:.6g}, but the mean over its parts, weighed by their samples, {mean:.6g}"
+            return _difference(loss, batch, num_samples, _TOLERANCE_OF_HALVES if halves else _TOLERANCE)
     except StopTraining:
         raise
     except Exception:  # noqa: BLE001  # the step itself is tried elsewhere
         return None
+
+
+def _difference(loss: Callable[..., float], batch: Any, num_samples: int, tolerance: float) -> str | None:
+    whole = loss(batch)
+    # Two cuts: in one of them both parts may count as much per sample.
+    for at in {1, num_samples // 2} if num_samples > 1 else ():
+        parts = cut(batch, num_samples, at)
+        if parts is None or math.isnan(whole):
+            return None
+        mean = (loss(parts[0]) * at + loss(parts[1]) * (num_samples - at)) / num_samples
+        if abs(whole - mean) > tolerance * abs(whole):
+            if abs(whole - loss(batch, seed=2)) > tolerance * abs(whole):
+                return None
+            return f"the loss of a batch is {whole:.6g}, but the mean over its parts, weighed by their samples, {mean:.6g}"
     return None
 
 

@@ -163,7 +163,7 @@ def long_losses(model_file: Path) -> list[ast.FunctionDef]:
 
 def _is_module(name: str, place: Place, root: Path) -> bool:
     """Return whether a class inherits from torch's module through other files."""
-    from elasticflow.spec.entries.entry_points import installed_places
+    from elasticflow.spec.entries.installed import installed_places
     from elasticflow.spec.entries.lineage import lineage
     from elasticflow.spec.entries.modules import CannotTellError, Finder, NoModuleError
     from elasticflow.spec.entries.resolve import Resolver

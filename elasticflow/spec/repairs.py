@@ -34,6 +34,10 @@ _UNITS = {
     "k": "KiB", "kb": "kB", "ki": "KiB", "g": "GiB", "gi": "GiB", "mi": "MiB", "t": "TiB", "ti": "TiB", "bytes": "B", "byte": "B",
 }  # fmt: skip
 _TIMES = {"k": 10**3, "thousand": 10**3, "m": 10**6, "million": 10**6, "b": 10**9}
+# An interval of one, said without the number.
+_ONE = frozenset(
+    {"epoch", "step", "hour", "minute", "day", "each epoch", "every epoch", "every step", "per epoch"}
+)
 _CLOCK = re.compile(r"(?:(\d+)[-:])?(\d{1,3}):(\d\d):(\d\d)")
 _PARTS = re.compile(r"(\d+)\s*([a-z]+)")
 _AMOUNT = re.compile(
@@ -191,31 +195,8 @@ def as_numbers(text: str) -> Iterator[int | float]:
 def _amounts(text: str) -> Iterator[str]:
     """Yield a number with its unit, in the spelling of job files."""
     lower = text.lower()
-    if clock := _CLOCK.fullmatch(lower):
-        days, hours, minutes, seconds = (int(each or 0) for each in clock.groups())
-        yield _time(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-    parts = _PARTS.findall(lower)
-    if len(parts) > 1 and not _PARTS.sub("", lower).strip(" ,+"):
-        seconds_of = [SECONDS.get(_UNITS.get(unit, unit)) for _, unit in parts]
-        if all(seconds_of):
-            yield _time(
-                int(
-                    sum(
-                        int(number) * (each or 0) for (number, _), each in zip(parts, seconds_of, strict=True)
-                    )
-                )
-            )
-    if lower in {
-        "epoch",
-        "step",
-        "hour",
-        "minute",
-        "day",
-        "each epoch",
-        "every epoch",
-        "every step",
-        "per epoch",
-    }:
+    yield from _sums_of_time(lower)
+    if lower in _ONE:
         yield f"1 {lower.split()[-1]}"
     found = _AMOUNT.fullmatch(text) or _AMOUNT.fullmatch(lower)
     if found is None:
@@ -238,7 +219,20 @@ def _amounts(text: str) -> Iterator[str]:
     shown = f"{amount:.6f}".rstrip("0").rstrip(".")
     yield from (f"{shown} {each}" for each in units if each)
     if times and not unit:
-        yield from (f"{shown} {each}" for each in ("steps",))
+        yield f"{shown} steps"
+
+
+def _sums_of_time(lower: str) -> Iterator[str]:
+    """Yield what `1-12:00:00` and `1 h 30 min` come to."""
+    if clock := _CLOCK.fullmatch(lower):
+        days, hours, minutes, seconds = (int(each or 0) for each in clock.groups())
+        yield _time(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    parts = _PARTS.findall(lower)
+    if len(parts) > 1 and not _PARTS.sub("", lower).strip(" ,+"):
+        seconds_of = [SECONDS.get(_UNITS.get(unit, unit)) for _, unit in parts]
+        if all(seconds_of):
+            amounts = (int(number) for number, _ in parts)
+            yield _time(int(sum(n * (each or 0) for n, each in zip(amounts, seconds_of, strict=True))))
 
 
 def _time(seconds: int) -> str:

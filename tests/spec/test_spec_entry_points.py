@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.spec.entries import entry_points
+from elasticflow.spec.entries import entry_points, installed
 from elasticflow.spec.load import load_job
 
 if TYPE_CHECKING:
@@ -400,9 +400,9 @@ def test_a_near_module_of_the_job_is_what_was_meant(tmp_path: Path, monkeypatch:
         (one,) = [each for each in load_job(job).diagnostics if each.code == "EF201"]
         return one.severity, one.message, one.help
 
-    here = entry_points.installed_places()
+    here = installed.installed_places()
     told = "there is no module datasset on the job's path, and it is not installed here"
-    help_ = f'did you mean "dataset"? (looked in {entry_points.shown(tmp_path)})'
+    help_ = f'did you mean "dataset"? (looked in {installed.shown(tmp_path)})'
     for places in (here, ()):
         monkeypatch.setattr(entry_points, "installed_places", lambda places=places: places)
         assert ("error", told, help_) == found("datasset:digits")
@@ -445,7 +445,7 @@ def test_torchs_own_source_is_read_and_torch_not_loaded(
 ) -> None:
     """Names of torch are followed through its re-exports without importing it."""
     pytest.importorskip("torch", exc_type=ImportError) if "torch" in sys.modules else None
-    if not any((place / "torch" / "nn").is_dir() for place in entry_points.installed_places()):
+    if not any((place / "torch" / "nn").is_dir() for place in installed.installed_places()):
         pytest.skip("torch is not installed")
     assert said("", entry, args) == expected
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.spec.entries.definitions import Definition
-from elasticflow.spec.entries.entry_points import installed_places
+from elasticflow.spec.entries.installed import installed_places
 from elasticflow.spec.entries.modules import CannotTellError, Finder
 from elasticflow.spec.entries.resolve import Resolver
 from elasticflow.spec.entries.signatures import signature_of

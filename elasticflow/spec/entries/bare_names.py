@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from elasticflow.spec.entries.definitions import Definition, NoAttributeError, UnreadableModuleError
-from elasticflow.spec.entries.entry_points import installed_places
+from elasticflow.spec.entries.installed import installed_places
 from elasticflow.spec.entries.modules import CannotTellError, Finder, NoModuleError, NotInstalledError
 from elasticflow.spec.entries.resolve import Resolver
 from elasticflow.spec.findings.remedies import nearest

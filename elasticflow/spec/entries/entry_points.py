@@ -8,12 +8,10 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from elasticflow.spec import codes
-from elasticflow.spec.entries import own_steps
-from elasticflow.spec.entries.dataclass_tables import dataclasses_meant
+from elasticflow.spec.entries.argument_findings import ArgumentFindings
 from elasticflow.spec.entries.definitions import (
     Definition,
     MethodError,
@@ -22,6 +20,7 @@ from elasticflow.spec.entries.definitions import (
     UnreadableModuleError,
 )
 from elasticflow.spec.entries.included import why_not_stateful
+from elasticflow.spec.entries.installed import install_help, installed_places, looked_in, shown
 from elasticflow.spec.entries.known_calls import KnownCalls, content_of
 from elasticflow.spec.entries.lengths import why_not_map_style
 from elasticflow.spec.entries.lineage import lineage
@@ -34,39 +33,21 @@ from elasticflow.spec.entries.modules import (
     NotInstalledError,
     is_found_by_hooks,
 )
-from elasticflow.spec.entries.object_arguments import marked
-from elasticflow.spec.entries.parameters import Misfit, misfits
+from elasticflow.spec.entries.named_entry import NamedEntry
 from elasticflow.spec.entries.resolve import Resolver
 from elasticflow.spec.entries.signatures import signature_of
-from elasticflow.spec.entries.uses import Use, inside, takes_optimizers, uses_in
-from elasticflow.spec.entries.values import not_passable
+from elasticflow.spec.entries.uses import inside, uses_in
 from elasticflow.spec.fields import ENTRY
 from elasticflow.spec.findings.remedies import SHORT_MODULES, listing, nearest
 from elasticflow.spec.findings.showing import dotted, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
-    from elasticflow.spec.findings.diagnostics import Diagnostic, Severity
-    from elasticflow.spec.positions import KeyPath
+    from elasticflow.spec.findings.diagnostics import Diagnostic
     from elasticflow.spec.text.source import Source
 
-_Result = TypeVar("_Result")
 _MOST_NAMED = 8
-# What is installed under another name than it is imported by.
-_DISTRIBUTIONS = {
-    "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless",
-    "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
-    "pytorch_lightning": "pytorch-lightning", "dateutil": "python-dateutil", "streaming": "mosaicml-streaming",
-}  # fmt: skip
-
-
-def installed_places() -> tuple[Path, ...]:
-    """Return the folders Python finds installed packages in; the current folder is not one of them."""
-    here = Path.cwd()
-    return tuple(
-        Path(each) for each in dict.fromkeys(sys.path) if each and Path(each) != here and Path(each).is_dir()
-    )
 
 
 def check_entry_points(source: Source, root: Path, known: KnownCalls | None = None) -> list[Diagnostic]:
@@ -92,8 +73,8 @@ def check_entry_points(source: Source, root: Path, known: KnownCalls | None = No
     if own not in known.resolvers:
         known.resolvers[own] = Resolver(Finder(own, installed_places()))
     for use in uses_in(source.raw):
-        check = _Check(source, known.resolvers[own], use, known)
-        call = own, use, content_of(check.named_arguments())
+        entry = NamedEntry(source, known.resolvers[own], use, known)
+        check, call = _Check(entry), (own, use, content_of(entry.named_arguments()))
         if re.fullmatch(ENTRY, use.text) and call not in known.clean:
             problems = check.run()
             found += problems
@@ -101,33 +82,12 @@ def check_entry_points(source: Source, root: Path, known: KnownCalls | None = No
     return found
 
 
-def install_help(top: str, finder: Finder) -> str:
-    """Return how a package that is not here comes to be."""
-    name = "'elasticflow[torch]'" if top == "torch" else _DISTRIBUTIONS.get(top, top)
-    return f"pip install {name}; or, for code of your own, add its folder to job.path (looked in {_looked_in(finder)})"
-
-
-def _looked_in(finder: Finder) -> str:
-    return ", ".join(shown(place) for place in finder.own)
-
-
-def shown(folder: Path) -> str:
-    """Return a folder as seen from the current one, where it lies inside."""
-    here = Path.cwd()
-    return f"./{folder.relative_to(here)}".removesuffix(".") if folder.is_relative_to(here) else str(folder)
-
-
 class _Check:
     """The check of one entry point."""
 
-    def __init__(self, source: Source, resolver: Resolver, use: Use, known: KnownCalls) -> None:
-        self.source = source
-        self.known = known
-        self.resolver = resolver
-        self.use = use
-        self.module, _, self.attribute = use.text.partition(":")
-        # A step's third argument, where it is no method: the optimizers, if it is called so.
-        self.third_of_step: str | None = None
+    def __init__(self, entry: NamedEntry) -> None:
+        self._entry, self.source, self.resolver, self.use = entry, entry.source, entry.resolver, entry.use
+        self.module, self.attribute = entry.module, entry.attribute
         self.depends_on_others = False  # on other keys of the job than the entry and its arguments
 
     def run(self) -> list[Diagnostic]:
@@ -135,7 +95,7 @@ class _Check:
         try:
             if self.use.is_object:
                 return self._object()
-            found = self._once("entry", lambda: self.resolver.entry(self.module, self.attribute))
+            found = self._entry.once("entry", lambda: self.resolver.entry(self.module, self.attribute))
             if isinstance(found, Definition):
                 if self.use.args is None and isinstance(found.node, ast.ClassDef):
                     return [self._a_class(found)]
@@ -148,31 +108,31 @@ class _Check:
             beside = sorted({*error.beside, *methods})
             near = nearest(error.name, beside)
             remedy = f'did you mean "{near[0]}"?' if near else listing(beside)
-            return [self._problem(codes.NO_ATTRIBUTE, f"{error.module} has no {error.name}", remedy)]
+            return [self._entry.problem(codes.NO_ATTRIBUTE, f"{error.module} has no {error.name}", remedy)]
         except UnreadableModuleError as error:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
             message = f"not valid Python {version}: {error}"
             remedy = "importing it will fail, unless training runs with a newer Python"
-            return [self._problem(codes.UNREADABLE_MODULE, message, remedy, "warning")]
+            return [self._entry.problem(codes.UNREADABLE_MODULE, message, remedy, "warning")]
         except NotInstalledError as error:
             return [self._not_installed(str(error))]
         except MethodError as error:
-            return [self._note(str(error))] if self.use.as_method is None else self._method(error)
+            return [self._entry.note(str(error))] if self.use.as_method is None else self._method(error)
         except CannotTellError as error:
-            return [self._note(str(error))]
+            return [self._entry.note(str(error))]
 
     def _method(self, found: MethodError) -> list[Diagnostic]:
         """Return what is wrong with a method that is called on the model."""
         owner = found.owner.node
         model = self._class_of_model()
         if model is None or found.owner in model:
-            self.use = self.use._replace(given=self.use.as_method or ())
+            self._entry.use = self.use = self.use._replace(given=self.use.as_method or ())
             return self._arguments(found.definition)
         assert isinstance(owner, ast.ClassDef)
         entry = inside(self.source.raw, "model").get("entry")
         message = f"{self.use.text} is a method of {owner.name}, but the model is made by {entry}"
         remedy = f"name a method of the model's own class, or a function\ndefined at {found.definition.place}"
-        return [self._problem(codes.FOREIGN_METHOD, message, remedy)]
+        return [self._entry.problem(codes.FOREIGN_METHOD, message, remedy)]
 
     def _class_of_model(self) -> list[Definition] | None:
         """Return the model's class and those it inherits from; None where reading does not tell."""
@@ -195,7 +155,7 @@ class _Check:
         reason, place = found
         remedy = "name an object of the module that has the methods state_dict() and load_state_dict(state)"
         at = "" if place is None else f"\ndefined at {place}"
-        return [self._problem(codes.NO_STATE, f"{self.use.text} {reason}", f"{remedy}{at}")]
+        return [self._entry.problem(codes.NO_STATE, f"{self.use.text} {reason}", f"{remedy}{at}")]
 
     def _a_class(self, found: Definition) -> Diagnostic:
         given = ", ".join(self.use.given) or "nothing"
@@ -206,50 +166,41 @@ class _Check:
         if self.use.path == ("model", "loss"):
             near = with_module(self.use.path, self.attribute, is_exact=True)
             function = f'name a function, such as "{near or "torch.nn.functional:cross_entropy"}"'
-        return self._problem(codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {found.place}")
+        return self._entry.problem(codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {found.place}")
 
     def _not_callable(self, found: Module | Plain) -> Diagnostic:
         words, inside = found.words if isinstance(found, Plain) else "a module", ""
         if isinstance(found, Module):
             inside = f' in it: "{found.name}:..."'
         message = f"{self.use.text} cannot be called: it is {words}"
-        return self._problem(codes.NOT_CALLABLE, message, f"name a class or a function{inside}")
-
-    def _problem(
-        self, code: str, message: str, remedy: str | None, severity: Severity = "error", path: KeyPath = ()
-    ) -> Diagnostic:
-        where = path or self.use.path
-        return self.source.problem(code, message, where, at_key=bool(path), severity=severity, remedy=remedy)
-
-    def _note(self, reason: str) -> Diagnostic:
-        return self._problem(codes.CANNOT_TELL, f"{self.use.text} is not checked: {reason}", None, "note")
+        return self._entry.problem(codes.NOT_CALLABLE, message, f"name a class or a function{inside}")
 
     def _no_module(self, error: NoModuleError) -> Diagnostic:
         parent, _, last = error.name.rpartition(".")
         if last == "py":
             message = f"{self.module} is a file: an entry names the module, without .py"
-            return self._problem(codes.NO_MODULE, message, f'did you mean "{parent}:{self.attribute}"?')
+            return self._entry.problem(codes.NO_MODULE, message, f'did you mean "{parent}:{self.attribute}"?')
         near = nearest(last, error.beside)
         remedy = f'did you mean "{parent}.{near[0]}"?' if near else listing(error.beside, f"{parent}.")
         if not error.package.is_own:
             remedy = "\n".join(filter(None, [remedy, f"{parent} is the installed one: {error.package.file}"]))
-        return self._problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
+        return self._entry.problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
 
     def _not_installed(self, top: str) -> Diagnostic:
         finder = self.resolver.finder
         if (module := SHORT_MODULES.get(self.module)) is not None:
             message = f"there is no module {top}: a job file takes whole names"
-            return self._problem(codes.NO_MODULE, message, f'did you mean "{module}:{self.attribute}"?')
+            return self._entry.problem(codes.NO_MODULE, message, f'did you mean "{module}:{self.attribute}"?')
         if is_found_by_hooks(top):
-            return self._note(f"{top} is not installed as files")
+            return self._entry.note(f"{top} is not installed as files")
         near = nearest(top, finder.names())
         if not near:
             message = f"{self.use.text} is not checked: {top} is not installed here"
-            return self._problem(codes.NOT_INSTALLED, message, install_help(top, finder), "note")
+            return self._entry.problem(codes.NOT_INSTALLED, message, install_help(top, finder), "note")
         message = f"there is no module {top} on the job's path, and it is not installed here"
-        remedy = f'did you mean "{near[0]}"? (looked in {_looked_in(finder)})'
+        remedy = f'did you mean "{near[0]}"? (looked in {looked_in(finder)})'
         is_sure = finder.has_torch or self._is_in(top, near[0])
-        return self._problem(codes.NO_MODULE, message, remedy, "error" if is_sure else "warning")
+        return self._entry.problem(codes.NO_MODULE, message, remedy, "error" if is_sure else "warning")
 
     def _is_in(self, top: str, near: str) -> bool:
         """Return whether the entry is found once its top-level module is called *near*.
@@ -266,121 +217,20 @@ class _Check:
 
     def _arguments(self, found: Definition) -> list[Diagnostic]:
         try:
-            signature = self._once("signature", lambda: signature_of(found, self.resolver))
+            signature = self._entry.once("signature", lambda: signature_of(found, self.resolver))
         except NotInstalledError as error:
             return [self._not_installed(str(error))]
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError) as error:
-            return [self._note(str(error))]
-        given = len(self.use.given)
-        beside: list[Diagnostic] = []
-        names = [each.name for each in (*signature.positional_only, *signature.positional)]
-        if self.use.path == ("model", "step") and given == 2:
-            self.third_of_step = next(iter(names[2:3]), None)
-        if self.use.path == ("model", "step") and takes_optimizers(names):
-            self.depends_on_others, given = True, given + 1
-            beside = list(own_steps.misfits(self.source))
-        arguments = self.named_arguments()
-        beside += [
-            self._plain(each, found) for each in dataclasses_meant(signature, arguments, self.resolver)
-        ]
-        twice = [Misfit("twice", name) for name in self.use.named if name in arguments]
-        arguments = {**arguments, **dict.fromkeys(self.use.named, 0)}
-        return beside + [
-            self._misfit(each, found, arguments)
-            for each in [*twice, *misfits(signature, given, arguments)]
-            if not (each.kind == "missing" and self.use.is_partial)
-            if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
-            if each.kind != "unknown" or each.name.isidentifier()  # else said already
-        ]
-
-    def _plain(self, meant: tuple[str, Definition], found: Definition) -> Diagnostic:
-        """Return what is wrong with a plain table where a dataclass is taken."""
-        name, kind = meant
-        assert isinstance(kind.node, ast.ClassDef)
-        message = f'{self.use.text} takes {kind.node.name} as "{name}", not a plain table'
-        entry = f"{kind.module.name}:{kind.node.name}"
-        remedy = f'write {name} = {{ entry = "{entry}", args = {{ ... }} }}\ndefined at {found.place}'
-        where = (*(self.use.args or ()), name)
-        return self.source.problem(codes.BAD_ARGUMENT_TYPE, message, where, remedy=remedy)
-
-    def named_arguments(self) -> dict[str, Any]:
-        """Return what is passed by name, as the job file has it, objects marked."""
-        if self.use.args is None:
-            return {}
-        value: Any = self.source.raw
-        for part in self.use.args:
-            if isinstance(part, int) and isinstance(value, list):
-                value = value[part]
-            else:
-                value = value.get(part) if isinstance(value, dict) else None
-        return {key: marked(each) for key, each in value.items()} if isinstance(value, dict) else {}
-
-    def _once(self, what: str, make: Callable[[], _Result], *more: object) -> _Result:
-        return self.known.once(make, what, self.resolver.finder.own, self.use.text, *more)
-
-    def _misfit(self, misfit: Misfit, found: Definition, arguments: dict[str, Any]) -> Diagnostic:
-        here = f"defined at {found.place}"
-        at_key = (*(self.use.args or ()), misfit.name)
-        if misfit.name in self.use.named and misfit.kind != "twice":
-            message = f'{self.use.text} takes no whole number as "{misfit.name}"'
-            remedy = "with dataset.shards it is called for each data shard, with shard (its number, from 0) and shards (how many)"
-            return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
-        match misfit.kind:
-            case "unknown":
-                message = f'{self.use.text} takes no argument "{misfit.name}"'
-                remedy = f"{self._instead(misfit, at_key)}\n{here}"
-                return self._problem(codes.BAD_ARGUMENT, message, remedy, path=at_key)
-            case "twice":
-                message = f'{self.use.text} gets "{misfit.name}" from elasticflow already'
-                return self._problem(codes.BAD_ARGUMENT, message, "leave it out", path=at_key)
-            case "type":
-                message = f'{self.use.text} takes {misfit.wanted} as "{misfit.name}", not {show(arguments[misfit.name])}'
-                value = arguments[misfit.name]
-                remedy = f"did you mean {misfit.near}?\n{here}" if misfit.near else here
-                if misfit.near and isinstance(value, str) and misfit.near[0] not in "\"'[":
-                    remedy = f"without quotes: {misfit.name} = {misfit.near}\n{here}"
-                return self.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
-            case "missing":
-                message = f'{self.use.text} needs the argument "{misfit.name}"'
-                remedy = self._how_to_give(misfit.name)
-                return self._problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
-            case "places":
-                given, number = ", ".join(self.use.given), len(self.use.given)
-                several = "s" if number > 1 else ""
-                message = f"{self.use.text} is called with {number} argument{several} ({given}), but takes {misfit.wanted}"
-                return self._problem(codes.BAD_ARGUMENT, message, f"let it take {given}\n{here}")
-
-    def _how_to_give(self, name: str) -> str:
-        """Return how an argument that is needed gets a value."""
-        if self.use.args is not None:
-            if self.use.is_argument:
-                return f"add to {dotted(self.use.args)}: {name} = ..."
-            return f"add to [{self.use.path[0]}]: args = {{ {name} = ... }}"
-        if name == self.third_of_step:
-            return 'call it "optimizers" to be given what optimizer.entry returns'
-        given = ", ".join(self.use.given) or "nothing"
-        return f"{'.'.join(map(str, self.use.path))} is called with {given}: give the argument a default"
-
-    def _instead(self, misfit: Misfit, path: KeyPath) -> str:
-        """Return what an argument that is not taken was meant to be: another one, or a key of the table around."""
-        from elasticflow.spec.expectations import keys_at
-        from elasticflow.spec.findings.foreign_names import meaning_of
-        from elasticflow.spec.places import has_header
-
-        table, args = path[:1], path[:-1]
-        near, meaning = misfit.near, meaning_of(misfit.name)
-        if near is None and meaning is not None and meaning.key.startswith(f"{dotted(args)}."):
-            name = meaning.key.removeprefix(f"{dotted(args)}.")
-            near = name if name in misfit.wanted.split(", ") else None
-        if near is not None:
-            return f'did you mean "{near}"?'
-        if len(args) == 2 and misfit.name in keys_at(table):
-            where = f"above [{dotted(args)}]" if has_header(self.source, args) else f"out of {args[-1]}"
-            return f"it is a key of [{dotted(table)}]: move it up, {where}"
-        return f"it takes: {misfit.wanted}"
+            return [self._entry.note(str(error))]
+        check = ArgumentFindings(self._entry, found, signature)
+        problems = check.all()
+        self.depends_on_others = check.depends_on_others
+        return problems
 
     def _kind(self, found: Definition) -> list[Diagnostic]:
-        wrong = self._once("kind", lambda: wrong_kind(self.use.path, found, self.resolver), *self.use.path)
+        wrong = self._entry.once(
+            "kind", lambda: wrong_kind(self.use.path, found, self.resolver), *self.use.path
+        )
         if wrong is None:
             return []
         key, wanted = dotted(self.use.path), wrong.wanted
@@ -393,13 +243,13 @@ class _Check:
             remedy = "name the dataset itself: its samples are shared out and put into batches by elasticflow"
         elif wrong.beside:
             remedy = f"name {wanted.words} instead: {', '.join(wrong.beside[:_MOST_NAMED])}"
-        return [self._problem(codes.WRONG_KIND, message, f"{remedy}\ndefined at {found.place}")]
+        return [self._entry.problem(codes.WRONG_KIND, message, f"{remedy}\ndefined at {found.place}")]
 
     def _length(self, found: Definition) -> list[Diagnostic]:
         if self.use.path not in {("dataset", "entry"), ("evaluation", "entry")} or self.use.named:
             return []
         try:
-            reason = self._once("length", lambda: why_not_map_style(found, self.resolver))
+            reason = self._entry.once("length", lambda: why_not_map_style(found, self.resolver))
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
             return []
         if reason is None:
@@ -408,4 +258,4 @@ class _Check:
         if self.use.path == ("dataset", "entry"):
             remedy += ";\ndata that can only be read in order is read in shards: set dataset.shards (elasticflow explain EF309)"
         message = f"{self.use.text} {reason}"
-        return [self._problem(codes.NO_LENGTH, message, f"{remedy}\ndefined at {found.place}")]
+        return [self._entry.problem(codes.NO_LENGTH, message, f"{remedy}\ndefined at {found.place}")]
