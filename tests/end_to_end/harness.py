@@ -90,6 +90,12 @@ class Running:
         workers = self.wait_for("workers", lambda: self.state().get("workers"))
         return int(next(w["pid"] for w in workers if w["rank"] == rank))
 
+    def halted(self, rank: int) -> psutil.Process:
+        """Return a worker once it has halted, as `ELASTICFLOW_FAULTS` has told it with the act `stop`."""
+        worker = psutil.Process(self.pid_of(rank))
+        self.wait_for(f"rank {rank}'s halt", lambda: worker.status() == psutil.STATUS_STOPPED)
+        return worker
+
     def end(self, limit_s: float = LIMIT_S) -> int:
         """Return the exit code."""
         try:

@@ -75,20 +75,13 @@ def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullDisk]:
         catalog = Catalog(Storage(str(place)), "full/")
         running.wait_for("a snapshot", catalog.committed)
         filler = fill(place)
-        go_on(running)
+        running.halted(0).resume()
         failed = running.wait_for("a failure", lambda: named(running.events(), events.SNAPSHOT_FAILED))[0]
         kept = whole(catalog)
         filler.unlink()
-        go_on(running)
+        running.halted(0).resume()
         assert running.end() == 0, running.told()
         yield FullDisk(running, catalog, failed, kept)
-
-
-def go_on(running: Running) -> None:
-    """Wake rank 0 once it has halted."""
-    worker = psutil.Process(running.pid_of(0))
-    running.wait_for("rank 0's halt", lambda: worker.status() == psutil.STATUS_STOPPED)
-    worker.resume()
 
 
 def fill(place: Path) -> Path:

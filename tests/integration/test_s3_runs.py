@@ -86,6 +86,7 @@ def test_run_in_a_bucket_outlives_a_worker_and_its_machine_and_tells_no_key(
         told = use_keys_of_the_job_file(project, uri, without)
         there = project.run("jobs/mnist.toml", "moved", *sets, *told, "train.steps=100000")
     there.wait_for_step(25)
+    there.wait_for("a snapshot", lambda: there.state().get("snapshot"))
     assert [] == told_on_command_lines(there)
     os.kill(there.pid_of(1), signal.SIGKILL)
     there.wait_for_group(2, 1)

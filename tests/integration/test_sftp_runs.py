@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import events
+from elasticflow import events, faults
 from elasticflow.snapshots import reader
 from elasticflow.snapshots.catalog import Catalog
 from tests.end_to_end.harness import named, steps_of
@@ -29,8 +29,10 @@ def test_worker_killed_while_snapshots_are_on_an_ssh_server(
     """Kill -9 of a worker: one restart from the server, no gap in the metrics, every snapshot whole."""
     options = [f"snapshots.options.{name}={value}" for name, value in place.options.items()]
     sets = ("train.epochs=3", "snapshots.every=20 steps", f"snapshots.uri={place.uri}", *options)
-    running = projects("one").run("jobs/mnist.toml", "away", *sets)
-    running.wait_for_step(45)
+    halt = {faults.VARIABLE: "training.step=stop@45 rank=0 generation=1"}
+    running = projects("one").run("jobs/mnist.toml", "away", *sets, **halt)
+    running.halted(0)
+    running.wait_for("a snapshot", Catalog(place.storage(), "away/").committed)
     os.kill(running.pid_of(1), signal.SIGKILL)
 
     assert running.end() == 0, running.told()
