@@ -57,7 +57,7 @@ def _call(folder: Path, *words: str, code: int = 0) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert code == done.returncode, done.stdout + done.stderr
@@ -72,7 +72,7 @@ def _talk(folder: Path, words: Sequence[str], answers: Sequence[tuple[str, str]]
         cwd=str(folder),
         env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
         encoding="utf-8",
-        timeout=30,
+        timeout=300,
     )
     told = ""
     for question, answer in answers:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
 
 OWN = '''
+import time
+
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -43,6 +45,8 @@ def optimizer(model):
 
 
 def step(model, batch):
+    if model.training:
+        time.sleep(0.03)  # long enough to be drained in
     return cross_entropy(model(batch[0]), batch[1]) + model.moved - model.moved.detach()
 
 

@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from tests.end_to_end.harness import named, steps_of, wait_gone
+from tests.campaign import tiny_job
+from tests.end_to_end.harness import named, steps_of, tensors, wait_gone
 
 if TYPE_CHECKING:
+    from tests.campaign.tiny_job import Reference
     from tests.end_to_end.harness import Project
 
-SETS = ("train.epochs=8", "snapshots.every=1 epoch", "snapshots.memory=1 step")
+JOB, SETS = "jobs/tiny.toml", ("snapshots.every=20 steps", "snapshots.memory=1 step")
 
 
-def test_killed_worker_costs_steps_and_a_killed_launch_leaves_nothing(project: Project) -> None:
+def test_killed_worker_costs_steps_and_a_killed_launch_leaves_nothing(
+    project: Project, tiny_reference: Reference
+) -> None:
     """Kill -9 of a worker: from memory, at the step it was in. Kill -9 of all: no process is left, then from storage."""
-    running = project.run("jobs/mnist.toml", "held", *SETS)
+    tiny_job.write_standard(project)
+    running = project.run(JOB, "held", *SETS, job="tiny", TINY_PAUSE_S="0.02")
     reached = running.wait_for_step(30)
     os.kill(running.pid_of(1), signal.SIGKILL)
     running.wait_for_step(reached + 1, generation=1)
@@ -34,7 +39,8 @@ def test_killed_worker_costs_steps_and_a_killed_launch_leaves_nothing(project: P
     assert [] == wait_gone("held")
     assert [] == list(Path("/dev/shm").glob("*elasticflow*"))
 
-    resumed = project.run("jobs/mnist.toml", "held", *SETS)
+    tiny_job.hurry(project)
+    resumed = project.run(JOB, "held", *SETS, job="tiny")
     assert 0 == resumed.end(), resumed.told()
     first = named(resumed.events(), events.TRAINING_STARTED)[-1]
     assert not first["from_memory"]
@@ -43,4 +49,5 @@ def test_killed_worker_costs_steps_and_a_killed_launch_leaves_nothing(project: P
         or first["restored_from"] is None
     )
     steps = steps_of(resumed.run)
-    assert list(range(1, steps[-1] + 1)) == steps
+    assert list(range(1, tiny_job.STEPS + 1)) == steps
+    assert tiny_reference.found["bits"] == tensors(resumed.run)

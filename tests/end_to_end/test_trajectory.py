@@ -10,6 +10,9 @@ from tests.end_to_end.trajectory_jobs import Act, count, disturb, write_jobs
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
 
+# Steps that nobody comes too late for.
+SLOW = {"TRAJECTORY_PAUSE_S": "0.03"}
+
 
 def test_killed_drained_and_resized_has_the_bits_of_one_undisturbed_worker(project: Project) -> None:
     """A transformer in bf16: three workers with loader processes, one killed; drained; two to the end."""
@@ -17,7 +20,7 @@ def test_killed_drained_and_resized_has_the_bits_of_one_undisturbed_worker(proje
     loaders, outcome = "dataset.num_workers=2", Outcome("", "")
     alone = Series(project, "alone", "nodes.nproc_per_node=1", job="transformer")
     expected = alone.finish(None, outcome)
-    series = Series(project, "disturbed", "nodes.nproc_per_node=3", loaders, job="transformer")
+    series = Series(project, "disturbed", "nodes.nproc_per_node=3", loaders, job="transformer", **SLOW)
     disturb(series, [Act(7, "worker 2"), Act(14, "drain", ("nodes.nproc_per_node=2", loaders))], outcome)
     series.finish(expected, outcome)
     assert [] == outcome.problems
@@ -35,7 +38,7 @@ def test_every_sample_once_whatever_a_launch_changes(project: Project) -> None:
         Act(17, "worker 2"),
     ]
     series, outcome = (
-        Series(project, "counted", "dataset.micro_batch_size=3", job="counting"),
+        Series(project, "counted", "dataset.micro_batch_size=3", job="counting", **SLOW),
         Outcome("", ""),
     )
     disturb(series, acts, outcome)

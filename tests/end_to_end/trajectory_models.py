@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
 from typing import Any
@@ -14,7 +15,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-PAUSE_S = 0.004  # of each forward: steps long enough to be disturbed
+PAUSE_S = float(
+    os.environ.get("TRAJECTORY_PAUSE_S", "0.004")
+)  # of each forward: steps long enough to be disturbed
 STEPS, WARM_UP = 40, 5
 COUNTED = 120
 

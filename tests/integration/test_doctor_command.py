@@ -46,7 +46,7 @@ def test_a_low_limit_is_inherited(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     found = _found(done)
@@ -84,7 +84,7 @@ def test_an_environment_without_torch_and_extras(tmp_path: Path) -> None:
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     found = _found(done)

@@ -17,6 +17,7 @@ from elasticflow.etcd_keys import EtcdKeys
 from elasticflow.rendezvous_place import RendezvousLostError, RendezvousPlace
 from tests import servers
 from tests.end_to_end.harness import ROOT, Project, named, steps_of
+from tests.end_to_end.trajectory_jobs import write_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ def place(etcd_port: int) -> RendezvousPlace:
 
 
 def _soon(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -120,13 +121,14 @@ def test_run_goes_on_without_the_machine_that_began_it(
         "nodes.max=2",
         "nodes.nproc_per_node=1",
         "train.epochs=5000",
-        "snapshots.every=5 steps",
         f"snapshots.uri={tmp_path / 'shared'}",
     )
-    running = head.run("jobs/mnist.toml", "led", *sets)
+    for project in (head, other):
+        write_jobs(project)
+    running = head.run("jobs/counting.toml", "led", *sets, job="counting")
     options = [f"--set={text}" for text in sets]
     join = f"--join=127.0.0.1:{etcd_port}"
-    joined = other.start("run", "jobs/mnist.toml", join, *options, run_id="led")
+    joined = other.start("run", "jobs/counting.toml", join, *options, run_id="led", job="counting")
     both = running.wait_for_group(2, 0)
     running.wait_for("a snapshot", lambda: named(running.events(), events.SNAPSHOT_COMMITTED))
     os.kill(running.process.pid, signal.SIGKILL)
@@ -150,16 +152,17 @@ def test_torchrun_script_of_an_etcd_job_trains(projects: Callable[[str], Project
     """What `compile` writes meets in the same etcd by hand, with plain torchrun."""
     project = projects("by-hand")
     sets = ("torchrun.rdzv_backend=etcd-v2", f"nodes.endpoint=127.0.0.1:{etcd_port}", "train.epochs=1")
+    write_jobs(project)
     compiled = project.start(
-        "compile", "jobs/mnist.toml", "-o", "launch", *[f"--set={text}" for text in sets], run_id="none"
+        "compile", "jobs/counting.toml", "-o", "launch", *[f"--set={text}" for text in sets], run_id="none"
     )
-    assert 0 == compiled.end(30), compiled.told()
+    assert 0 == compiled.end(), compiled.told()
     done = subprocess.run(
         ["bash", str(project.root / "launch" / "torchrun.sh")],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable},
         text=True,
         capture_output=True,
-        timeout=90,
+        timeout=300,
         check=False,
     )
 
@@ -173,14 +176,16 @@ def test_run_meets_in_a_store_of_its_own_and_ends_with_it(projects: Callable[[st
     port = servers.free_port()
     serving = project.start("rendezvous", "serve", "--host=127.0.0.1", f"--port={port}", run_id="store")
     serving.wait_for("a store", lambda: "serving" in serving.output.read_text())
+    write_jobs(project)
     running = project.run(
-        "jobs/mnist.toml",
+        "jobs/counting.toml",
         "served",
         f"nodes.endpoint=127.0.0.1:{port}",
         "torchrun.rdzv_conf={is_host=false}",
         "nodes.max=2",
         "nodes.nproc_per_node=1",
         "train.epochs=5000",
+        job="counting",
     )
     running.wait_for_step(1)
     os.kill(serving.process.pid, signal.SIGINT)

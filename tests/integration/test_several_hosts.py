@@ -12,6 +12,7 @@ import pytest
 
 from elasticflow import events
 from tests.end_to_end.harness import Project, named, steps_of
+from tests.end_to_end.trajectory_jobs import SEED, write_jobs
 from tests.hosts import Hosts
 
 if TYPE_CHECKING:
@@ -38,13 +39,17 @@ def hosts() -> Iterator[Hosts]:
     made.remove()
 
 
-def test_host_joins_is_cut_off_and_comes_back(
+def test_host_is_refused_with_another_job_then_joins_is_cut_off_and_comes_back(
     projects: Callable[[str], Project], hosts: Hosts, tmp_path: Path
 ) -> None:
-    """One host begins; another joins; its link is cut and mended: no step is lost or repeated in the metrics."""
+    """One host begins; another, with another job, is refused with what differs, and the run does not notice.
+
+    With the same job it joins; its link is cut and mended: no step is lost or repeated in the metrics.
+    """
     head, other = projects("head"), projects("other")
     for project, name in zip((head, other), hosts.names, strict=True):
         project.prefix = ("ip", "netns", "exec", name)
+        write_jobs(project)
     address = f"{hosts.addresses[0]}:{PORT}"
     sets = (
         f"nodes.endpoint={address}",
@@ -53,9 +58,16 @@ def test_host_joins_is_cut_off_and_comes_back(
         "train.epochs=5000",
         f"snapshots.uri={tmp_path / 'shared'}",
     )
-    running = head.run("jobs/mnist.toml", "hosts", *sets)
+    running = head.run("jobs/counting.toml", "hosts", *sets, job="counting")
     options = [f"--set={text}" for text in sets]
-    joined = other.start("run", "jobs/mnist.toml", f"--join={address}", *options, run_id="hosts")
+    join = ("run", "jobs/counting.toml", f"--join={address}", *options)
+    running.wait_for_step(1)
+    refused = other.start(*join, "--set=job.seed=7", run_id="hosts")
+    assert 2 == refused.end(), refused.told()
+    assert f"job.seed is {SEED} there, 7 here" in refused.output.read_text()
+    assert [] == named(running.events(), events.NODE_LOST)
+    assert 1 == len(named(running.events(), events.GENERATION_STARTED))
+    joined = other.start(*join, run_id="hosts", job="counting")
     both = running.wait_for_group(2, 0)
     hosts.link("down")
     alone = running.wait_for_group(1, both)
@@ -73,23 +85,3 @@ def test_host_joins_is_cut_off_and_comes_back(
     }
     steps = steps_of(running.run)
     assert list(range(1, len(steps) + 1)) == steps
-
-
-def test_host_with_another_job_is_refused(
-    projects: Callable[[str], Project], hosts: Hosts, tmp_path: Path
-) -> None:
-    """It would train something else: refused before it starts anything, with what differs; the run does not notice."""
-    head, other = projects("head"), projects("other")
-    for project, name in zip((head, other), hosts.names, strict=True):
-        project.prefix = ("ip", "netns", "exec", name)
-    address = f"{hosts.addresses[0]}:{PORT}"
-    sets = (f"nodes.endpoint={address}", "nodes.max=2", f"snapshots.uri={tmp_path / 'shared'}")
-    running = head.run("jobs/mnist.toml", "refused", *sets)
-    options = [f"--set={text}" for text in (*sets, "job.seed=7")]
-    joined = other.start("run", "jobs/mnist.toml", f"--join={address}", *options, run_id="refused")
-
-    assert 2 == joined.end(), joined.told()
-    assert "job.seed is 1234 there, 7 here" in joined.output.read_text()
-    os.kill(running.process.pid, signal.SIGTERM)
-    assert running.end() in {0, 75}, running.told()
-    assert [] == named(running.events(), events.NODE_LOST)

@@ -11,6 +11,7 @@ import pytest
 from elasticflow import events, faults
 from elasticflow.snapshots import reader
 from elasticflow.snapshots.catalog import Catalog
+from tests.campaign import tiny_job
 from tests.end_to_end.harness import named, steps_of
 
 if TYPE_CHECKING:
@@ -28,9 +29,12 @@ def test_worker_killed_while_snapshots_are_on_an_ssh_server(
 ) -> None:
     """Kill -9 of a worker: one restart from the server, no gap in the metrics, every snapshot whole."""
     options = [f"snapshots.options.{name}={value}" for name, value in place.options.items()]
-    sets = ("train.epochs=3", "snapshots.every=20 steps", f"snapshots.uri={place.uri}", *options)
+    project = projects("one")
+    tiny_job.write_standard(project)
+    tiny_job.hurry(project)
+    sets = ("snapshots.every=20 steps", f"snapshots.uri={place.uri}", *options)
     halt = {faults.VARIABLE: "training.step=stop@45 rank=0 generation=1"}
-    running = projects("one").run("jobs/mnist.toml", "away", *sets, **halt)
+    running = project.run("jobs/tiny.toml", "away", *sets, job="tiny", **halt)
     running.halted(0)
     running.wait_for("a snapshot", Catalog(place.storage(), "away/").committed)
     os.kill(running.pid_of(1), signal.SIGKILL)

@@ -72,7 +72,7 @@ def test_every_third_request_fails(bench_in_bucket: Bench, proxy: FaultyProxy, s
         for rank, client in enumerate(clients):
             bench.share(client, step, rank=rank, size=10 * MIB)
     for client in clients:
-        assert bench.outcomes(client.flush(100)) == [("snapshot.committed", step) for step in (1, 2, 3)]
+        assert bench.outcomes(client.flush(300)) == [("snapshot.committed", step) for step in (1, 2, 3)]
     assert len(proxy.asked) > 30
     writer.close()
     assert_all_whole(directly(bench, s3_server), [3, 2])
@@ -84,11 +84,11 @@ def test_outage_in_the_middle(bench_in_bucket: Bench, proxy: FaultyProxy, s3_ser
     writer = bench.writer()
     client = bench.connect(writer)
     bench.share(client, 1, size=MIB)
-    assert bench.outcomes(client.flush(60)) == [("snapshot.committed", 1)]
+    assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 1)]
     first = len(proxy.asked)
     proxy.schedule = lambda number, _: "reset" if number < first + 20 else None
     bench.share(client, 2, size=MIB)
-    assert bench.outcomes(client.flush(100)) == [("snapshot.committed", 2)]
+    assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 2)]
     assert len(proxy.asked) > first + 20
     told = [report for report in writer.reports() if report["event"] == "store.trouble"]
     assert told[0]["operation"].startswith("write run/snapshots/")
@@ -102,11 +102,11 @@ def test_store_that_refuses(bench_in_bucket: Bench, proxy: FaultyProxy, s3_serve
     writer = bench.writer()
     client = bench.connect(writer)
     bench.share(client, 1, size=MIB)
-    assert bench.outcomes(client.flush(60)) == [("snapshot.committed", 1)]
+    assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 1)]
     first = len(proxy.asked)
     proxy.schedule = lambda _, method: 403 if method in {"PUT", "POST", "DELETE"} else None
     bench.share(client, 2, size=MIB)
-    (report,) = client.flush(60)
+    (report,) = client.flush(300)
     assert report["event"] == "snapshot.failed"
     assert "PermissionError" in report["reason"]
     refused = [method for method, _ in proxy.asked[first:] if method == "PUT"]
@@ -114,7 +114,7 @@ def test_store_that_refuses(bench_in_bucket: Bench, proxy: FaultyProxy, s3_serve
     proxy.schedule = lambda *_: None
     assert_all_whole(directly(bench, s3_server), [1])
     bench.share(client, 3, size=MIB)
-    assert bench.outcomes(client.flush(60)) == [("snapshot.committed", 3)]
+    assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 3)]
     assert_all_whole(directly(bench, s3_server), [3, 1])
 
 
@@ -131,7 +131,7 @@ def test_slow_store_spaces_snapshots_out(bench_in_bucket: Bench, proxy: FaultyPr
     proxy.bytes_per_s = 6.0 * MIB
     proxy.flows.set()
     bench.share(client, 3, size=6 * MIB)
-    assert bench.outcomes(client.flush(100)) == [("snapshot.committed", step) for step in (1, 2, 3)]
+    assert bench.outcomes(client.flush(300)) == [("snapshot.committed", step) for step in (1, 2, 3)]
     proxy.bytes_per_s = None
     assert_all_whole(directly(bench, s3_server), [3, 2, 1])
 
@@ -189,18 +189,18 @@ def test_full_disk(bench_on_disk: Bench, small_disk: Path) -> None:
     bench = bench_on_disk
     client = bench.connect(bench.writer())
     bench.share(client, 1, size=4 * MIB)
-    assert bench.outcomes(client.flush(60)) == [("snapshot.committed", 1)]
+    assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 1)]
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * (9 * MIB))
     for step in (2, 3):
         bench.share(client, step, size=4 * MIB)
-        (report,) = client.flush(60)
+        (report,) = client.flush(300)
         assert report["event"] == "snapshot.failed"
         assert "No space left on device" in report["reason"]
     assert_all_whole(bench.catalog, [1])
     ballast.unlink()
     bench.share(client, 4, size=4 * MIB)
-    assert bench.outcomes(client.flush(60)) == [("snapshot.committed", 4)]
+    assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 4)]
     assert_all_whole(bench.catalog, [4, 1])
 
 
@@ -209,14 +209,14 @@ def test_read_only_disk(bench_on_disk: Bench, small_disk: Path) -> None:
     bench = bench_on_disk
     client = bench.connect(bench.writer())
     bench.share(client, 1)
-    assert bench.outcomes(client.flush(60)) == [("snapshot.committed", 1)]
+    assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 1)]
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True, timeout=30)
     bench.share(client, 2)
-    (report,) = client.flush(60)
+    (report,) = client.flush(300)
     assert report["event"] == "snapshot.failed"
     assert "Read-only file system" in report["reason"]
     assert_all_whole(bench.catalog, [1])
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True, timeout=30)
     bench.share(client, 3)
-    assert bench.outcomes(client.flush(60)) == [("snapshot.committed", 3)]
+    assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 3)]
     assert_all_whole(bench.catalog, [3, 1])
