@@ -18,6 +18,8 @@ from torch.distributed.rendezvous import rendezvous
 from elasticflow import key_store
 
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
     from torch._C._distributed_c10d import Store
 
     from elasticflow.runtime.identity import Identity
@@ -86,6 +88,12 @@ def connect(identity: Identity) -> Store | None:
     # Without an address of its own it is on the machine that serves the launch's keys.
     host = host or identity.rendezvous.host
     return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
+
+
+def announce(store: Store, environ: MutableMapping[str, str]) -> None:
+    """Have *environ* name the store that rank 0 serves: code of the job's own may look for it by `env://`."""
+    if isinstance(store, TCPStore):
+        environ.update({"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)})
 
 
 def _listen(identity: Identity) -> socket.socket:

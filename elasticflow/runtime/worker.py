@@ -71,6 +71,8 @@ def join(
     group.set_threads(threads, identity.local_world_size)
     device = group.choose_device(identity)
     store = group.connect(identity)
+    if store is not None:
+        group.announce(store, os.environ)
     generation = identity.generation
     if generation is None:
         generation = _claim(identity, snapshots, store, job)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.distributed.rendezvous import rendezvous
 
 from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.launcher.rendezvous.key_server import KeyServer
@@ -81,6 +82,22 @@ def test_process_groups_of_two_generations_share_no_key(launch: Launch, tmp_path
 
     assert stores[0].check(["pg/0/rank0"])
     assert not stores[1].check(["pg/0/rank0"])
+
+
+def test_store_of_a_generation_is_found_by_the_jobs_own_code(launch: Launch, tmp_path: Path) -> None:
+    """`env://` leads to what rank 0 serves, as it does under torchrun."""
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "elsewhere"}
+    environment = {"ELASTICFLOW_GENERATION": "7", "ELASTICFLOW_RENDEZVOUS": launch.place.url, **place}
+    store = group.connect(Identity.read(environment, tmp_path))
+    assert store is not None
+    group.announce(store, environment)
+    store.set("mine", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**environment, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+            patch.setenv(name, value)
+        found, _, _ = next(rendezvous("env://", rank=1))
+
+    assert b"1" == found.get("mine")
 
 
 def test_agent_started_late_skips_old_rounds(launch: Launch) -> None:
