@@ -121,6 +121,8 @@ def test_run_goes_on_without_the_machine_that_began_it(
         "nodes.max=2",
         "nodes.nproc_per_node=1",
         "train.epochs=5000",
+        "snapshots.every=50 steps",
+        "snapshots.keep.last=3",
         f"snapshots.uri={tmp_path / 'shared'}",
     )
     for project in (head, other):

@@ -56,6 +56,8 @@ def test_host_is_refused_with_another_job_then_joins_is_cut_off_and_comes_back(
         "nodes.max=2",
         "nodes.nproc_per_node=1",
         "train.epochs=5000",
+        "snapshots.every=50 steps",
+        "snapshots.keep.last=3",
         f"snapshots.uri={tmp_path / 'shared'}",
     )
     running = head.run("jobs/counting.toml", "hosts", *sets, job="counting")
