@@ -92,6 +92,8 @@ class ForkedPrograms:
         self._number += 1
         request = {"argv": [str(program), *arguments], "environment": dict(environment), "cwd": str(cwd)}
         stdout, stderr = (self._folder / f"{self._number}.{name}" for name in ("stdout", "stderr"))
+        for output in (stdout, stderr):  # there, also of a program that is killed before it could open them
+            output.touch()
         variables = {_REQUEST: json.dumps(request)}
         pid = self._server.spawn(self._number, variables, str(stdout), str(stderr))
         return Program(self._server, pid, stdout, stderr)

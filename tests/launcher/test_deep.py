@@ -94,9 +94,13 @@ def test_what_a_step_freezes_for_a_while_is_trained(tmp_path: Path) -> None:
 def test_code_that_does_what_it_likes_is_told_and_ended(name: str, tmp_path: Path) -> None:
     """Code that hangs, exits, crashes, prints rubbish or starts processes: found, and nothing lives afterwards."""
     project = PROJECTS[name]
-    limit_s = 6.0 if name == "hangs" else 60.0
+    job = _job(tmp_path, project)
+    found = look(job, tmp_path, limit_s=6.0 if name == "hangs" else 60.0)
+    if name == "hangs" and "importing shop" not in found.findings[0].message:
+        # A busy machine takes longer to come to the job's code.
+        found = look(job, tmp_path, limit_s=60.0)
 
-    _require_found(project, look(_job(tmp_path, project), tmp_path, limit_s=limit_s))
+    _require_found(project, found)
 
     assert [] == [path for path in Path("/proc").glob("[0-9]*/cmdline") if _is_left(path)]
 
