@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Sequence
 
-__all__ = ["BEGUN", "StagingClient", "TensorEntry", "WriterProcess", "start_writer"]
+__all__ = ["BEGUN", "MOST_OPEN", "StagingClient", "TensorEntry", "WriterProcess", "start_writer"]
 
 Report = dict[str, Any]
 BEGUN = "begun"  # report that a snapshot out of the memory tier is being written: name, step, trigger
+# Snapshots staged by a worker and not committed yet; a commit takes a tenth of a second where many are kept.
+MOST_OPEN = 8
 _TIDY_LIMIT_S = 5.0
 
 
@@ -90,6 +92,9 @@ class StagingClient(Link):
     def buffer(self, nbytes: int, timeout_s: float | None = None) -> memoryview:
         """Return a free staging buffer of *nbytes*; waits while all are being written.
 
+        It also waits while `MOST_OPEN` snapshots staged here are not committed: small ones are written faster than they
+        are committed, and a run that leaves waits for all of them.
+
         Raises:
             SnapshotError: the writer died, has no memory, or freed no buffer within *timeout_s*.
         """
@@ -97,6 +102,9 @@ class StagingClient(Link):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self.receive_waiting()
+            if len(self._open) >= MOST_OPEN:
+                self.receive_one(deadline, f"none of {len(self._open)} snapshots was committed")
+                continue
             for mapped in sorted(self._mapped.values(), key=lambda m: m.state != "filling"):
                 if mapped.state != "writing" and mapped.size >= nbytes:
                     mapped.state = "filling"

@@ -14,7 +14,7 @@ import pytest
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots import reader
 from elasticflow.snapshots.process import start_writer
-from elasticflow.snapshots.staging import StagingClient, TensorEntry
+from elasticflow.snapshots.staging import MOST_OPEN, StagingClient, TensorEntry
 
 if TYPE_CHECKING:
     from tests.snapshots.conftest import Bench
@@ -125,6 +125,20 @@ def test_both_buffers_busy_makes_the_worker_wait(bench: Bench) -> None:
             shard[place.offset : place.offset + place.nbytes]
             == bench.content(found.step, 0, 3_000_000)[:1_500_000]
         )
+
+
+def test_snapshots_that_are_not_committed_do_not_pile_up(bench: Bench) -> None:
+    """Small ones are written at once; while the commit of the first waits for another node, the ninth is not taken."""
+    client = bench.connect(bench.writer(keep_last=100), 0, 2, local_world_size=1)
+    for step in range(1, MOST_OPEN + 1):
+        bench.share(client, step)
+    with pytest.raises(SnapshotError, match=f"none of {MOST_OPEN} snapshots was committed"):
+        client.buffer(1000, timeout_s=0.3)
+    other = bench.connect(bench.writer(keep_last=100), 1, 2, local_world_size=1)
+    bench.share(other, 1, rank=1)
+    bench.share(client, MOST_OPEN + 1)
+
+    assert ("snapshot.committed", 1) in bench.outcomes(client.reports())
 
 
 def test_buffers_grow_and_stay_warm(bench: Bench) -> None:
