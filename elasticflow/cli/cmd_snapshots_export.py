@@ -12,12 +12,14 @@ from elasticflow.cli.snapshot_words import find, find_one, find_rows, option_opt
 from elasticflow.cli.terminal import paint, print_json
 from elasticflow.errors import SnapshotNotFoundError
 from elasticflow.observe.formats import plural, size
-from elasticflow.snapshots.export import Export, measured_part
+from elasticflow.snapshots.export import write
+from elasticflow.snapshots.exported import Export, measured_part
 
 if TYPE_CHECKING:
     from elasticflow.observe.snapshot_place import Place
     from elasticflow.observe.snapshot_rows import Row
-    from elasticflow.snapshots.export import Format, Part
+    from elasticflow.snapshots.export import Format
+    from elasticflow.snapshots.exported import Part
 
 _ENDINGS: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt", "dcp": ".dcp"}
 
@@ -80,7 +82,7 @@ def command(
     path = output or _default(place, row, form, part)
     total = sum(entry.size for entry in row.manifest.locations().values())
     with told(), Meter(f"exporting {row.name}", total) as meter:
-        count = Export(place.catalog, row.manifest, part, meter).write(form, path, replaces=force)
+        count = write(Export(place.catalog, row.manifest, part, meter), form, path, replaces=force)
     nbytes = _bytes(path)
     if as_json:
         facts = {"snapshot": row.name, "path": str(path), "format": form, "part": part}

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elasticflow.compiler.factories import CallForms
+    from elasticflow.spec.fields import Spelled
     from elasticflow.spec.job import Job
-    from elasticflow.spec.marks import Spelled
     from elasticflow.spec.positions import KeyPath
 
 

@@ -20,7 +20,7 @@ from elasticflow.snapshots.state_values import Ref, refs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elasticflow.snapshots.export import Export
+    from elasticflow.snapshots.exported import Export
 
 _LENGTH = struct.Struct("<Q")
 

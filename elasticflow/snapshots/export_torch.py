@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from elasticflow.snapshots.export import Export
+    from elasticflow.snapshots.exported import Export
     from elasticflow.snapshots.pieces import Piece
 
 

@@ -16,7 +16,7 @@ from elasticflow.snapshots.streaming import Stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from elasticflow.snapshots.export import Export
+    from elasticflow.snapshots.exported import Export
     from elasticflow.snapshots.state_values import Ref
 
     Take = Callable[[int, memoryview], None]

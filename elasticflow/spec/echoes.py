@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.spec import codes
+from elasticflow.spec.fields import ONE_OF
 from elasticflow.spec.findings.showing import dotted, written
 from elasticflow.spec.places import Place, has_header, set_flag, value_at
 from elasticflow.spec.repairs import repaired
-from elasticflow.spec.tables import ONE_OF
 from elasticflow.spec.text.layers import MovedLayer
 
 if TYPE_CHECKING:

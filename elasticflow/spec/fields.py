@@ -27,10 +27,35 @@ ENTRY = rf"^{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*$"
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 
 
+# Of each pair of keys of a table exactly one must be given.
+ONE_OF = {"model": ("loss", "step"), "train": ("epochs", "steps")}
+
+
 class Kind(NamedTuple):
     """What a text is, as in "must be <kind>"."""
 
     words: str
+
+
+class MayRefer(NamedTuple):
+    """The key's texts may hold references: `${env:NAME}` and its kind (see `spec/cases/references.py`).
+
+    Attributes:
+        instead: What it is checked as where a reference is not looked up; None: as it is written.
+    """
+
+    instead: str | None = None
+
+
+class Variable(NamedTuple):
+    """A variable of the environment, and what stands for it where it is not set or empty."""
+
+    name: str
+    default: str | None
+
+
+Spelled = tuple[str | Variable, ...]
+"""A text that holds secrets, piece by piece: what generated code has instead of them."""
 
 
 def bad_key(key: str, code: str, message: str, remedy: str | None = None) -> PydanticCustomError:

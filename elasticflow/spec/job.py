@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, PrivateAttr
 
-from elasticflow.spec.fields import MOST_NODES, MOST_SAMPLES, Args, Table
+from elasticflow.spec.fields import MOST_NODES, MOST_SAMPLES, Args, Name, Table
 from elasticflow.spec.launch_tables import (
     KeepTable,
     LoggingTable,
@@ -15,7 +15,6 @@ from elasticflow.spec.launch_tables import (
     SnapshotsTable,
     TorchrunTable,
 )
-from elasticflow.spec.matrix_table import MatrixTable
 from elasticflow.spec.training_tables import (
     DatasetTable,
     DdpTable,
@@ -30,7 +29,7 @@ from elasticflow.spec.training_tables import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elasticflow.spec.marks import Spelled
+    from elasticflow.spec.fields import Spelled
     from elasticflow.spec.positions import KeyPath
 
 __all__ = [
@@ -56,6 +55,26 @@ __all__ = [
     "TorchrunTable",
     "TrainTable",
 ]
+
+
+class MatrixTable(Table):
+    """One file, several jobs: each case is the file with some keys changed, named `<job.name>-<case>`."""
+
+    axes: dict[str, Any] = Field(
+        default={},
+        description="Keys of the job, each with a list of values; every combination is a case.",
+        examples=[{"optimizer": {"args": {"lr": [1e-3, 3e-3]}}, "job": {"seed": [1, 2]}}],
+    )
+    exclude: list[dict[str, Any]] = Field(
+        default=[],
+        description="Combinations that are left out: all with these values of these axes.",
+        examples=[[{"optimizer": {"args": {"lr": 3e-3}}, "job": {"seed": 2}}]],
+    )
+    cases: dict[Name, dict[str, Any]] = Field(
+        default={},
+        description="Further cases by name, each with the keys it changes.",
+        examples=[{"wide": {"model": {"args": {"width": 64}}}}],
+    )
 
 
 class Job(Table, defer_build=True):

@@ -15,6 +15,7 @@ from elasticflow.spec.fields import (
     Entry,
     IntervalText,
     Kind,
+    MayRefer,
     ProgressText,
     SizeText,
     StatePath,
@@ -23,7 +24,6 @@ from elasticflow.spec.fields import (
     bad_key,
     or_reference,
 )
-from elasticflow.spec.marks import MayRefer
 
 Interface = Annotated[
     str,

@@ -22,8 +22,6 @@ _EXTENDS = {
 }
 # Means nothing to JSON Schema where no properties are listed; to tombi a table is closed where nothing is said.
 _OPEN = {"additionalProperties": True}
-# Of each pair exactly one: never both, and one of them unless the file builds on others.
-_ONE_OF = {"ModelTable": ("loss", "step"), "TrainTable": ("epochs", "steps")}
 
 BEYOND = (
     "nodes.min <= nodes.max: one value against another",
@@ -80,11 +78,14 @@ def _name_of(ref: dict[str, Any]) -> str:
 
 def _requirements(name: str, table: dict[str, Any]) -> dict[str, Any]:
     """Take out of a table what only a whole job must have, and return it."""
+    from elasticflow.spec.fields import ONE_OF
+
     wanted: dict[str, Any] = {}
     if required := table.pop("required", []):
         wanted["required"] = required
-    if name in _ONE_OF:
-        first, second = _ONE_OF[name]
+    pair = ONE_OF.get(name.removesuffix("Table").lower())
+    if pair is not None:  # never both, and one of them unless the file builds on others
+        first, second = pair
         # Not `dependentSchemas`, which taplo does not know, nor `not`, which points at the whole table.
         table["if"] = {"required": [first], **_OPEN}
         table["then"] = {"properties": {second: False}, **_OPEN}

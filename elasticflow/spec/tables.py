@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from elasticflow.spec import codes
 from elasticflow.spec.entries.known_calls import content_of
+from elasticflow.spec.fields import ONE_OF
 from elasticflow.spec.findings.showing import dotted
 from elasticflow.spec.job import RESERVED_TABLES, Job
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from elasticflow.spec.text.source import Source
     from elasticflow.spec.wording import Finding
 
-# Of each pair exactly one key must be given; looked at before types, so that both problems show.
-ONE_OF = {"model": ("loss", "step"), "train": ("epochs", "steps")}
 _EXAMPLES = {
     "job": 'name = "mnist"',
     "model": 'entry = "examples.mnist:Net" and loss = "torch.nn.functional:cross_entropy"',

@@ -18,6 +18,7 @@ from elasticflow.spec.fields import (
     Entry,
     IntervalText,
     Kind,
+    MayRefer,
     Name,
     StepsText,
     Table,
@@ -25,7 +26,6 @@ from elasticflow.spec.fields import (
     one_of,
 )
 from elasticflow.spec.findings.remedies import nearest
-from elasticflow.spec.marks import MayRefer
 
 _ARGS = "Keyword arguments of the callable; a table { entry, args } among them makes an object."
 _ARGS_AND_REFERENCES = f"{_ARGS[:-1]}; texts may hold ${{env:NAME}}."

@@ -156,7 +156,7 @@ def _with_name(key: str | int, value: str) -> str:
 
 def _is_needed(path: KeyPath, raw: object) -> bool:
     """Return whether a key is the only one given of two, one of which must be."""
-    from elasticflow.spec.tables import ONE_OF
+    from elasticflow.spec.fields import ONE_OF
 
     pair = ONE_OF.get(str(path[0]), ())
     table = _value_at(path[:-1], raw)

@@ -21,7 +21,8 @@ from elasticflow.errors import ExportError
 from elasticflow.runtime import storable
 from elasticflow.runtime.state import State
 from elasticflow.snapshots.catalog import Catalog
-from elasticflow.snapshots.export import Export, measured_part
+from elasticflow.snapshots.export import write
+from elasticflow.snapshots.exported import Export, measured_part
 from elasticflow.snapshots.manifest import DamagedSnapshotError
 from elasticflow.storage import Storage
 from tests.snapshots.conftest import Bench
@@ -96,7 +97,7 @@ def test_the_second_snapshot_borrows(taken: Taken) -> None:
 def test_safetensors_holds_the_state_dict_under_the_users_names(taken: Taken, tmp_path: Path) -> None:
     """All names, all bits, ties under each name; a strict load into a new model succeeds."""
     path = tmp_path / "model.safetensors"
-    count = taken.export().write("safetensors", path)
+    count = write(taken.export(), "safetensors", path)
     found = load_file(path)
     assert len(taken.model) == count
     same(taken.model, found)
@@ -110,7 +111,7 @@ def test_safetensors_holds_the_state_dict_under_the_users_names(taken: Taken, tm
 def test_every_tensor_is_aligned_to_its_width(taken: Taken, tmp_path: Path) -> None:
     """Readers that map the file need it."""
     path = tmp_path / "model.safetensors"
-    taken.export().write("safetensors", path)
+    write(taken.export(), "safetensors", path)
     data = path.read_bytes()
     front = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:front])
@@ -123,7 +124,7 @@ def test_every_tensor_is_aligned_to_its_width(taken: Taken, tmp_path: Path) -> N
 def test_torch_loads_weights_only_and_strictly(taken: Taken, tmp_path: Path) -> None:
     """A plain state_dict, in which tied weights are one tensor still."""
     path = tmp_path / "model.pt"
-    taken.export().write("torch", path)
+    write(taken.export(), "torch", path)
     found = torch.load(path, weights_only=True)
     same(taken.model, found)
     Net().load_state_dict(found, strict=True)
@@ -134,7 +135,7 @@ def test_torch_loads_weights_only_and_strictly(taken: Taken, tmp_path: Path) -> 
 def test_dcp_loads_into_a_model_without_a_process_group(taken: Taken, tmp_path: Path) -> None:
     """`dcp.load` into the state dict of another model gives the snapshot's bits."""
     path = tmp_path / "model.dcp"
-    taken.export().write("dcp", path)
+    write(taken.export(), "dcp", path)
     model = Net()
     state = model.state_dict()
     load(state, checkpoint_id=path, no_dist=True)
@@ -146,7 +147,7 @@ def test_dcp_loads_into_a_model_without_a_process_group(taken: Taken, tmp_path: 
 def test_dcp_of_all_state_goes_on_as_the_run_does(taken: Taken, tmp_path: Path) -> None:
     """Model and optimizer, loaded as torch teaches it, take the same next step to the bit."""
     path = tmp_path / "all.dcp"
-    taken.export(part="all").write("dcp", path)
+    write(taken.export(part="all"), "dcp", path)
     other = Training(seed=1)
     model, optimizer = get_state_dict(other.model, other.optimizer)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer}
@@ -167,7 +168,7 @@ def test_dcp_of_all_state_goes_on_as_the_run_does(taken: Taken, tmp_path: Path) 
 def test_torch_of_all_state_goes_on_as_the_run_does(taken: Taken, tmp_path: Path) -> None:
     """Every part under its own key, loaded without trusting the file."""
     path = tmp_path / "all.pt"
-    taken.export(part="all").write("torch", path)
+    write(taken.export(part="all"), "torch", path)
     found = torch.load(path, weights_only=True)
     assert {"model", "optimizer", "scheduler", "ema", "position"} == set(found)
     assert found["position"] == {"step": 4, "epoch": 0, "samples": 24}
@@ -185,7 +186,7 @@ def test_torch_of_all_state_goes_on_as_the_run_does(taken: Taken, tmp_path: Path
 def test_ema_is_exported_under_the_models_names(taken: Taken, tmp_path: Path, form: Any) -> None:
     """The averaged weights load into the model itself."""
     path = tmp_path / "ema"
-    taken.export(part="ema").write(form, path)
+    write(taken.export(part="ema"), form, path)
     found = load_file(path) if form == "safetensors" else torch.load(path, weights_only=True)
     same(taken.training.ema.module.state_dict(), found)
 
@@ -193,7 +194,7 @@ def test_ema_is_exported_under_the_models_names(taken: Taken, tmp_path: Path, fo
 def test_optimizer_as_safetensors_says_what_is_no_tensor(taken: Taken, tmp_path: Path) -> None:
     """Tensors by the path that leads to them; options and structure as JSON in the header."""
     path = tmp_path / "optimizer.safetensors"
-    taken.export(part="optimizer").write("safetensors", path)
+    write(taken.export(part="optimizer"), "safetensors", path)
     found = load_file(path)
     expected = taken.training.optimizer.state_dict()
     assert torch.equal(expected["state"][0]["exp_avg"], found["state/0/exp_avg"])
@@ -206,7 +207,7 @@ def test_optimizer_as_safetensors_says_what_is_no_tensor(taken: Taken, tmp_path:
 def test_optimizer_as_torch_is_its_state_dict(taken: Taken, tmp_path: Path) -> None:
     """`optimizer.load_state_dict` takes it."""
     path = tmp_path / "optimizer.pt"
-    taken.export(part="optimizer").write("torch", path)
+    write(taken.export(part="optimizer"), "torch", path)
     found = torch.load(path, weights_only=True)
     expected = taken.training.optimizer.state_dict()
     assert expected["param_groups"] == found["param_groups"]
@@ -231,9 +232,9 @@ def test_state_that_is_no_tensor(bench: Bench, tmp_path: Path) -> None:
     name = training.take([bench.connect(bench.writer())])
     export = Export(bench.catalog, bench.catalog.manifest(name), "model")
     with pytest.raises(ExportError, match=r"_extra_state of the model is no tensor") as caught:
-        export.write("safetensors", tmp_path / "x")
+        write(export, "safetensors", tmp_path / "x")
     assert caught.value.remedy == "export it with --format torch"
-    export.write("torch", tmp_path / "x")
+    write(export, "torch", tmp_path / "x")
     assert {"calls": 3} == torch.load(tmp_path / "x", weights_only=True)["_extra_state"]
 
 
@@ -243,7 +244,7 @@ def test_every_kind_of_number_is_exported_to_torch(bench: Bench, tmp_path: Path)
     for name, dtype in storable.BY_NAME.items():
         model.register_buffer(name, torch.ones(3).to(dtype))
     taken = Training(model=model).take([bench.connect(bench.writer())])
-    Export(bench.catalog, bench.catalog.manifest(taken), "model").write("torch", tmp_path / "x")
+    write(Export(bench.catalog, bench.catalog.manifest(taken), "model"), "torch", tmp_path / "x")
     found = torch.load(tmp_path / "x", weights_only=True)
     for name, dtype in storable.BY_NAME.items():
         assert dtype == found[name].dtype
@@ -256,7 +257,7 @@ def test_part_that_is_not_there(bench: Bench, tmp_path: Path) -> None:
     del training.state._parts["ema"]
     name = training.take([bench.connect(bench.writer())])
     with pytest.raises(ExportError, match=f"snapshot {name} has no ema") as caught:
-        Export(bench.catalog, bench.catalog.manifest(name), "ema").write("torch", tmp_path / "x")
+        write(Export(bench.catalog, bench.catalog.manifest(name), "ema"), "torch", tmp_path / "x")
     assert caught.value.remedy == "it has model, optimizer, scheduler"
 
 
@@ -271,7 +272,7 @@ def test_damage_is_never_exported(taken: Taken, tmp_path: Path, form: Any) -> No
     target = tmp_path / "out" / "model"
     target.parent.mkdir()
     with pytest.raises(DamagedSnapshotError, match=rf"is damaged: {place.file}: block 0 \(from byte 0\)"):
-        taken.export().write(form, target)
+        write(taken.export(), form, target)
     assert [] == list(target.parent.iterdir())
 
 
@@ -279,12 +280,12 @@ def test_damage_is_never_exported(taken: Taken, tmp_path: Path, form: Any) -> No
 def test_nothing_is_overwritten_unasked(taken: Taken, tmp_path: Path, form: Any) -> None:
     """A target that exists is refused and untouched; with leave, it is replaced by the new one."""
     target = tmp_path / "model"
-    taken.export(name=taken.first).write(form, target)
+    write(taken.export(name=taken.first), form, target)
     before = content(target)
     with pytest.raises(ExportError, match=r"/model exists\n"):
-        taken.export().write(form, target)
+        write(taken.export(), form, target)
     assert before == content(target)
-    taken.export().write(form, target, replaces=True)
+    write(taken.export(), form, target, replaces=True)
     assert before != content(target)
     assert [target] == [path for path in tmp_path.iterdir() if path.name != "run"]
 
@@ -296,7 +297,7 @@ def test_what_no_export_made_is_never_replaced(taken: Taken, tmp_path: Path, for
     target.mkdir()
     (target / "thesis.tex").write_text("years of work")
     with pytest.raises(ExportError, match="results exists"):
-        taken.export().write(form, target, replaces=True)
+        write(taken.export(), form, target, replaces=True)
     assert "years of work" == (target / "thesis.tex").read_text()
 
 
@@ -304,11 +305,11 @@ def test_what_no_export_made_is_never_replaced(taken: Taken, tmp_path: Path, for
 def test_failed_replacement_leaves_the_old(taken: Taken, tmp_path: Path, form: Any) -> None:
     """Damage met while a target was to be replaced: the old one is still there, whole."""
     target = tmp_path / "model"
-    taken.export(name=taken.first).write(form, target)
+    write(taken.export(name=taken.first), form, target)
     before = content(target)
     taken.catalog.storage.remove(f"{taken.catalog.folder(taken.second)}/shard-00000-of-00002.safetensors")
     with pytest.raises(DamagedSnapshotError, match="is absent"):
-        taken.export().write(form, target, replaces=True)
+        write(taken.export(), form, target, replaces=True)
     assert before == content(target)
     assert [target] == [path for path in tmp_path.iterdir() if path.name != "run"]
 
@@ -317,13 +318,13 @@ def test_a_place_that_is_not_there(taken: Taken, tmp_path: Path) -> None:
     """The path and the reason, in one line."""
     target = tmp_path / "nowhere" / "model"
     with pytest.raises(ExportError, match=r"nowhere/model cannot be written: No such file or directory"):
-        taken.export().write("torch", target)
+        write(taken.export(), "torch", target)
 
 
 def test_progress_tells_all_bytes_of_the_files_read(taken: Taken, tmp_path: Path) -> None:
     """The last figure is the size of every shard that holds some of the model, lent ones too."""
     told: list[int] = []
-    taken.export(progress=told.append).write("torch", tmp_path / "model")
+    write(taken.export(progress=told.append), "torch", tmp_path / "model")
     files = taken.catalog.manifest(taken.second).locations()
     shards = [entry.size for path, entry in files.items() if path.endswith(".safetensors")]
     assert sum(shards) == told[-1]

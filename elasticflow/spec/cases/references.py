@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.secrecy import is_secret, without_password
 from elasticflow.spec import codes
 from elasticflow.spec.entries.known_calls import content_of
+from elasticflow.spec.fields import MayRefer, Spelled, Variable
 from elasticflow.spec.findings.remedies import nearest
 from elasticflow.spec.findings.showing import dotted, show
 from elasticflow.spec.job import Job
-from elasticflow.spec.marks import MayRefer, Spelled, Variable
 from elasticflow.spec.tables import model_of
 
 if TYPE_CHECKING:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from elasticflow.spec.entries.object_arguments import Made
 from elasticflow.spec.entries.origins import origin
 from elasticflow.spec.findings.remedies import nearest
 from elasticflow.spec.findings.showing import show
@@ -28,6 +27,10 @@ _TABLES = {"builtins.dict", "typing.Dict"} | {
 }
 # Classes that no text is meant for.
 _NO_TEXTS = {"torch.Tensor", "torch.nn.Parameter", "numpy.ndarray", "numpy.number", "builtins.complex"}
+
+
+class Made(dict[str, Any]):
+    """The table of an object, where values are compared with annotations: what it makes is not known."""
 
 
 def fits(value: object, annotation: ast.expr | None, module: Module) -> bool:

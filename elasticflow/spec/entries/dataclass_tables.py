@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from elasticflow.spec.entries.annotations import Made
 from elasticflow.spec.entries.definitions import Definition, NoAttributeError, UnreadableModuleError
 from elasticflow.spec.entries.modules import CannotTellError, NoModuleError
-from elasticflow.spec.entries.object_arguments import Made
 from elasticflow.spec.entries.origins import dotted_names, origin
 
 if TYPE_CHECKING:

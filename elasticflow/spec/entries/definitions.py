@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from elasticflow.spec.entries.modules import CannotTellError, Module
 
@@ -92,3 +92,10 @@ class Plain(NamedTuple):
 
 
 Found = Definition | Module | Plain
+
+
+class DottedNames(Protocol):
+    """Finds what dotted names mean; `resolve.Resolver` does."""
+
+    def dotted(self, module: Module, names: list[str]) -> Found:
+        """Return what a dotted name means inside *module*."""

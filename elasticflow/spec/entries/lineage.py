@@ -9,8 +9,7 @@ from elasticflow.spec.entries.modules import CannotTellError
 from elasticflow.spec.entries.origins import dotted_names, origin
 
 if TYPE_CHECKING:
-    from elasticflow.spec.entries.definitions import Definition
-    from elasticflow.spec.entries.resolve import Resolver
+    from elasticflow.spec.entries.definitions import Definition, DottedNames
 
 # Bases that define nothing a check looks for.
 _EMPTY = {"builtins.object", "abc.ABC"} | {
@@ -27,7 +26,7 @@ def is_named_tuple(definition: Definition) -> bool:
     return any(origin(definition.module, base) in _NAMED_TUPLES for base in definition.node.bases)
 
 
-def bases(definition: Definition, resolver: Resolver) -> list[Definition]:
+def bases(definition: Definition, resolver: DottedNames) -> list[Definition]:
     """Return the classes named as bases, those that define nothing left out.
 
     Raises:
@@ -50,7 +49,7 @@ def bases(definition: Definition, resolver: Resolver) -> list[Definition]:
     return found  # type: ignore[return-value]  # what has a node is a definition
 
 
-def lineage(definition: Definition, resolver: Resolver, level: int = 0) -> list[Definition]:
+def lineage(definition: Definition, resolver: DottedNames, level: int = 0) -> list[Definition]:
     """Return the class and all it inherits from, as `__mro__` has them, without those that define nothing.
 
     Raises:

@@ -11,14 +11,14 @@ from elasticflow.spec.entries.modules import CannotTellError
 from elasticflow.spec.entries.origins import origin
 
 if TYPE_CHECKING:
-    from elasticflow.spec.entries.resolve import Resolver
+    from elasticflow.spec.entries.definitions import DottedNames
 
 
 _CALLED_ON_CLASS = {"builtins.classmethod", "builtins.staticmethod"}
 _NO_PLAIN_METHODS = _CALLED_ON_CLASS | {"builtins.property", "functools.cached_property"}
 
 
-def member_of(owner: Definition, name: str, resolver: Resolver) -> Definition:
+def member_of(owner: Definition, name: str, resolver: DottedNames) -> Definition:
     """Return a class method, a static method or an inner class, the class's own or inherited.
 
     Raises:

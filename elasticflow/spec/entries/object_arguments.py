@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.spec import codes
+from elasticflow.spec.entries.annotations import Made
 from elasticflow.spec.fields import ENTRY
 from elasticflow.spec.findings.showing import dotted, show
 
@@ -41,10 +42,6 @@ class ObjectArgument(NamedTuple):
     entry: str
     args: dict[str, Any]
     is_partial: bool
-
-
-class Made(dict[str, Any]):
-    """The table of an object, where values are compared with annotations: what it makes is not known."""
 
 
 def object_of(value: object, path: KeyPath = ()) -> ObjectArgument | None:

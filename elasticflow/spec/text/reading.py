@@ -118,10 +118,15 @@ def parse(text: str, shown: str) -> dict[str, Any]:
 
 
 def _not_toml(reason: str, text: str, start: int, shown: str) -> Diagnostic:
-    from elasticflow.spec.text.slips import explained  # most files are TOML
+    # Most files are TOML.
+    from elasticflow.spec.text.other_formats import other_format
+    from elasticflow.spec.text.slips import explained
 
-    message, span, remedy = explained(reason, text, start)
-    return at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=remedy)
+    if (other := other_format(text)) is not None:
+        message, remedy = other
+        return at(codes.NOT_TOML, message, file=shown, text=text, span=Span(0, 1), remedy=remedy)
+    message, span, help_ = explained(reason, text, start)
+    return at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=help_)
 
 
 def _too_deep(shown: str) -> Diagnostic:

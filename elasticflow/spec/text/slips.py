@@ -48,11 +48,6 @@ def explained(reason: str, text: str, start: int) -> tuple[str, Span, str | None
         text: The whole text.
         start: Where tomli says it.
     """
-    from elasticflow.spec.text.other_formats import other_format
-
-    if (other := other_format(text)) is not None:
-        message, remedy = other
-        return message, Span(0, 1), remedy
     words, span = _in_our_words(reason, text, start)
     return f"not valid TOML: {words}", span, _remedy(words, text, span.start)
 
