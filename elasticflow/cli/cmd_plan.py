@@ -158,7 +158,7 @@ def newest_run(loaded: LoadedJob) -> RunFolder | None:
 def _look(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) -> tuple[Look, bool]:
     """Try the job out; findings go to standard error. Return also whether one is an error."""
     from elasticflow.cli.deep_options import look_at
-    from elasticflow.spec.findings.diagnostics import render
+    from elasticflow.spec.findings.rendering import render
 
     look, findings = look_at(loaded, overrides, request)
     if findings:

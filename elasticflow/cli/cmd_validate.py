@@ -13,7 +13,8 @@ import click
 
 from elasticflow.cli.deep_options import DeepRequest, deep_options, look_at_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
-from elasticflow.spec.findings.diagnostics import FORMATS, Diagnostic, Format, in_order, render
+from elasticflow.spec.findings.diagnostics import Diagnostic, in_order
+from elasticflow.spec.findings.rendering import FORMATS, Format, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

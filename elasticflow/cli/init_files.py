@@ -66,7 +66,7 @@ def _ignore(root: Path, asked: Asked, *, gitignore: bool | None) -> None:
 
 
 def _checked(found: Answers, *, deep: bool | None) -> int:
-    from elasticflow.spec.findings.diagnostics import render
+    from elasticflow.spec.findings.rendering import render
     from elasticflow.spec.load import load_job
 
     loaded = load_job(found.job_file, environment=os.environ)
@@ -89,7 +89,7 @@ def _tried_out(loaded: LoadedJob, found: Answers) -> bool:
     """Return whether the job's own code does what a run needs; what is wrong is told."""
     from elasticflow.cli.deep_options import DeepRequest, look_at, words_of
     from elasticflow.compiler.importable import require_importable
-    from elasticflow.spec.findings.diagnostics import render
+    from elasticflow.spec.findings.rendering import render
 
     place = short(found.job_file.absolute())
     is_to_be_proved = found.has_made_up_data or found.draft.loss_is_guessed

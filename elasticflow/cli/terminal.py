@@ -57,7 +57,7 @@ def print_json(facts: Any) -> None:
 
 def show_warnings(loaded: LoadedJob, *, but: Container[str] = ()) -> None:
     """Print the warnings about a job file, except those whose code is in *but*, on standard error, one line each."""
-    from elasticflow.spec.findings.diagnostics import render
+    from elasticflow.spec.findings.rendering import render
 
     found = [each for each in loaded.diagnostics if each.severity == "warning" and each.code not in but]
     if found:

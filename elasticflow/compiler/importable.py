@@ -22,7 +22,8 @@ from elasticflow.spec.entries.modules import (
     source_of,
 )
 from elasticflow.spec.entries.uses import uses_in
-from elasticflow.spec.findings.diagnostics import Diagnostic, render
+from elasticflow.spec.findings.diagnostics import Diagnostic
+from elasticflow.spec.findings.rendering import render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.errors import CaseError, JobRefusedError
 from elasticflow.spec.cases.case_file import CaseFile
-from elasticflow.spec.findings.diagnostics import in_order, render
+from elasticflow.spec.findings.diagnostics import in_order
 from elasticflow.spec.findings.remedies import nearest
+from elasticflow.spec.findings.rendering import render
 from elasticflow.spec.project import project_root_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import COMMANDS, call
-from elasticflow.spec.findings.diagnostics import FORMATS
+from elasticflow.spec.findings.rendering import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

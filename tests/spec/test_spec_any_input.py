@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticflow.cli.main import call
-from elasticflow.spec.findings.diagnostics import FORMATS
+from elasticflow.spec.findings.rendering import FORMATS
 from tests.spec.documents import TEXTS, VALUES, documents, quoted, written
 
 if TYPE_CHECKING:

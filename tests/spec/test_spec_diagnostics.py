@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elasticflow.spec.findings.diagnostics import FORMATS, Diagnostic, at, in_order, render
+from elasticflow.spec.findings.diagnostics import Diagnostic, at, in_order
 from elasticflow.spec.findings.excerpts import layout, mask_secrets
+from elasticflow.spec.findings.rendering import FORMATS, render
 from elasticflow.spec.positions import Span
 
 TEXT = '[train]\nepoch = 5  # "a", 100%\n'

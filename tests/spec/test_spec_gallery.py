@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.spec.findings.diagnostics import Format, render
+from elasticflow.spec.findings.rendering import Format, render
 from elasticflow.spec.load import load_job
 
 GALLERY = Path(__file__).parent / "gallery"

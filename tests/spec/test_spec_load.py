@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from elasticflow.errors import JobRefusedError
-from elasticflow.spec.findings.diagnostics import FORMATS, render
+from elasticflow.spec.findings.rendering import FORMATS, render
 from elasticflow.spec.job import Job
 from elasticflow.spec.load import load_job, require_job
 from elasticflow.spec.project import project_root_of

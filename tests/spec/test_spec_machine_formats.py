@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.spec.findings.diagnostics import Diagnostic, at, render
+from elasticflow.spec.findings.diagnostics import Diagnostic, at
 from elasticflow.spec.findings.explanations import EXPLANATIONS
+from elasticflow.spec.findings.rendering import render
 from elasticflow.spec.positions import Span
 
 TEXT = '[train]\nepoch = 5  # "a", 100%\n'

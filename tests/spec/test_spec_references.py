@@ -13,7 +13,7 @@ from elasticflow.compiler.materialize import launch_files
 from elasticflow.compiler.plan import plan_job
 from elasticflow.errors import JobRefusedError
 from elasticflow.spec import codes
-from elasticflow.spec.findings.diagnostics import FORMATS, render
+from elasticflow.spec.findings.rendering import FORMATS, render
 from elasticflow.spec.load import load_job, require_cases, require_job
 
 if TYPE_CHECKING:

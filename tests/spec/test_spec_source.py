@@ -11,7 +11,7 @@ import tomli
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticflow.spec.findings.diagnostics import render
+from elasticflow.spec.findings.rendering import render
 from elasticflow.spec.text.layers import Layer, merge
 from elasticflow.spec.text.source import Source, load
 
