@@ -13,8 +13,6 @@ from tests.runtime.test_runtime_trajectory import assert_same
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FLIPPED = ("--flip-at", "4", "--every", "3 steps")
-
 
 @pytest.mark.parametrize(
     ("ranks", "astray", "expected"),
@@ -60,7 +58,7 @@ def test_flipped_bit_is_found_and_healed(groups: Callable[[str], Any], memory: t
     parts.environment = {"ELASTICFLOW_WRITER": writer.address}
     arguments = ("--every", "3 steps", *memory, "--compare", "1000 steps")
     try:
-        assert 1 == parts.run(3, *arguments, "--flip-at", "4", ends=False).codes[1]
+        assert 1 == parts.run(3, *arguments, "--flip-at", "5", ends=False).codes[1]
         assert [0] * 3 == parts.run(3, *arguments).codes
     finally:
         writer.close()

@@ -1,4 +1,4 @@
-"""How a rank of these programs is killed."""
+"""How a rank of these programs is killed, and when."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def committed() -> set[Path]:
 COMMITTED_BEFORE = committed()
 
 
-def die_once_committed() -> NoReturn:
-    """Kill this process with SIGKILL as soon as this worker group has committed a snapshot.
+def await_commit() -> None:
+    """Return as soon as this worker group has committed a snapshot.
 
-    The writer dies with rank 0. Training does not wait for it, and on a busy machine it may be many steps behind.
+    Training does not wait for the writer, and on a busy machine it may be many steps behind.
 
     Raises:
         TimeoutError: no snapshot was committed: none was due two steps ago.
@@ -30,7 +30,16 @@ def die_once_committed() -> NoReturn:
     deadline = time.monotonic() + LIMIT_S
     while not committed() - COMMITTED_BEFORE:
         if time.monotonic() > deadline:
-            raise TimeoutError("no snapshot to be killed after")
+            raise TimeoutError("no snapshot was committed")
         time.sleep(0.005)
+
+
+def die_once_committed() -> NoReturn:
+    """Kill this process with SIGKILL as soon as this worker group has committed a snapshot: the writer dies with rank 0.
+
+    Raises:
+        TimeoutError: no snapshot was committed: none was due two steps ago.
+    """
+    await_commit()
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")
