@@ -169,11 +169,11 @@ def last_rate(step: int) -> float:
 
 
 def maybe_flip(model: nn.Module) -> None:
-    """Flip the last bit of one number, if it is time: once there is a snapshot to go back to."""
+    """Flip a bit of one number, not its last, which a step may round away: once there is a snapshot to go back to."""
     if (step_now, os.environ.get("RANK")) == (args.flip_at, "1"):
         dying.await_commit()
         parameter = next(model.parameters()).detach()
-        parameter.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
+        parameter.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 10)
 
 
 def training_step(model: nn.Module, batch: Any) -> Any:
