@@ -193,6 +193,12 @@ class StateError(WorkerError):
     is_final = True
 
 
+class RanksDifferError(StateError):
+    """Ranks have different states where a snapshot holds one: a bit that flipped may not flip again."""
+
+    is_final = False
+
+
 class StepResultError(WorkerError):
     """What a training step returned is no loss, or is over a count that cannot be."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,16 @@ class EtcdKeys:
             folder: _Mirror(_client(place), f"/{place.prefix}/{folder}", patience_s) for folder in mirrored
         }
 
+    @property
+    def own_address(self) -> str:
+        """Address of this machine towards etcd."""
+        try:
+            place = (self._place.host, self._place.port)
+            with socket.create_connection(place, timeout=self._patience_s) as connection:
+                return str(connection.getsockname()[0])
+        except OSError as error:
+            raise RendezvousLostError(f"etcd at {self._place.endpoint} does not answer: {error}") from error
+
     def set(self, key: str, value: str | bytes) -> None:
         """Give *key* a value."""
         self._ask(self._client.write, self._path(key), _text(value))
@@ -69,13 +80,13 @@ class EtcdKeys:
         """Return the value of *key*, once it has one.
 
         Raises:
-            LookupError: it got none in time.
+            RendezvousLostError: it got none in time, or etcd does not answer.
         """
         deadline = time.monotonic() + limit_s
         pause = _LOOK_S
         while (value := self._look(key)) is None:
             if time.monotonic() > deadline:
-                raise LookupError(f"no {key} in etcd at {self._place.endpoint} after {limit_s:g} s")
+                raise RendezvousLostError(f"no {key} in etcd at {self._place.endpoint} after {limit_s:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _AGAIN_S)
         return value

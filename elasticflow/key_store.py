@@ -20,7 +20,7 @@ class Keys(Protocol):
         """Give *key* a value."""
 
     def get(self, key: str, /) -> bytes:
-        """Return the value of *key*, once it has one."""
+        """Return the value of *key*, once it has one; a client waits for five minutes."""
 
     def add(self, key: str, number: int, /) -> int:
         """Add *number* to the value of *key*, 0 at first; return the sum."""
@@ -32,7 +32,18 @@ class Keys(Protocol):
         """Remove *key*; return whether it was there."""
 
 
-def connect(place: RendezvousPlace, mirrored: tuple[str, ...] = (), answer_s: float = ANSWER_S) -> Keys:
+class RemoteKeys(Keys, Protocol):
+    """Keys that another process serves."""
+
+    @property
+    def own_address(self) -> str:
+        """Address of this machine towards the store."""
+
+    def get(self, key: str, /, limit_s: float = ...) -> bytes:
+        """Return the value of *key*, once it has one, within *limit_s*; five minutes unless told otherwise."""
+
+
+def connect(place: RendezvousPlace, mirrored: tuple[str, ...] = (), answer_s: float = ANSWER_S) -> RemoteKeys:
     """Return a client of the store at *place*.
 
     Args:

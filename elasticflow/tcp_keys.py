@@ -30,6 +30,8 @@ HELLO = b"elasticflow keys 1\n"
 _LONGEST_FRAME = 1 << 26
 _LENGTH = struct.Struct("!I")
 _GET_S = 300.0
+_CONNECT_S = 10.0
+_AGAIN_S = 0.2
 
 
 class Request(enum.IntEnum):
@@ -139,6 +141,11 @@ class TcpKeys:
         _, parts = self._ask(Request.GET, self._path(key), limit_s=limit_s)
         return parts[0]
 
+    @property
+    def own_address(self) -> str:
+        """Address of this machine towards the store."""
+        return str(self._socket.getsockname()[0])
+
     def add(self, key: str, number: int) -> int:
         """Add *number* to the value of *key*, 0 at first, in one act; return the sum."""
         _, parts = self._ask(Request.ADD, self._path(key), str(number).encode())
@@ -185,8 +192,15 @@ class _Mirror:
         self._values: dict[str, bytes] = {}
         self._frames = Frames()
         self.socket = _connect(place, answer_s)
-        self.socket.sendall(frame(Request.WATCH, prefix.encode()))
         self._is_whole = False
+        # Not `select.select`, which takes no descriptor above 1023.
+        self._poll = select.poll()
+        self._poll.register(self.socket, select.POLLIN)
+        try:
+            self.socket.sendall(frame(Request.WATCH, prefix.encode()))
+        except OSError as error:
+            self.socket.close()
+            raise _lost(place, error) from error
         deadline = time.monotonic() + answer_s
         while not self._is_whole:
             self._follow(deadline - time.monotonic())
@@ -212,7 +226,7 @@ class _Mirror:
         """Take in what has been told, waiting at most *limit_s* seconds for the first of it."""
         with self._lock:
             try:
-                while select.select([self.socket], [], [], max(0.0, limit_s))[0]:
+                while self._poll.poll(max(0.0, limit_s) * 1000):
                     for kind, parts in self._frames.take(_received(self.socket)):
                         self._take(kind, parts)
                     limit_s = 0.0
@@ -229,20 +243,28 @@ class _Mirror:
 
 
 def _connect(place: RendezvousPlace, answer_s: float) -> socket.socket:
-    """Return a connection to the store at *place*, which has said that it is one."""
-    with contextlib.ExitStack() as on_error:
+    """Return a connection to the store at *place*, which has said that it is one; tried again: a link may flap."""
+    deadline = time.monotonic() + min(answer_s, _CONNECT_S)
+    while True:
         try:
-            connection = on_error.enter_context(
-                socket.create_connection((place.host, place.port), timeout=answer_s)
-            )
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection.sendall(HELLO)
-            said = b""
-            while len(said) < len(HELLO) and HELLO.startswith(said):
-                said += _received(connection, len(HELLO) - len(said))
+            return _connect_once(place, answer_s)
         except OSError as error:
-            raise _lost(place, error) from error
+            if time.monotonic() + _AGAIN_S > deadline:
+                raise _lost(place, error) from error
+            time.sleep(_AGAIN_S)
+
+
+def _connect_once(place: RendezvousPlace, answer_s: float) -> socket.socket:
+    with contextlib.ExitStack() as on_error:
+        connection = on_error.enter_context(
+            socket.create_connection((place.host, place.port), timeout=answer_s)
+        )
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.sendall(HELLO)
+        said = b""
+        while len(said) < len(HELLO) and HELLO.startswith(said):
+            said += _received(connection, len(HELLO) - len(said))
         if said != HELLO:
             raise RendezvousLostError(
                 f"what answers at {place.endpoint} is no store that this version of elasticflow can use"

@@ -24,6 +24,7 @@ from elasticflow.launcher.membership import Membership
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.keys import EXIT_CODE, INVITATION, join_store
 from elasticflow.launcher.rendezvous.meeting import connect, newest_launch, place_of
+from elasticflow.rendezvous_place import RendezvousLostError
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.catalog import Catalog
 from elasticflow.storage import Storage
@@ -84,8 +85,13 @@ def join(
     keys = connect(place)
     last = 0
     while True:
-        number = _await_launch(keys, place, last, say)
-        node = _Node(request, plan, place.under(str(number)), say)
+        try:
+            number = _await_launch(keys, place, last, say)
+            node = _Node(request, plan, place.under(str(number)), say)
+        except RendezvousLostError as error:
+            raise HeadNotFoundError(
+                str(error), "start the run again, or what serves its rendezvous"
+            ) from error
         code = node.take_part()
         if code is not None:
             return code

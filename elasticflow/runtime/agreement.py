@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from elasticflow.errors import StateError
+from elasticflow.errors import RanksDifferError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ def require_same(me: Worker, tensors: Mapping[str, Tensor]) -> None:
     """Return if *tensors* are the same on all ranks, as far as a sum over each tells. Collective: every rank.
 
     Raises:
-        StateError: they are not, which is a fault of whatever loaded them; names the first that differs, on every rank.
+        RanksDifferError: they are not, which is a fault of whatever loaded them; names the first that differs, on every rank.
     """
     if me.world_size == 1:
         return
@@ -34,7 +34,7 @@ def require_same(me: Worker, tensors: Mapping[str, Tensor]) -> None:
     lines = [text.split("\n") for text in me.gather_text("\n".join(f"{k} {v}" for k, v in sums.items()))]
     rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
     other = next((line for line in lines[rank] if line not in lines[0]), "a tensor ")
-    raise StateError(
+    raise RanksDifferError(
         f"all ranks loaded the same snapshot, and now rank {rank} has another {other.rpartition(' ')[0]} than rank 0",
         "some load_state_dict or hook of the model or optimizer does not do the same on every rank",
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from elasticflow.errors import StateError
+from elasticflow.errors import RanksDifferError
 from elasticflow.runtime.agreement import sums_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Alike:
             capture: Reads the state now, to find out what differs.
 
         Raises:
-            StateError: they were not; names the first difference, on every rank.
+            RanksDifferError: they were not; names the first difference, on every rank.
         """
         if self._question is None:
             return
@@ -96,19 +96,19 @@ class Alike:
             known = self._known[path] = value, _hash(json.dumps(content()))
         return known[1]
 
-    def _difference(self, captured: Captured) -> StateError:
+    def _difference(self, captured: Captured) -> RanksDifferError:
         mine = {**dict(_leaves(captured.tree, "")), **_forms(captured)}
         mine |= {key: f"{mine[key]}, its bits together {bits}" for key, bits in _sums(captured).items()}
         ranks = [json.loads(text) for text in self._me.gather_text(json.dumps(mine))]
         for path in sorted({path for leaves in ranks for path in leaves}):
             for rank, leaves in enumerate(ranks):
                 if leaves.get(path) != ranks[0].get(path):
-                    return StateError(
+                    return RanksDifferError(
                         f"a snapshot holds one state, and rank {rank}'s {path} is {_shown(leaves.get(path))}, "
                         f"rank 0's {_shown(ranks[0].get(path))}",
                         "derive it from what every rank sees, or send every rank the same (torch.distributed)",
                     )
-        return StateError("a snapshot holds one state, and the ranks had different ones a step ago")
+        return RanksDifferError("a snapshot holds one state, and the ranks had different ones a step ago")
 
 
 def _forms(captured: Captured) -> dict[str, str]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
+    from elasticflow.key_store import RemoteKeys
     from elasticflow.runtime.identity import Identity
 
 # Under our agent a hang is noticed by its heartbeats; a collective's own limit would only end a slow evaluation.
@@ -75,16 +76,17 @@ def connect(identity: Identity) -> Store | None:
         listener = _listen(identity)
         host, port = listener.getsockname()[:2]
         store = TCPStore(
-            "localhost" if ipaddress.ip_address(host).is_unspecified else host,
+            "127.0.0.1" if ipaddress.ip_address(host).is_unspecified else host,
             port,
             is_master=True,
             timeout=_STORE_TIMEOUT,
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        keys.set(_STORE, json.dumps([_own_address(identity), port]))
+        keys.set(_STORE, json.dumps([_own_address(identity, keys), port]))
         return store
-    host, port = json.loads(keys.get(_STORE))
+    # As long as the process group would wait: rank 0 may take its time, and a hang is noticed by its heartbeats.
+    host, port = json.loads(keys.get(_STORE, _TIMEOUT["launched"].total_seconds()))
     # Without an address of its own it is on the machine that serves the launch's keys.
     host = host or identity.rendezvous.host
     return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
@@ -105,25 +107,20 @@ def _listen(identity: Identity) -> socket.socket:
     return socket.create_server(("", 0), backlog=512)
 
 
-def _own_address(identity: Identity) -> str | None:
+def _own_address(identity: Identity, keys: RemoteKeys) -> str | None:
     """Return the address under which other workers reach this machine: the one it has towards the launch's keys.
 
-    None where that is the loopback and the host's name stands for nothing else: others reach this machine where they
-    find the keys.
+    None where that is the loopback and the host's name stands for no other address of this machine: others reach it
+    where they find the keys.
     """
     if identity.world_size == identity.local_world_size:
         return "127.0.0.1"
-    candidates = []
-    with (
-        suppress(OSError),
-        socket.create_connection(
-            (identity.rendezvous.host, identity.rendezvous.port), timeout=10
-        ) as connection,
-    ):
-        candidates.append(connection.getsockname()[0])
-    with suppress(OSError):
-        candidates.append(socket.gethostbyname(socket.gethostname()))
-    return next((found for found in candidates if not ipaddress.ip_address(found).is_loopback), None)
+    if not ipaddress.ip_address(address := keys.own_address).is_loopback:
+        return address
+    # A host's name may stand for an address that only others know it by, or for one that it had once.
+    with suppress(OSError), socket.create_server((named := socket.gethostbyname(socket.gethostname()), 0)):
+        return None if ipaddress.ip_address(named).is_loopback else named
+    return None
 
 
 def form(identity: Identity, store: Store, device: torch.device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events, logs
@@ -19,11 +20,20 @@ FOLLOWED = events.FROM_WORKERS | {
 _MARKS = tuple(f'"{name}"'.encode() for name in sorted(FOLLOWED))
 
 
-class GrowingFile:
-    """A file of lines that grows, and that may not be there yet."""
+_NEWLINE = re.compile(rb"\n")
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+
+class GrowingFile:
+    """A file of lines that grows, and that may not be there yet.
+
+    Args:
+        path: Where it is, or will be.
+        ends: What ends a line.
+        longest: Bytes of a line; what is longer comes in pieces. None: lines come whole.
+    """
+
+    def __init__(self, path: Path, ends: re.Pattern[bytes] = _NEWLINE, longest: int | None = None) -> None:
+        self._path, self._ends, self._longest = path, ends, longest
         self._fd: int | None = None
         self._rest = b""
 
@@ -36,7 +46,10 @@ class GrowingFile:
         data = self._rest
         while chunk := os.read(self._fd, 1 << 20):
             data += chunk
-        *whole, self._rest = data.split(b"\n")
+        *whole, self._rest = self._ends.split(data)
+        if self._longest is not None and len(self._rest) > self._longest:
+            whole.append(self._rest)
+            self._rest = b""
         return whole
 
     def close(self) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 
     from elasticflow.launcher.agent.torchrun_arguments import TorchrunOptions
     from elasticflow.run_folder import RunFolder
+
+
+# A progress bar begins each line with a carriage return; the last byte may be half of an end.
+_ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")
+# Bytes that are kept waiting for the end of their line.
+_LONGEST = 1 << 16
 
 
 class WorkerStreams:
@@ -65,7 +72,7 @@ class _Shown:
     """A stream that is copied to another one, line by line."""
 
     def __init__(self, prefix: str, path: Path, to: TextIO) -> None:
-        self._prefix, self._file, self._to = prefix, GrowingFile(path), to
+        self._prefix, self._file, self._to = prefix.encode(), GrowingFile(path, _ENDS, _LONGEST), to
 
     def show(self) -> None:
         self._write(self._file.lines())
@@ -76,10 +83,11 @@ class _Shown:
         self._write([rest] if rest else [])
 
     def _write(self, lines: list[bytes]) -> None:
-        text = "".join(f"{self._prefix}{line.decode('utf-8', 'replace')}\n" for line in lines)
-        if text:
-            with contextlib.suppress(
-                OSError
-            ):  # a full disk: the stream itself is kept elsewhere, or told of there
-                self._to.write(text)
+        if lines:
+            # Bytes as they are: what the locale of this stream cannot write is no reason to end.
+            data = b"".join(self._prefix + line + b"\n" for line in lines)
+            # A full disk: the stream itself is kept elsewhere, or told of there.
+            with contextlib.suppress(OSError):
                 self._to.flush()
+                self._to.buffer.write(data)
+                self._to.buffer.flush()

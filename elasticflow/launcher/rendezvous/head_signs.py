@@ -55,6 +55,8 @@ class HeadWatch:
 class HeadSigns:
     """Signs of life of this supervisor in a store that somebody else serves; without the store this process ends."""
 
+    _needs_store = True
+
     def __init__(self, place: RendezvousPlace) -> None:
         self._place = place
         self._is_over = threading.Event()
@@ -65,6 +67,10 @@ class HeadSigns:
     def end(self) -> None:
         """Give none any more."""
         self._is_over.set()
+
+    def outlive_store(self) -> None:
+        """Do not end this process any more if the store does not answer."""
+        self._needs_store = False
 
     def _beat(self) -> None:
         with suppress(RendezvousLostError):  # seen by the supervisor, too
@@ -82,7 +88,7 @@ class HeadSigns:
             before, looked = looked, time.monotonic()
             if looked - before > _LONGEST_SILENCE_S / 2:
                 self._answered = looked  # this process was stopped for a while: no silence of the store's
-            elif looked - self._answered > _LONGEST_SILENCE_S:
+            elif self._needs_store and looked - self._answered > _LONGEST_SILENCE_S:
                 sys.stderr.write(f"the store at {self._place.endpoint} does not answer: this launch ends\n")
                 sys.stderr.flush()
                 os._exit(INTERRUPTED)

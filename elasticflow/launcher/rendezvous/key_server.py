@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import selectors
 import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from elasticflow.rendezvous_place import RendezvousLostError
 from elasticflow.tcp_keys import HELLO, Answer, Frames, Request, frame
 
 _MOST_AT_ONCE = 1 << 16
 # Bytes that wait for a client that does not read; it is let go then.
 _MOST_WAITING = 1 << 28
+
+
+_DESCRIPTORS = 1 << 16
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass
@@ -28,7 +35,10 @@ class _Client:
 
 
 class KeyServer:
-    """Serves keys on *listener* as long as this process lives, or until `close`."""
+    """Serves keys on *listener* as long as this process lives, or until `close`.
+
+    All methods but `close` raise RendezvousLostError once it serves no more.
+    """
 
     def __init__(self, listener: socket.socket) -> None:
         self._values: dict[str, bytes] = {}
@@ -44,12 +54,19 @@ class KeyServer:
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._is_over = False
+        self._accepts = True
+        _allow_descriptors()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="keys")
         self._thread.start()
 
     def keys(self, prefix: str) -> LocalKeys:
         """Return the keys below *prefix* for this process."""
         return LocalKeys(self, prefix)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether clients are answered."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """Serve no more: clients see their connection end."""
@@ -60,18 +77,21 @@ class KeyServer:
     def set(self, path: str, value: bytes) -> None:
         """Give *path* a value."""
         with self._changed:
+            self._require_served()
             self._put(path, value)
         self._wake()
 
     def get(self, path: str) -> bytes:
         """Return the value of *path*, once it has one."""
         with self._changed:
-            self._changed.wait_for(lambda: path in self._values)
+            self._changed.wait_for(lambda: path in self._values or self._is_over)
+            self._require_served()
             return self._values[path]
 
     def add(self, path: str, number: int) -> int:
         """Add *number* to the value of *path*, 0 at first; return the sum."""
         with self._changed:
+            self._require_served()
             total = int(self._values.get(path, b"0")) + number
             self._put(path, str(total).encode())
         self._wake()
@@ -80,16 +100,22 @@ class KeyServer:
     def has(self, path: str) -> bool:
         """Return whether *path* has a value."""
         with self._changed:
+            self._require_served()
             return path in self._values
 
     def delete(self, path: str) -> bool:
         """Remove *path*; return whether it was there."""
         with self._changed:
+            self._require_served()
             was_there = self._values.pop(path, None) is not None
             if was_there:
                 self._untold.append(path)
         self._wake()
         return was_there
+
+    def _require_served(self) -> None:
+        if self._is_over and threading.current_thread() is not self._thread:
+            raise RendezvousLostError("the thread that served the launch's keys has ended")
 
     def _put(self, path: str, value: bytes) -> None:
         self._values[path] = value
@@ -102,25 +128,38 @@ class KeyServer:
                 self._wake_write.send(b"\0")
 
     def _serve(self) -> None:
-        while not self._is_over:
-            for key, happened in self._selector.select():
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj is self._wake_read:
-                    with suppress(BlockingIOError):
-                        self._wake_read.recv(_MOST_AT_ONCE)
-                else:
-                    self._hear(key.data, happened)
-            self._tell_changes()
-        for client in list(self._clients):
-            self._drop(client)
-        self._selector.close()
-        for each in (self._listener, self._wake_read, self._wake_write):
-            each.close()
+        try:
+            while not self._is_over:
+                for key, happened in self._selector.select():
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.fileobj is self._wake_read:
+                        with suppress(BlockingIOError):
+                            self._wake_read.recv(_MOST_AT_ONCE)
+                    else:
+                        self._hear(key.data, happened)
+                self._tell_changes()
+        finally:  # also where memory is short: whoever waits for an answer must see that none will come
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+            for client in list(self._clients):
+                self._drop(client)
+            self._selector.close()
+            for each in (self._listener, self._wake_read, self._wake_write):
+                each.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # it has gone again
+        try:
             connection, _ = self._listener.accept()
+        except OSError as error:
+            if (
+                error.errno in _NO_DESCRIPTORS
+            ):  # until a client goes: the listener would be ready all the time
+                self._selector.unregister(self._listener)
+                self._accepts = False
+            return
+        with suppress(OSError):  # it has gone again
             connection.setblocking(False)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             with suppress(OSError):
@@ -228,6 +267,9 @@ class KeyServer:
             self._clients.remove(client)
             self._selector.unregister(client.connection)
             client.connection.close()
+            if not self._accepts and not self._is_over:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+                self._accepts = True
 
 
 class LocalKeys:
@@ -255,3 +297,12 @@ class LocalKeys:
     def delete_key(self, key: str) -> bool:
         """Remove *key*; return whether it was there."""
         return self._server.delete(f"{self._prefix}/{key}")
+
+
+def _allow_descriptors() -> None:
+    """Let this process have many descriptors: a node has half a dozen connections, a worker that waits one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

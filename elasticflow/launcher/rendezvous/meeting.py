@@ -41,29 +41,36 @@ class Meeting:
     Attributes:
         place: Where this machine's agents find the launch's keys.
         endpoint: What other machines are told; None if there are none.
-        listener: Where the supervisor is to serve the store; None if somebody else serves it.
+        server: What serves the store in this process; None if somebody else serves it.
     """
 
     place: RendezvousPlace
     endpoint: str | None
-    listener: socket.socket | None = None
+    server: KeyServer | None = None
     _signs: HeadSigns | None = None
 
     def open(self) -> Keys:
-        """Return the launch's keys as its supervisor uses them; serves them if they are its own."""
-        if self.listener is None:
+        """Return the launch's keys as its supervisor uses them.
+
+        Raises:
+            RendezvousLostError: who serves them does not answer.
+        """
+        if self.server is None:
             return join_store(self.place, looks_at=TOLD)
-        server = KeyServer(self.listener)
-        self.listener = None
-        server.keys(self.place.prefix.rpartition("/")[0]).set(_NEWEST, "1")
-        return server.keys(self.place.prefix)
+        self.server.keys(self.place.prefix.rpartition("/")[0]).set(_NEWEST, "1")
+        return self.server.keys(self.place.prefix)
 
     def close(self) -> None:
-        """Be silent, and give the port back if it was not used."""
+        """Be silent, and give the port back: another launch of this process may need it."""
         if self._signs is not None:
             self._signs.end()
-        if self.listener is not None:
-            self.listener.close()
+        if self.server is not None:
+            self.server.close()
+
+    def outlive_store(self) -> None:
+        """Let this process go on without the store: the launch is over, and what is left is to write that down."""
+        if self._signs is not None:
+            self._signs.outlive_store()
 
 
 def meet(plan: LaunchPlan) -> Meeting:
@@ -78,15 +85,19 @@ def meet(plan: LaunchPlan) -> Meeting:
         listener = listen("127.0.0.1", 0)
         place = place_of(plan, *listener.getsockname()[:2]).under("1")
         # Nodes that are played on this machine may be joined by others on it.
-        return Meeting(place, None if plan.nodes_max == 1 else place.endpoint, listener)
+        return Meeting(place, None if plan.nodes_max == 1 else place.endpoint, KeyServer(listener))
     host, _, number = plan.endpoint.rpartition(":")
     place = place_of(plan, host, int(number))
     if not plan.is_store_outside:
         listener = listen("", place.port)
         if not is_here(host):
             place = place_of(plan, "127.0.0.1", place.port)
-        return Meeting(place.under("1"), None if plan.nodes_max == 1 else plan.endpoint, listener)
-    launch = place.under(str(_lead(connect(place), place)))
+        server = KeyServer(listener)
+        return Meeting(place.under("1"), None if plan.nodes_max == 1 else plan.endpoint, server)
+    try:
+        launch = place.under(str(_lead(connect(place), place)))
+    except RendezvousLostError as error:
+        raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
     return Meeting(launch, plan.endpoint, _signs=HeadSigns(launch))
 
 

@@ -6,13 +6,17 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from elasticflow.errors import FINISHED, PortTakenError
+from elasticflow.errors import ANSWER_IS_NO, FINISHED, PortTakenError
 from elasticflow.launcher.rendezvous.interface import listen
 from elasticflow.launcher.rendezvous.key_server import KeyServer
 from elasticflow.lifeline import leave_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+# Seconds between two looks at whether the store is still served.
+_LOOK_S = 1.0
 
 
 def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
@@ -39,7 +43,12 @@ def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
     port = listener.getsockname()[1]
     server = KeyServer(listener)
     say(f"serving a rendezvous at {host or socket.gethostname()}:{port}; Ctrl-C ends it")
-    asked = signal.sigwait(signals)
+    asked = None
+    while asked is None and server.is_serving:
+        asked = signal.sigtimedwait(signals, _LOOK_S)
     server.close()
-    say(f"{signal.Signals(asked).name}: the store is gone")
+    if asked is None:
+        say("the store is gone: the thread that served it has ended")
+        return ANSWER_IS_NO
+    say(f"{signal.Signals(asked.si_signo).name}: the store is gone")
     return FINISHED

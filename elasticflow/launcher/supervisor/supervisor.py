@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
-from elasticflow.errors import RunFolderError
+from elasticflow.errors import RendezvousError, RunFolderError
 from elasticflow.launcher.supervisor.budget import Budget
 from elasticflow.launcher.supervisor.course import Course
 from elasticflow.launcher.supervisor.drains import UNTRAINED_S
@@ -65,6 +65,7 @@ class Supervisor:
 
         Raises:
             RunFolderError: what happens cannot be written down any more, so the launch was ended.
+            RendezvousError: who serves the launch's keys did not answer when it began.
         """
         try:
             code = self._lead()
@@ -90,8 +91,7 @@ class Supervisor:
             self._announce()
             for node in self._agents.begin():
                 self._members.expect(node)
-            head = Head(self._launch.meeting.open())
-            head.invite(self._launch.invitation())
+            head = self._open()
             course = self._course(head)
             try:
                 while course.verdict is None:
@@ -100,6 +100,14 @@ class Supervisor:
             except RendezvousLostError as error:
                 return self._end_without_store(course, str(error))
             return self._close(head, course, course.verdict)
+
+    def _open(self) -> Head:
+        try:
+            head = Head(self._launch.meeting.open())
+            head.invite(self._launch.invitation())
+        except RendezvousLostError as error:
+            raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
+        return head
 
     def _announce(self) -> None:
         launch = self._launch
@@ -209,14 +217,18 @@ class Supervisor:
 
     def _close(self, head: Head, course: Course, verdict: Verdict) -> int:
         """End the agents, take in what they still have to say, and write the verdict."""
-        head.stop(verdict.exit_code)
+        self._launch.meeting.outlive_store()
+        # What others are told and say is lost with the store; how the launch ended is not.
+        with contextlib.suppress(RendezvousLostError):
+            head.stop(verdict.exit_code)
         if course.is_idle:
             verdict = self._see_off(course, verdict)
         self._agents.end()
-        head.await_notice(self._agents.nodes, _NOTICE_S)
-        for message in head.take():
-            if message["type"] in ("lines", "writer", "left_behind"):
-                self._take_in(message, course)
+        with contextlib.suppress(RendezvousLostError):
+            head.await_notice(self._agents.nodes, _NOTICE_S)
+            for message in head.take():
+                if message["type"] in ("lines", "writer", "left_behind"):
+                    self._take_in(message, course)
         return self._conclude(verdict)
 
     def _end_without_store(self, course: Course, error: str) -> int:

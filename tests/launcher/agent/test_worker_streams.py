@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,7 +34,7 @@ def test_streams_of_a_generation_have_a_folder_of_their_own(folder: RunFolder) -
 
 
 def test_what_is_shown_is_kept_too_by_whole_lines(
-    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+    folder: RunFolder, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """As torchrun shows it, each line after its worker's name; what has no end is shown when the worker is gone."""
     options = TorchrunOptions(nproc=2, role="trainer", shown_stdouts=(1,), shown_stderrs=(0, 1))
@@ -43,16 +45,46 @@ def test_what_is_shown_is_kept_too_by_whole_lines(
         streams.stderrs[local_rank].write_bytes(f"err {local_rank}\nhal".encode() + b"\xff")
     streams.show()
     streams.show()
-    assert ("[trainer1]:out 1\n", "[trainer0]:err 0\n[trainer1]:err 1\n") == capsys.readouterr()
+    assert (b"[trainer1]:out 1\n", b"[trainer0]:err 0\n[trainer1]:err 1\n") == capsysbinary.readouterr()
 
     for local_rank in (0, 1):
         with streams.stderrs[local_rank].open("ab") as file:
             file.write(b"f\nlast")
     streams.close()
     streams.close()
-    halves = [f"[trainer{local_rank}]:{line}\n" for local_rank in (0, 1) for line in ("hal\ufffdf", "last")]
-    assert ("", "".join(halves)) == capsys.readouterr()
+    halves = [b"[trainer%d]:%s\n" % (rank, line) for rank in (0, 1) for line in (b"hal\xfff", b"last")]
+    assert (b"", b"".join(halves)) == capsysbinary.readouterr()
     assert "out 0\n" == folder.rank_log(1, 4, "stdout").read_text()
+
+
+def test_progress_bars_are_shown_as_they_move(
+    folder: RunFolder, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """They end no line; and what never ends one is shown in pieces, not kept."""
+    streams = WorkerStreams(folder, 1, {0: 0}, TorchrunOptions(nproc=1, role="w", shown_stdouts=(0,)))
+    with streams.stdouts[0].open("wb", buffering=0) as file:
+        file.write(b"\r 1 %\r 2 %")
+        streams.show()
+        file.write(b"\r 3 %\r\ndone\n" + b"x" * 70_000)
+        streams.show()
+    shown = capsysbinary.readouterr().out.splitlines()
+
+    assert [b"[w0]:", b"[w0]: 1 %", b"[w0]: 2 %", b"[w0]: 3 %", b"[w0]:done"] == shown[:-1]
+    assert b"[w0]:" + b"x" * 70_000 == shown[-1]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_bytes_that_the_locale_cannot_write_are_shown(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """As they are: an agent that ended for them would end again in every generation."""
+    shown = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", shown)
+    streams = WorkerStreams(folder, 1, {0: 0}, TorchrunOptions(nproc=1, role="w", shown_stdouts=(0,)))
+    streams.stdouts[0].write_bytes("f\u00fcr \u4e2d\n".encode() + b"\xff\n")
+    streams.show()
+
+    assert "[w0]:f\u00fcr \u4e2d\n[w0]:".encode() + b"\xff\n" == shown.buffer.getvalue()
 
 
 def test_stream_that_cannot_be_shown_ends_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from elasticflow.launcher.rendezvous.head_signs import HeadWatch
 from elasticflow.launcher.rendezvous.key_server import KeyServer
 from elasticflow.launcher.rendezvous.keys import EXIT_CODE, join_store
 from elasticflow.launcher.rendezvous.meeting import connect, meet, newest_launch, place_of
-from elasticflow.rendezvous_place import RendezvousPlace
+from elasticflow.rendezvous_place import RendezvousLostError, RendezvousPlace
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
@@ -71,10 +71,27 @@ def test_free_port_is_chosen_and_told_to_others(tmp_path: Path) -> None:
     job = make_job(nodes__max=2)
     found = meet(plan_job(job, project_root=tmp_path, job_files=[tmp_path / "job.toml"]))
     try:
-        assert found.listener is not None
-        assert f"127.0.0.1:{found.listener.getsockname()[1]}" == found.endpoint == found.place.endpoint
+        assert found.server is not None
+        assert found.endpoint == found.place.endpoint
+        found.open().set("a", "1")
+        assert b"1" == join_store(found.place, looks_at="").get("a")
     finally:
         found.close()
+
+
+def test_one_launch_after_another_meets_at_the_same_port(tmp_path: Path) -> None:
+    """As the cases of `run --all` do: the port is given back, and nothing of the launch before is there."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = RendezvousPlace("127.0.0.1", free.getsockname()[1])
+    plan = plan_for(place, tmp_path, torchrun__rdzv_conf={})
+    for _ in range(2):
+        found = meet(plan)
+        keys = found.open()
+        assert not keys.check(["a"])
+        keys.set("a", "1")
+        found.close()
+        with pytest.raises(RendezvousLostError):
+            keys.check(["a"])
 
 
 def test_second_leader_is_refused_while_the_first_lives(served: RendezvousPlace, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from torch.distributed.rendezvous import rendezvous
@@ -22,6 +23,8 @@ from tests.launcher.conftest import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elasticflow.key_store import RemoteKeys
 
 
 @dataclass
@@ -98,6 +101,23 @@ def test_store_of_a_generation_is_found_by_the_jobs_own_code(launch: Launch, tmp
         found, _, _ = next(rendezvous("env://", rank=1))
 
     assert b"1" == found.get("mine")
+
+
+@pytest.mark.parametrize(
+    ("towards", "named", "expected"),
+    [("10.1.2.3", "192.0.2.1", "10.1.2.3"), ("127.0.0.1", "192.0.2.1", None), ("127.0.0.1", "127.0.1.1", None)],
+    ids=["another machine", "a name for an address that is not here", "a name for the loopback"],
+)  # fmt: skip
+def test_workers_reach_rank_0_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, towards: str, named: str, expected: str | None
+) -> None:
+    """By its address towards the keys; where that is the loopback, by the host's name only if that is an address of it."""
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: named)
+    place = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "ELASTICFLOW_GENERATION": "1"}
+    identity = Identity.read(place, tmp_path)
+    keys = cast("RemoteKeys", SimpleNamespace(own_address=towards))
+
+    assert expected == group._own_address(identity, keys)
 
 
 def test_agent_started_late_skips_old_rounds(launch: Launch) -> None:
