@@ -1,4 +1,4 @@
-"""The keys of a launch in etcd, by its v2 API: the same few operations as torch's store (floor 0).
+"""The keys of a launch in etcd, by its v2 API: the same few operations as those that a supervisor serves (floor 0).
 
 torch 2.13 has an `EtcdStore` of its own. It reads the whole folder for every look at one key, has no `delete_key`,
 and a lost connection ends it; agents and the supervisor look hundreds of times a second. Here those who look often

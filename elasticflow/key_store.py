@@ -35,6 +35,9 @@ class Keys(Protocol):
 class RemoteKeys(Keys, Protocol):
     """Keys that another process serves."""
 
+    def forget(self) -> None:
+        """Remove all keys below the place."""
+
     @property
     def own_address(self) -> str:
         """Address of this machine towards the store."""

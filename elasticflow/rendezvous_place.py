@@ -20,7 +20,7 @@ class RendezvousPlace:
         host: Where it is served.
         port: Its port.
         prefix: What all keys of those who meet begin with.
-        backend: `c10d`, torch's own store, or `etcd-v2`.
+        backend: `c10d`, as torchrun calls what a launch serves itself (`tcp_keys.py`), or `etcd-v2`.
         options: How to talk to it; etcd's are `protocol`, `ca_cert`, `ssl_cert` and `ssl_cert_key`.
     """
 

@@ -43,6 +43,7 @@ class Request(enum.IntEnum):
     CHECK = 4
     DELETE = 5
     WATCH = 6
+    FORGET = 7
 
 
 class Answer(enum.IntEnum):
@@ -165,6 +166,10 @@ class TcpKeys:
     def delete_key(self, key: str) -> bool:
         """Remove *key*; return whether it was there."""
         return self._ask(Request.DELETE, self._path(key))[0] == Answer.YES
+
+    def forget(self) -> None:
+        """Remove all keys below the place."""
+        self._ask(Request.FORGET, self._path(""))
 
     def _path(self, key: str) -> bytes:
         return f"{self._place.prefix}/{key}".encode()

@@ -19,7 +19,7 @@ _GLOO = ("gloo/transport", "Connection closed by peer", "Connection reset by pee
 # What torch raises for tensors in main memory: a RuntimeError, told by its allocator's name.
 _NO_MEMORY = "DefaultCPUAllocator: "
 
-# Characters. An exception may show all the data it met; torch's store takes 8 MiB in one piece and drops who sends more (2.13).
+# Characters. An exception may show all the data it met.
 _LONGEST = 20_000
 
 # As it runs, and as `--deep` tries it out.

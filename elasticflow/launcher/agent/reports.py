@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.staging import WriterProcess
 
-# Of one message: torch's store takes 8 MiB in one piece, and drops who sends more (2.13).
+# Of one message, so that none is large.
 _MOST_LINES = 20
 
 

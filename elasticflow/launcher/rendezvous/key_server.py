@@ -215,6 +215,10 @@ class KeyServer:
                 self._send(client, frame(Answer.YES if self.delete(path) else Answer.NO))
             case Request.WATCH:
                 self._begin_watch(client, path)
+            case Request.FORGET:
+                for each in [each for each in self._values if each.startswith(path)]:
+                    self.delete(each)
+                self._send(client, frame(Answer.YES))
 
     def _begin_watch(self, client: _Client, prefix: str) -> None:
         with self._changed:

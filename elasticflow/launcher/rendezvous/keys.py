@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from elasticflow import key_store
 
 if TYPE_CHECKING:
-    from elasticflow.key_store import Keys
+    from elasticflow.key_store import Keys, RemoteKeys
     from elasticflow.rendezvous_place import RendezvousPlace
 
 TOLD = "told"
@@ -41,7 +41,7 @@ NOTICED = "noticed"
 
 def join_store(
     place: RendezvousPlace, *, looks_at: str = ORDERS, answer_s: float = key_store.ANSWER_S
-) -> Keys:
+) -> RemoteKeys:
     """Return a client of the store at *place*.
 
     Args:

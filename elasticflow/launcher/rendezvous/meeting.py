@@ -150,21 +150,14 @@ def _lead(keys: Keys, place: RendezvousPlace) -> int:
         number += 1
         if keys.add(f"claim/{number}", 1) == 1:
             keys.set(_NEWEST, str(number))
-            _forget(place.under(str(number - 2)))
+            # Nobody reads them any more, and the store outlives all runs.
+            join_store(place.under(str(number - 2)), looks_at="").forget()
             return number
         deadline = time.monotonic() + _CLAIM_S
         while time.monotonic() < deadline:  # unless it died right after it claimed
             if newest_launch(keys) >= number:
                 raise led
             time.sleep(_LOOK_S)
-
-
-def _forget(place: RendezvousPlace) -> None:
-    """Remove the keys of a launch that nobody reads any more: etcd outlives all runs, and keeps them on disk."""
-    if place.backend == "etcd-v2":
-        from elasticflow.etcd_keys import EtcdKeys
-
-        EtcdKeys(place).forget()
 
 
 def _is_led(place: RendezvousPlace) -> bool:

@@ -110,6 +110,20 @@ def test_second_leader_is_refused_while_the_first_lives(served: RendezvousPlace,
     assert ["1", "2", "3"] == [m.place.prefix.rpartition("/")[2] for m in (first, second, third)]
 
 
+def test_keys_of_launches_long_over_are_forgotten(served: RendezvousPlace, tmp_path: Path) -> None:
+    """The store outlives all runs; the launch before is still read by who takes over."""
+    plan = plan_for(served, tmp_path)
+    launches = []
+    for _ in range(3):
+        launches.append(meet(plan))
+        launches[-1].open().set(EXIT_CODE, "0")
+        launches[-1].close()
+
+    kept = [join_store(launch.place, looks_at="").check([EXIT_CODE]) for launch in launches]
+    assert [False, True, True] == kept
+    assert join_store(place_of(plan, served.host, served.port), looks_at="").check(["newest"])
+
+
 def test_runs_of_other_jobs_use_the_same_store(served: RendezvousPlace, tmp_path: Path) -> None:
     """Their keys are apart."""
     found = [meet(plan_for(served, tmp_path, job__name=name)) for name in ("one", "two")]
