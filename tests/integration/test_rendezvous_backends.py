@@ -61,7 +61,7 @@ def test_keys_in_etcd_are_those_of_a_store(place: RendezvousPlace) -> None:
     assert not other.check(["_hidden", "pg/1"])
     assert other.delete_key("_hidden")
     assert not mine.delete_key("_hidden")
-    with pytest.raises(LookupError):
+    with pytest.raises(RendezvousLostError):
         mine.get("_hidden", 0.05)
 
 
