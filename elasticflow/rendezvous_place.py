@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -55,3 +56,12 @@ class RendezvousPlace:
         # Not `parts.hostname` alone: it is in lower case, which a name in /etc/hosts may not be.
         host = parts.netloc.rpartition(":")[0].removeprefix("[").removesuffix("]")
         return cls(host, parts.port, parts.path[1:], parts.scheme, dict(parse_qsl(parts.query)))
+
+
+def is_here(host: str) -> bool:
+    """Return whether *host* is an address of this machine."""
+    try:
+        with socket.create_server((host, 0)):
+            return True
+    except OSError:
+        return False

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, TypeVar
 
 from elasticflow.doctor.findings import Finding, Needs, Verdict, ok
-from elasticflow.launcher.rendezvous.interface import is_here
+from elasticflow.rendezvous_place import is_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

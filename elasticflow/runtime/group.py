@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from elasticflow import key_store
+from elasticflow.rendezvous_place import is_here
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -118,8 +119,10 @@ def _own_address(identity: Identity, keys: RemoteKeys) -> str | None:
     if not ipaddress.ip_address(address := keys.own_address).is_loopback:
         return address
     # A host's name may stand for an address that only others know it by, or for one that it had once.
-    with suppress(OSError), socket.create_server((named := socket.gethostbyname(socket.gethostname()), 0)):
-        return None if ipaddress.ip_address(named).is_loopback else named
+    with suppress(OSError):
+        named = socket.gethostbyname(socket.gethostname())
+        if is_here(named) and not ipaddress.ip_address(named).is_loopback:
+            return named
     return None
 
 

@@ -16,14 +16,12 @@ import numpy as np
 import torch
 
 from elasticflow.runtime import streams
+from elasticflow.runtime.surroundings import INSTALLED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-
-# A package that is installed draws, if at all, from where the module that imports it has come to.
-_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def install(seed: int) -> None:
@@ -58,9 +56,10 @@ class _SeededImports:
         return None
 
     def _wrap(self, spec: ModuleSpec) -> None:
-        loader, file = spec.loader, (spec.origin or "").replace("\\", "/")
-        # A loader of another kind may be shared by modules.
-        if type(loader) is not SourceFileLoader or any(part in file for part in _INSTALLED):
+        loader, file = spec.loader, spec.origin or ""
+        # A loader of another kind may be shared by modules. A package that is installed draws, if at all, from where the
+        # module that imports it has come to.
+        if type(loader) is not SourceFileLoader or any(part in file for part in INSTALLED):
             return
         execute = loader.exec_module
 

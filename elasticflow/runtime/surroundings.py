@@ -14,7 +14,8 @@ from elasticflow.runtime import kind
 if TYPE_CHECKING:
     from elasticflow.runtime.member import Worker
 
-_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+# Parts of the path of whatever is installed.
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _MOST_FILES = 2000
 
 
@@ -43,7 +44,7 @@ def _files(root: Path) -> dict[str, str]:
             continue
         # What is installed inside the project has versions; so has elasticflow, wherever it lies. train.py is the
         # launch folder's own.
-        if name.partition(".")[0] in {"elasticflow", "__main__"} or any(part in file for part in _PACKAGES):
+        if name.partition(".")[0] in {"elasticflow", "__main__"} or any(part in file for part in INSTALLED):
             continue
         try:
             found[Path(file).relative_to(root).as_posix()] = hashlib.sha256(

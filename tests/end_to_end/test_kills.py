@@ -103,6 +103,8 @@ def test_whoever_is_killed_and_however_a_worker_fails_no_bit_is_lost(
 
     course.series.settle(course.generation - 1)
     reached = course.series.step()
+    # A worker is ahead of what it has told: the supervisor that is killed below is to know of this step.
+    running.wait_for_step(reached)
     tree = running.tree()
     assert len(tree) >= 4  # agent, fork server, writer, workers
     for name, module in starts.VICTIMS.items():

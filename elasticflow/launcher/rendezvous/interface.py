@@ -38,15 +38,6 @@ def variables(host: str, port: int) -> dict[str, str]:
     return {} if found is None else dict.fromkeys(_VARIABLES, found)
 
 
-def is_here(host: str) -> bool:
-    """Return whether *host* is an address of this machine."""
-    try:
-        with socket.create_server((host, 0)):
-            return True
-    except OSError:
-        return False
-
-
 def towards(host: str, port: int) -> str | None:
     """Return the name of the interface whose IPv4 address this machine has towards a listening *host*:*port*.
 

@@ -16,8 +16,6 @@ from elasticflow.tcp_keys import HELLO, Answer, Frames, Request, frame
 _MOST_AT_ONCE = 1 << 16
 # Bytes that wait for a client that does not read; it is let go then.
 _MOST_WAITING = 1 << 28
-
-
 _DESCRIPTORS = 1 << 16
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
@@ -153,20 +151,18 @@ class KeyServer:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
-            if (
-                error.errno in _NO_DESCRIPTORS
-            ):  # until a client goes: the listener would be ready all the time
+            # Until a client goes: the listener would be ready all the time. Any other has gone again.
+            if error.errno in _NO_DESCRIPTORS:
                 self._selector.unregister(self._listener)
                 self._accepts = False
             return
-        with suppress(OSError):  # it has gone again
-            connection.setblocking(False)
+        connection.setblocking(False)
+        with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            with suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            client = _Client(connection)
-            self._clients.append(client)
-            self._selector.register(connection, selectors.EVENT_READ, client)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client = _Client(connection)
+        self._clients.append(client)
+        self._selector.register(connection, selectors.EVENT_READ, client)
 
     def _hear(self, client: _Client, happened: int) -> None:
         try:
@@ -216,18 +212,21 @@ class KeyServer:
             case Request.WATCH:
                 self._begin_watch(client, path)
             case Request.FORGET:
-                for each in [each for each in self._values if each.startswith(path)]:
-                    self.delete(each)
+                for below, _ in self._below(path):
+                    self.delete(below)
                 self._send(client, frame(Answer.YES))
 
     def _begin_watch(self, client: _Client, prefix: str) -> None:
-        with self._changed:
-            there = [(path, value) for path, value in self._values.items() if path.startswith(prefix)]
-        for path, value in there:
-            self._send(client, frame(Answer.CHANGED, path.encode(), value))
+        for path, value in self._below(prefix):
+            self._send(client, _change(path, value))
         # Only now: what changes from here on is told after what was there.
         client.watches = prefix
         self._send(client, frame(Answer.YES))
+
+    def _below(self, prefix: str) -> list[tuple[str, bytes]]:
+        """Return what there is under *prefix*; this process' own threads may change it at any time."""
+        with self._changed:
+            return [(path, value) for path, value in self._values.items() if path.startswith(prefix)]
 
     def _give(self, client: _Client) -> None:
         """Answer a client that waits for a value, if it is there."""
@@ -240,17 +239,13 @@ class KeyServer:
         with self._changed:
             changed = [(path, self._values.get(path)) for path in dict.fromkeys(self._untold)]
             self._untold = []
-        for client in list(self._clients if changed else ()):
+        told = [(path, _change(path, value)) for path, value in changed]
+        for client in list(self._clients if told else ()):
             try:
                 self._give(client)
-                for path, value in changed:
+                for path, data in told:
                     if client.watches is not None and path.startswith(client.watches):
-                        told = (
-                            frame(Answer.REMOVED, path.encode())
-                            if value is None
-                            else frame(Answer.CHANGED, path.encode(), value)
-                        )
-                        self._send(client, told)
+                        self._send(client, data)
             except OSError:
                 self._drop(client)
 
@@ -301,6 +296,13 @@ class LocalKeys:
     def delete_key(self, key: str) -> bool:
         """Remove *key*; return whether it was there."""
         return self._server.delete(f"{self._prefix}/{key}")
+
+
+def _change(path: str, value: bytes | None) -> bytes:
+    """Return the frame that tells those who watch that *path* has this value now, or none."""
+    if value is None:
+        return frame(Answer.REMOVED, path.encode())
+    return frame(Answer.CHANGED, path.encode(), value)
 
 
 def _allow_descriptors() -> None:

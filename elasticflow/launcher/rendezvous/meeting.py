@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from elasticflow.errors import LedElsewhereError, RendezvousError
 from elasticflow.launcher.rendezvous.head_signs import HeadSigns, HeadWatch
-from elasticflow.launcher.rendezvous.interface import is_here, listen
+from elasticflow.launcher.rendezvous.interface import listen
 from elasticflow.launcher.rendezvous.key_server import KeyServer
 from elasticflow.launcher.rendezvous.keys import EXIT_CODE, TOLD, join_store
-from elasticflow.rendezvous_place import RendezvousLostError, RendezvousPlace
+from elasticflow.rendezvous_place import RendezvousLostError, RendezvousPlace, is_here
 
 if TYPE_CHECKING:
     from elasticflow.compiler.plan import LaunchPlan
