@@ -1,4 +1,4 @@
-"""One class per failure a user can cause, with its exit code and a remedy (floor 0)."""
+"""One class per failure a user can cause, with its exit code and a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every event name and its fields: the log schema, frozen by a test (floor 0).
+"""Every event name and its fields: the log schema, frozen by a test.
 
 Every line has `timestamp, level, event, job, run_id, generation`; lines written by workers add
 `node, rank, world_size, step`. `events.jsonl` holds one line per thing that happened to the run.

@@ -1,4 +1,4 @@
-"""structlog set up once per process: JSON lines, one write per line (floor 0)."""
+"""structlog set up once per process: JSON lines, one write per line."""
 
 from __future__ import annotations
 

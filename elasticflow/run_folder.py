@@ -1,4 +1,4 @@
-"""Names and places of everything a run writes, here and under its snapshot URI (floor 0)."""
+"""Names and places of everything a run writes, here and under its snapshot URI."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elasticflow.launcher.agent.fork_client import ForkServer
+    from elasticflow.launcher.fork_server.client import ForkServer
 
 ROOT = Path(__file__).parents[1]
 _REQUEST = "ELASTICFLOW_TEST_PROGRAM"
@@ -84,7 +84,7 @@ class ForkedPrograms:
         self, program: Path, *arguments: str, environment: Mapping[str, str], cwd: Path = ROOT
     ) -> Program:
         """Start *program* as `python program arguments...` would, with *environment* and no other variables."""
-        from elasticflow.launcher.agent.fork_client import ForkServer
+        from elasticflow.launcher.fork_server.client import ForkServer
 
         if self._server is None:
             self._server = ForkServer(Path(__file__), [str(ROOT)], [], "fork", ())

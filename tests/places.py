@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.storage import Storage
+from elasticflow.storage.storage import Storage
 from tests.servers import AZURE_KEY, SshServer
 
 if TYPE_CHECKING:

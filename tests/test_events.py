@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from elasticflow import events, faults
+from elasticflow import events, fault_injection
 
 PACKAGE = Path(events.__file__).parent
 # Dotted literals of other kinds: files, a call in train.py. `dataset.` begins keys of the job file and is left out.
@@ -152,6 +152,7 @@ def test_every_literal_that_names_an_event_is_in_the_schema() -> None:
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and looks_like_one.fullmatch(node.value)
-        if node.value not in {**events.SCHEMA, **faults.POINTS} and not node.value.endswith(NOT_EVENTS)
+        if node.value not in {**events.SCHEMA, **fault_injection.POINTS}
+        and not node.value.endswith(NOT_EVENTS)
     ]
     assert found == []

@@ -1,8 +1,9 @@
-"""The floors of the house: a module imports only from floors below, and torch has two rooms."""
+"""The map of the house: imports go down, in no circle, and torch has its rooms."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,63 +12,36 @@ import pytest
 import elasticflow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 PACKAGE = Path(elasticflow.__file__).parent
-FLOORS = {
-    **dict.fromkeys(
-        (
-            "",
-            "errors",
-            "events",
-            "logs",
-            "storage",
-            "stores",
-            "durable",
-            "lifeline",
-            "records",
-            "run_folder",
-            "environment",
-            "rendezvous_place",
-            "etcd_keys",
-            "key_store",
-            "tcp_keys",
-            "secrecy",
-            "faults",
-            "trajectory",
-        ),
-        0,
-    ),
-    "spec": 1,
-    "snapshots": 1,
-    "compiler": 2,
-    "scaffold": 2,
-    "launcher": 3,
-    "runtime": 3,
-    "observe": 4,
-    "doctor": 4.5,  # uses the words of observe
-    "cli": 5,
-    "__main__": 6,
-}
-# Beside a floor's own room: what the worker's side may not reach, though it lies below.
-NEVER = {
-    ("runtime", "compiler"),
-    ("runtime", "launcher"),
-    ("launcher", "runtime"),
-    ("spec", "snapshots"),
-    ("snapshots", "spec"),
-}
-# Inside the launcher: who may know whom, lowest first; its own modules, such as `launch`, are "".
-LAUNCHER_ROOMS = ("rendezvous", "agent", "supervisor", "", "trials")
-# Inside the spec; its own modules are below (the models) or above (`load`) them all.
-SPEC_ROOMS = ("findings", "text", "entries", "checks", "cases")
+# Lowest first; rooms of one floor do not know each other.
+FLOORS = (
+    {"", "errors", "events", "logs", "run_folder", "redaction", "fault_injection", "system", "protocol", "storage"},
+    {"jobfile", "snapshots"},
+    {"compiler", "scaffold"},
+    {"launcher", "runtime"},
+    {"deep_check", "trials"},
+    {"observe"},
+    {"doctor"},
+    {"cli"},
+    {"__main__"},
+)  # fmt: skip
+# The worker's side and the launcher's meet in files and messages only.
+NEVER = {("runtime", "compiler"), ("runtime", "jobfile"), ("deep_check", "runtime"), ("trials", "runtime")}
 # Intervals like "500 steps" are written in job files and needed by the snapshot policy.
-ALLOWED = {("snapshots", "elasticflow.spec.units")}
-MAY_IMPORT_TORCH = {"launcher", "runtime"}
-MAY_IMPORT_TORCH_IN_FUNCTIONS = {"snapshots/export_torch.py", "launcher/agent/torchrun_arguments.py"}
-# The agent is there two seconds sooner without it; its fork server imports it by name.
-MAY_NOT_IMPORT_TORCH = {"agent"}
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "templates" not in path.parts)
+ALLOWED = {("snapshots", "elasticflow.jobfile.tables.units"), ("runtime", "elasticflow.jobfile.tables.units")}
+MAY_IMPORT_TORCH = {"runtime"}
+MAY_IMPORT_TORCH_IN_FUNCTIONS = {
+    "snapshots/tools/export_torch.py",
+    "launcher/fork_server/torchrun_arguments.py",
+}
+MOST_MODULES = 17
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if "templates" not in path.parts
+}
 
 
 def room_of(path: Path) -> str:
@@ -77,12 +51,12 @@ def room_of(path: Path) -> str:
 
 
 class Import(NamedTuple):
-    """A module imported somewhere in another, inside functions too.
+    """A module imported somewhere in another: inside functions and for type checkers, too.
 
     Attributes:
-        path: Of the module that imports, in the package.
+        path: Of the module that imports.
         line: Of the statement.
-        name: Full name of what is imported.
+        name: Full name of what is imported, as far as it is a module.
         is_at_once: It is imported as soon as the module is.
     """
 
@@ -92,88 +66,99 @@ class Import(NamedTuple):
     is_at_once: bool
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line} imports {self.name}"
-
-    @property
-    def room(self) -> str:
-        """Of the module that imports."""
-        return room_of(PACKAGE / self.path)
+        return f"{self.path.relative_to(PACKAGE)}:{self.line} imports {self.name}"
 
 
 def imports_of(path: Path) -> Iterator[Import]:
     """Yield everything imported anywhere in a module."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    own = path.relative_to(PACKAGE)
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            is_ours = node.module == "elasticflow"
-            names = [f"elasticflow.{alias.name}" for alias in node.names] if is_ours else [node.module]
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES else str(node.module) for name in inner]
         for name in names:
-            yield Import(own, getattr(node, "lineno", 0), name, node in tree.body)
+            yield Import(path, getattr(node, "lineno", 0), name, node in tree.body)
 
 
 @pytest.fixture(scope="module")
 def imports() -> list[Import]:
     """Return all imports of the package."""
-    return [each for path in MODULES for each in imports_of(path)]
+    return [each for path in MODULES.values() for each in imports_of(path)]
 
 
 def test_imports_go_down(imports: list[Import]) -> None:
-    """Each import leads to a lower floor or stays in its room."""
+    """Each import leads to a lower floor or stays in its room; every room has a floor."""
+    floors = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+    assert {room_of(path) for path in MODULES.values()} == set(floors)
 
     def is_wrong(each: Import) -> bool:
-        top, _, rest = each.name.partition(".")
-        if top != "elasticflow" or (each.room, each.name) in ALLOWED:
+        if each.name not in MODULES:
             return False
-        other = rest.partition(".")[0]
-        other = other if other in FLOORS else ""
-        floor = FLOORS[each.room]
-        is_up = FLOORS[other] >= floor if floor else FLOORS[other] > 0
-        return other != each.room and (is_up or (each.room, other) in NEVER)
+        room, other = room_of(each.path), room_of(MODULES[each.name])
+        if room == other or (room, each.name) in ALLOWED:
+            return False
+        is_up = floors[other] > 0 if floors[room] == 0 else floors[other] >= floors[room]
+        return is_up or (room, other) in NEVER
 
     assert [] == [str(each) for each in imports if is_wrong(each)]
 
 
-ROOMS = {"launcher": LAUNCHER_ROOMS, "spec": SPEC_ROOMS}
+def circles(arrows: Iterable[tuple[str, str]]) -> set[str]:
+    """Return all that lies in a circle: what is left once whatever has no way in, or no way out, is taken away."""
+    left = {(a, b) for a, b in arrows if a != b}
+    while True:
+        free = {a for a, _ in left} ^ {b for _, b in left}
+        if not free:
+            return {a for a, _ in left}
+        left = {(a, b) for a, b in left if a not in free and b not in free}
 
 
-def test_rooms_of_a_floor_are_entered_one_way(imports: list[Import]) -> None:
-    """The agent knows no supervisor, nothing that trains knows of trials, no check knows of cases."""
+def test_nothing_imports_in_a_circle(imports: list[Import]) -> None:
+    """No module, and no room of any floor, comes back to itself, imports for type checkers counted."""
+    arrows = defaultdict(set)
+    for each in imports:
+        if each.name in MODULES:
+            here = each.path.relative_to(PACKAGE).with_suffix("").parts
+            there = MODULES[each.name].relative_to(PACKAGE).with_suffix("").parts
+            arrows["modules"].add((".".join(here), ".".join(there)))
+            if len(here) > 1 and len(there) > 1 and here[0] == there[0]:
+                arrows[f"rooms of {here[0]}"].add((here[1], there[1]))
 
-    def is_wrong(each: Import) -> bool:
-        outer, *inner = each.path.parts
-        rooms = ROOMS.get(outer, ())
-        if not rooms or each.path.name == "__init__.py" or not each.name.startswith(f"elasticflow.{outer}."):
-            return False
-        if len(inner) == 1 and "" not in rooms:
-            return False
-
-        def floor(parts: list[str]) -> int:
-            name = parts[0] if len(parts) > 1 or parts[0] in rooms else ""
-            return rooms.index(name) if name in rooms else -1
-
-        return floor(each.name.split(".")[2:]) > floor(inner)
-
-    assert [] == [str(each) for each in imports if is_wrong(each)]
+    assert {} == {what: found for what, pairs in arrows.items() if (found := circles(pairs))}
 
 
-def test_torch_is_imported_by_launcher_and_runtime_only(imports: list[Import]) -> None:
-    """Everything else works, and stays fast, without torch; no `__init__` loads it."""
+def test_a_circle_would_be_found() -> None:
+    """Of three in a row and two that know each other, the two."""
+    assert {"d", "e"} == circles([("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "d"), ("e", "f")])
+
+
+def test_no_room_is_crowded() -> None:
+    """Some fifteen modules can be looked over at once."""
+    sizes = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    crowded = {str(room.relative_to(PACKAGE)): size for room, size in sizes.items() if size > MOST_MODULES}
+
+    assert crowded == {}
+
+
+def test_torch_has_its_rooms(imports: list[Import]) -> None:
+    """Everything but what runs in workers is there, and fast, without torch; no `__init__` loads it."""
 
     def is_wrong(each: Import) -> bool:
         if each.name.partition(".")[0] != "torch":
             return False
-        if str(each.path) in MAY_IMPORT_TORCH_IN_FUNCTIONS:
+        if str(each.path.relative_to(PACKAGE)) in MAY_IMPORT_TORCH_IN_FUNCTIONS:
             return each.is_at_once
-        may = each.room in MAY_IMPORT_TORCH and each.path.parent.name not in MAY_NOT_IMPORT_TORCH
-        return not may or each.path.name == "__init__.py"
+        return room_of(each.path) not in MAY_IMPORT_TORCH or each.path.name == "__init__.py"
 
     assert [] == [str(each) for each in imports if is_wrong(each)]
 
 
-def test_every_room_has_a_floor() -> None:
-    """A new folder or ground-floor module is placed on purpose."""
-    assert {room_of(path) for path in MODULES} <= set(FLOORS)
+def test_the_map_names_every_room() -> None:
+    """`elasticflow/README.md` is where a stranger begins."""
+    text = (PACKAGE / "README.md").read_text(encoding="utf-8")
+    rooms = {path.parent.relative_to(PACKAGE).as_posix() for path in MODULES.values()} - {"."}
+
+    assert {room for room in rooms if f"`{room}/`" not in text} == set()

@@ -27,7 +27,7 @@ import tomli
 
 from elasticflow.cli.main import COMMANDS, group
 from elasticflow.errors import EXIT_CODES
-from elasticflow.spec.job import Job
+from elasticflow.jobfile.tables.job import Job
 from tests.fenced_blocks import PAGES, ROOT, Block, blocks, commands, parts
 
 PYPROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())

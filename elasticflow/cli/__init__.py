@@ -1,1 +1,1 @@
-"""One module per command: parse, call one function, return an exit code (floor 5)."""
+"""One module per command: parse, call one function, return an exit code."""

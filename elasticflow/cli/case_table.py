@@ -1,4 +1,4 @@
-"""Tables of a file's cases: what they are, and what became of them (floor 5)."""
+"""Tables of a file's cases: what they are, and what became of them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.cli.facts import COLOURS, evaluation_of
 from elasticflow.cli.terminal import paint
-from elasticflow.observe.formats import number, plural, span
 from elasticflow.observe.status import read_status
+from elasticflow.observe.terminal.formats import number, plural, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from elasticflow.jobfile.load import LoadedJob
     from elasticflow.run_folder import RunFolder
-    from elasticflow.spec.load import LoadedJob
 
 
 class Result(NamedTuple):
@@ -35,7 +35,7 @@ class Result(NamedTuple):
 
 def cases_text(path: Path, jobs: Sequence[LoadedJob]) -> Iterator[str]:
     """Yield the lines that tell which cases a file has, and what each changes."""
-    from elasticflow.spec.findings.showing import dotted, show
+    from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 
     yield f"{path}: {plural(len(jobs), 'case')} of one file"
     yield ""

@@ -1,11 +1,11 @@
-"""A run's status as JSON facts and as words (floor 5)."""
+"""A run's status as JSON facts and as words."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.observe.formats import number, rfc3339
+from elasticflow.observe.terminal.formats import number, rfc3339
 
 if TYPE_CHECKING:
     from elasticflow.observe.status import RunStatus, Status

@@ -1,4 +1,4 @@
-"""The command line: one group whose commands are imported only when they are used (floor 5)."""
+"""The command line: one group whose commands are imported only when they are used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow import __version__
-from elasticflow.cli.lazy import LazyGroup
+from elasticflow.cli.lazy_group import Entry, LazyGroup
 from elasticflow.errors import FINISHED, INTERRUPTED, KILLED_BY_USER, ElasticflowError, JobRefusedError
 
 if TYPE_CHECKING:
@@ -19,27 +19,29 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 # Name to the line shown in --help: known without importing the command's module.
-COMMANDS: dict[str, str] = {
-    "init": "Write a job file that runs at once.",
-    "validate": "Check job files; nothing is run and torch is not needed.",
-    "plan": "Show what a run of a job file would do.",
-    "compile": "Write a job's launch folder: train.py, torchrun.sh, plan.",
-    "run": "Train a job, or go on with its run.",
-    "resume": "Go on with a run from its newest good snapshot.",
-    "runs": "List runs.",
-    "status": "Show how a run is doing.",
-    "why": "Say what went wrong in a run, root cause first.",
-    "diff": "Compare a run with another one, or with a job file.",
-    "cancel": "Have a run leave after its step, with a snapshot.",
-    "logs": "Show a run's logs by rank and generation.",
-    "snapshots": "List, check, keep, prune and export a run's snapshots.",
-    "verify-elastic": "Train a job briefly at several world sizes, and compare.",
-    "chaos": "Train a job briefly with faults on cue, and compare.",
-    "rendezvous": "Serve a store in which the machines of runs meet.",
-    "schema": "Print the JSON Schema of the job file, for editors.",
-    "explain": "Explain a code such as EF101, with a bad and a good example.",
-    "doctor": "Check this machine, or all that a job needs of it.",
-    "completion": "Have a shell complete commands, files, runs and keys.",
+COMMANDS: dict[str, Entry] = {
+    "init": Entry("write.init", "Write a job file that runs at once."),
+    "validate": Entry("write.validate", "Check job files; nothing is run and torch is not needed."),
+    "plan": Entry("write.plan", "Show what a run of a job file would do."),
+    "compile": Entry("write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan."),
+    "run": Entry("train.run", "Train a job, or go on with its run."),
+    "resume": Entry("train.resume", "Go on with a run from its newest good snapshot."),
+    "runs": Entry("look.runs", "List runs."),
+    "status": Entry("look.status", "Show how a run is doing."),
+    "why": Entry("look.why", "Say what went wrong in a run, root cause first."),
+    "diff": Entry("look.diff", "Compare a run with another one, or with a job file."),
+    "cancel": Entry("train.cancel", "Have a run leave after its step, with a snapshot."),
+    "logs": Entry("look.logs", "Show a run's logs by rank and generation."),
+    "snapshots": Entry("snapshots.group", "List, check, keep, prune and export a run's snapshots."),
+    "verify-elastic": Entry(
+        "prove.verify_elastic", "Train a job briefly at several world sizes, and compare."
+    ),
+    "chaos": Entry("prove.chaos", "Train a job briefly with faults on cue, and compare."),
+    "rendezvous": Entry("more.rendezvous", "Serve a store in which the machines of runs meet."),
+    "schema": Entry("more.schema", "Print the JSON Schema of the job file, for editors."),
+    "explain": Entry("more.explain", "Explain a code such as EF101, with a bad and a good example."),
+    "doctor": Entry("more.doctor", "Check this machine, or all that a job needs of it."),
+    "completion": Entry("more.completion", "Have a shell complete commands, files, runs and keys."),
 }
 
 # Titles over parts of that list, each with the first command under it.
@@ -61,7 +63,6 @@ TRAINING = ("run", "resume")
     cls=LazyGroup,
     table=COMMANDS,
     sections=SECTIONS,
-    rooms="elasticflow.cli.cmd_",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="elasticflow", message="%(prog)s %(version)s")
@@ -91,7 +92,9 @@ def call(arguments: Sequence[str] | None = None) -> int:
         click.echo(error.message, err=True)  # rendered diagnostics: they bear their own "error"
         return error.exit_code
     except ElasticflowError as error:
-        from elasticflow.records import printable  # what it quotes may come from a file that anybody wrote
+        from elasticflow.system.records import (
+            printable,  # what it quotes may come from a file that anybody wrote
+        )
 
         click.echo(f"error: {printable(error.message)}", err=True)
         if error.remedy is not None:
@@ -105,7 +108,7 @@ def _as_key(error: click.NoSuchOption, arguments: Sequence[str] | None) -> str |
     takes_keys = error.ctx is not None and any(each.name == "overrides" for each in error.ctx.command.params)
     if not takes_keys:
         return None
-    from elasticflow.spec.places import flag_for
+    from elasticflow.jobfile.tables.misplaced_keys import flag_for
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     value = ""
@@ -120,7 +123,7 @@ def _as_key(error: click.NoSuchOption, arguments: Sequence[str] | None) -> str |
 def run() -> NoReturn:
     """Run the command line and leave the process with its exit code."""
     if shell := os.environ.get("_ELASTICFLOW_COMPLETE"):
-        from elasticflow.cli.completing import answer
+        from elasticflow.cli.completer import answer
 
         sys.stdout.write(answer(shell, sys.argv[1:], group))
         sys.stdout.flush()
@@ -128,7 +131,7 @@ def run() -> NoReturn:
     if sys.argv[1:2] and sys.argv[1] in TRAINING:
         import signal
 
-        from elasticflow.lifeline import leave_signals
+        from elasticflow.system.processes import leave_signals
 
         # Until the supervisor stands nothing has begun: the same command starts again.
         for number in leave_signals():

@@ -1,4 +1,4 @@
-"""A line on the terminal that says how much of a long piece of work is done (floor 5)."""
+"""A line on the terminal that says how much of a long piece of work is done."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self, TextIO
 
-from elasticflow.observe.formats import size, span
+from elasticflow.observe.terminal.formats import size, span
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -1,4 +1,4 @@
-"""What the commands that print facts share: where the project is, JSON, colours (floor 5)."""
+"""What the commands that print facts share: where the project is, JSON, colours."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
+    from elasticflow.jobfile.load import LoadedJob
     from elasticflow.run_folder import RunFolder
-    from elasticflow.spec.load import LoadedJob
 
 
 def short(path: Path) -> str:
@@ -57,7 +57,7 @@ def print_json(facts: Any) -> None:
 
 def show_warnings(loaded: LoadedJob, *, but: Container[str] = ()) -> None:
     """Print the warnings about a job file, except those whose code is in *but*, on standard error, one line each."""
-    from elasticflow.spec.findings.rendering import render
+    from elasticflow.jobfile.diagnostics.render_text import render
 
     found = [each for each in loaded.diagnostics if each.severity == "warning" and each.code not in but]
     if found:

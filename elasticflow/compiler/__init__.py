@@ -1,4 +1,4 @@
-"""Job in, launch folder out (floor 2)."""
+"""Job in, launch folder out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from elasticflow.compiler.plan import LaunchPlan
-    from elasticflow.spec.load import LoadedJob
+    from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.jobfile.load import LoadedJob
 
 __all__ = ["Compiled", "compile_job"]
 
@@ -47,9 +47,9 @@ def compile_job(
         JobRefusedError: the job has errors; the message shows them all.
         LaunchFolderError: the folder cannot be written, or holds edited or foreign files.
     """
-    from elasticflow.compiler.materialize import materialize
-    from elasticflow.compiler.plan import plan_job
-    from elasticflow.spec.load import require_job
+    from elasticflow.compiler.launch_folder.materialize import materialize
+    from elasticflow.compiler.plan.launch_plan import plan_job
+    from elasticflow.jobfile.load import require_job
 
     loaded = require_job(path, overrides, case=case, environment=environment)
     assert loaded.job is not None  # else it would have raised

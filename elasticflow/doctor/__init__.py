@@ -1,1 +1,1 @@
-"""Whether this machine can run jobs, or one job (floor 4.5)."""
+"""Whether this machine can run jobs, or one job."""

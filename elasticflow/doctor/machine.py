@@ -1,4 +1,4 @@
-"""Processors, memory, handles, processes and the kernel's services that a run leans on (floor 4.5)."""
+"""Processors, memory, handles, processes and the kernel's services that a run leans on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.doctor.findings import Finding, Needs, ok
-from elasticflow.observe.formats import plural, size
+from elasticflow.doctor.check import Finding, Needs, ok
+from elasticflow.observe.terminal.formats import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Ports, names and interfaces: how the processes and machines of a run find each other (floor 4.5)."""
+"""Ports, names and interfaces: how the processes and machines of a run find each other."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import socket
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
-from elasticflow.doctor.findings import Finding, Needs, Verdict, ok
-from elasticflow.rendezvous_place import is_here
+from elasticflow.doctor.check import Finding, Needs, Verdict, ok
+from elasticflow.protocol.store_address import is_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Python, packages, checkout and editor files (floor 4.5)."""
+"""Python, packages, checkout and editor files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from elasticflow import __version__
-from elasticflow.doctor.findings import Finding, Needs, ok
+from elasticflow.doctor.check import Finding, Needs, ok
 from elasticflow.run_folder import RUNS
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _asked(root: Path, *words: str) -> int:
 
 
 def _schema(job_file: Path) -> Iterator[Finding]:
-    from elasticflow.spec.schema import SCHEMA_FILE
+    from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
 
     found = _SCHEMA_LINE.search(job_file.read_text(encoding="utf-8-sig"))
     if found is None:

@@ -1,4 +1,4 @@
-"""Where snapshots and the run folder go: whether it does what the commit protocol leans on (floor 4.5)."""
+"""Where snapshots and the run folder go: whether it does what the commit protocol leans on."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.doctor.findings import Finding, Needs, Verdict, ok
+from elasticflow.doctor.check import Finding, Needs, Verdict, ok
 from elasticflow.errors import StorageError
-from elasticflow.observe.formats import size, span
+from elasticflow.observe.terminal.formats import size, span
 from elasticflow.run_folder import RUNS, RunFolder, snapshot_place
-from elasticflow.storage import Storage
-from elasticflow.stores import protocols
-from elasticflow.stores.retry import Patience
+from elasticflow.storage import urls
+from elasticflow.storage.retry import Patience
+from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ def stores(needs: Needs) -> Iterator[Finding]:
     if storage.is_local:
         yield from _folder("snapshots", storage.local_path())
         return
-    extra = (protocols.package_for(protocols.protocol_of(place)) or "").partition("[")[2].rstrip(']"')
+    extra = (urls.package_for(urls.protocol_of(place)) or "").partition("[")[2].rstrip(']"')
     library = _LIBRARIES.get(extra)
     if library is not None and importlib.util.find_spec(library) is None:
         meaning = f"snapshots cannot be written to {storage.uri}: {library} is not installed"

@@ -1,4 +1,4 @@
-"""torch, imported in a process of its own: one that is broken, or hangs, is a finding and no traceback (floor 4.5)."""
+"""torch, imported in a process of its own: one that is broken, or hangs, is a finding and no traceback."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.doctor.findings import Finding, Needs, Verdict, ok
-from elasticflow.observe.formats import plural, span
+from elasticflow.doctor.check import Finding, Needs, Verdict, ok
+from elasticflow.observe.terminal.formats import plural, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,1 +1,1 @@
-"""Processes: supervisor, agent, fork server, workers (floor 3)."""
+"""Processes: supervisor, agent, fork server, workers."""

@@ -1,4 +1,4 @@
-"""Taking part in a launch that another machine supervises: `run JOB --join HOST:PORT` (floor 3)."""
+"""Taking part in a launch that another machine supervises: `run JOB --join HOST:PORT`."""
 
 from __future__ import annotations
 
@@ -9,33 +9,29 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from elasticflow import durable
-from elasticflow.compiler.origins import JOB_JSON, origins_now
-from elasticflow.compiler.plan import plan_job
-from elasticflow.compiler.resolved import job_to_json
-from elasticflow.errors import (
-    HeadNotFoundError,
-    LedElsewhereError,
-    NodeRefusedError,
-)
+from elasticflow.compiler.inputs.job_json import job_to_json
+from elasticflow.compiler.inputs.origins import JOB_JSON, origins_now
+from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.errors import HeadNotFoundError, LedElsewhereError, NodeRefusedError
 from elasticflow.launcher.agent.agent_process import agent_of
+from elasticflow.launcher.joined_node import Membership
 from elasticflow.launcher.launch import check_torch, writer_config
-from elasticflow.launcher.membership import Membership
+from elasticflow.launcher.rendezvous.control_store import EXIT_CODE, INVITATION, join_store
 from elasticflow.launcher.rendezvous.invitation import Invitation
-from elasticflow.launcher.rendezvous.keys import EXIT_CODE, INVITATION, join_store
-from elasticflow.launcher.rendezvous.meeting import connect, newest_launch, place_of
-from elasticflow.rendezvous_place import RendezvousLostError
+from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, place_of
+from elasticflow.protocol.store_address import RendezvousLostError
 from elasticflow.run_folder import RunFolder, snapshot_place
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
+from elasticflow.system import atomic_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.compiler.plan import LaunchPlan
-    from elasticflow.key_store import Keys
+    from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.launcher.launch import Request
-    from elasticflow.rendezvous_place import RendezvousPlace
+    from elasticflow.protocol.key_store import Keys
+    from elasticflow.protocol.store_address import RendezvousPlace
 
 _POLL_S = 0.05
 _CONNECT_S = 60.0
@@ -202,11 +198,11 @@ class _Node:
             )
         node = f"{socket.gethostname()}-{store.add('joined', 1)}"
         launch_folder = self.folder.path / "nodes" / node
-        durable.write(launch_folder / "train.py", (invitation.entry_point.encode(),))
-        durable.write(launch_folder / "torchrun.args", ("\n".join(plan.torchrun_args).encode(),))
+        atomic_files.write(launch_folder / "train.py", (invitation.entry_point.encode(),))
+        atomic_files.write(launch_folder / "torchrun.args", ("\n".join(plan.torchrun_args).encode(),))
         origins = origins_now(request.job, request.project_root, plan.job_files, secrets.token_hex(8))
         made = {"format": 1, "job": job_to_json(request.job), **origins.to_json()}
-        durable.write(launch_folder / JOB_JSON, (json.dumps(made, indent=2).encode(),))
+        atomic_files.write(launch_folder / JOB_JSON, (json.dumps(made, indent=2).encode(),))
         writer = writer_config(plan, uri, prefix, self.folder.run_id)
         rank = request.node_rank if plan.rdzv_backend == "static" else None
         agent = agent_of(plan, self.folder, launch_folder, node, place, request.project_root, writer, rank)

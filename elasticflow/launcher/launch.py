@@ -1,4 +1,4 @@
-"""From a job or a run to a supervised launch: folder, lock, drift, snapshot place (floor 3)."""
+"""From a job or a run to a supervised launch: folder, lock, drift, snapshot place."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import records
-from elasticflow.compiler.materialize import materialize
-from elasticflow.compiler.origins import Made, origins_now
-from elasticflow.compiler.plan import LaunchPlan, plan_job
+from elasticflow.compiler.inputs.origins import Made, origins_now
+from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
 from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
-from elasticflow.launcher import continuity
-from elasticflow.launcher.lock import locked
-from elasticflow.launcher.rendezvous.meeting import meet
-from elasticflow.launcher.supervisor.post_mortem import ending_of
-from elasticflow.launcher.supervisor.simulate import ALONE, check_scale
-from elasticflow.launcher.supervisor.start import Launch
+from elasticflow.launcher import resume_check
+from elasticflow.launcher.journal.post_mortem import ending_of
+from elasticflow.launcher.rendezvous.leadership import meet
+from elasticflow.launcher.run_lock import locked
+from elasticflow.launcher.supervisor.launch_record import Launch
+from elasticflow.launcher.supervisor.scale_schedule import ALONE, check_scale
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.run_folder import snapshot_place
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
+from elasticflow.system import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elasticflow.compiler.drift import Difference
-    from elasticflow.launcher.supervisor.simulate import Change
+    from elasticflow.compiler.drift.compare import Difference
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.launcher.supervisor.scale_schedule import Change
     from elasticflow.run_folder import RunFolder
-    from elasticflow.spec.job import Job
 
 TESTED_TORCH = "2.13"
 
@@ -99,7 +99,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
         with _telling_of_files(folder):
             _check_files(folder, catalog)
             made, drift = _made(request, plan, catalog, warn)
-            edited = continuity.edited_entry_point(folder, request.project_root, drift, warn)
+            edited = resume_check.edited_entry_point(folder, request.project_root, drift, warn)
             catalog.newest()  # one that can be read, or none: else no generation would come to a step
         number = (folder.launch_numbers() or [0])[-1] + 1
         materialize(
@@ -113,8 +113,8 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
             drift=[each.to_json() for each in drift],
         )
         with _telling_of_files(folder):
-            continuity.record_job(folder, catalog, plan, made, request.overrides)
-            continuity.take_in_failures(folder, catalog)
+            resume_check.record_job(folder, catalog, plan, made, request.overrides)
+            resume_check.take_in_failures(folder, catalog)
         start = Launch(
             plan=plan,
             job=request.job,
@@ -143,13 +143,15 @@ def _made(
     Raises:
         DriftRefusedError: the run must not go on with that.
     """
-    before = continuity.made_before(request.folder, catalog, warn, accept_drift=request.accept_drift)
+    before = resume_check.made_before(request.folder, catalog, warn, accept_drift=request.accept_drift)
     earlier = None if before is None else before.origins
     origins = origins_now(request.job, request.project_root, plan.job_files, secrets.token_hex(8), earlier)
     made = Made(request.job, origins)
     if before is None:
         return made, []
-    return made, continuity.check_drift(request.folder, before, made, warn, accept_drift=request.accept_drift)
+    return made, resume_check.check_drift(
+        request.folder, before, made, warn, accept_drift=request.accept_drift
+    )
 
 
 def _check_files(folder: RunFolder, catalog: Catalog) -> None:
@@ -216,7 +218,7 @@ def check_gpus(job: Job) -> None:
 
 
 def writer_config(plan: LaunchPlan, uri: str, prefix: str, run_id: str) -> dict[str, Any]:
-    """Return the configuration of the snapshot writer (`snapshots/writer.py`)."""
+    """Return the configuration of the snapshot writer (`snapshots/writer/main.py`)."""
     snapshots = plan.snapshots
     return {
         "uri": uri,

@@ -1,1 +1,1 @@
-"""Reads run folders: status, console lines, reports (floor 4)."""
+"""Reads run folders: status, console lines, reports."""

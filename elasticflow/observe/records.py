@@ -1,4 +1,4 @@
-"""Files of a run read while somebody writes them, as views need them: printable, and without what is damaged (floor 4)."""
+"""Files of a run read while somebody writes them, as views need them: printable, and without what is damaged."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events, records
-from elasticflow.records import BadJsonError, Damage, printable_in
+from elasticflow import events
+from elasticflow.system import records
+from elasticflow.system.records import BadJsonError, Damage, printable_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

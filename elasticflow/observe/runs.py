@@ -1,4 +1,4 @@
-"""Which runs there are, and the one that a command's RUN means (floor 4)."""
+"""Which runs there are, and the one that a command's RUN means."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import difflib
 from pathlib import Path
 
 from elasticflow.errors import RunNotFoundError
-from elasticflow.observe.formats import moment
 from elasticflow.observe.records import state_of
+from elasticflow.observe.terminal.formats import moment
 from elasticflow.run_folder import RUN_ID, RUNS, RunFolder
 
 
@@ -57,7 +57,7 @@ def find_run(project_root: Path, text: str | None) -> RunFolder:
 
 
 def _find_run_of_file(path: Path) -> RunFolder:
-    from elasticflow.spec.load import is_several, require_cases, require_job
+    from elasticflow.jobfile.load import is_several, require_cases, require_job
 
     # Only names are asked for: variables need not be set here.
     whole = (

@@ -1,4 +1,4 @@
-"""How a run is doing, read from its folder alone (floor 4)."""
+"""How a run is doing, read from its folder alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow import events
-from elasticflow.observe.durations import parts_of
-from elasticflow.observe.formats import moment
-from elasticflow.observe.lines import amount, whole
-from elasticflow.observe.pace import Pace
 from elasticflow.observe.records import last_of, read, state_of, tail
+from elasticflow.observe.terminal.durations import parts_of
+from elasticflow.observe.terminal.event_lines import amount, whole
+from elasticflow.observe.terminal.formats import moment
+from elasticflow.observe.terminal.pace import Pace
 
 if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
@@ -164,7 +164,7 @@ def read_status(folder: RunFolder) -> RunStatus:
 
 def lost_of(folder: RunFolder) -> dict[str, str | None] | None:
     """Return how the supervisor of a run that nobody leads ended, if it could not say so itself."""
-    from elasticflow.launcher.supervisor.post_mortem import ending_of
+    from elasticflow.launcher.journal.post_mortem import ending_of
 
     found = ending_of(folder)
     return None if found is None else asdict(found)

@@ -1,4 +1,4 @@
-"""A worker's life: join the group, train, leave (floor R; the one place of the runtime that reads os.environ)."""
+"""A worker's life: join the group, train, leave."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from elasticflow import environment, errors, events, faults, logs
-from elasticflow.runtime import failure, group, seeded_imports, stopping
-from elasticflow.runtime.identity import Identity
-from elasticflow.runtime.member import Worker
-from elasticflow.runtime.witness import Witness
+from elasticflow import errors, events, fault_injection, logs
+from elasticflow.protocol import worker_environment
+from elasticflow.runtime.process import failure, process_group, seeded_imports, stopping, surroundings
+from elasticflow.runtime.process.context import Worker
+from elasticflow.runtime.process.identity import Identity
+from elasticflow.runtime.replica_checks.trajectory import Witness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from elasticflow.runtime.cursors import AnySchedule
-    from elasticflow.runtime.order import Position
-    from elasticflow.runtime.policy import Policy
+    from elasticflow.runtime.process.position import AnySchedule, Position
+    from elasticflow.runtime.snapshot.policy import Policy
 
 _OTHERS_LEAVE_S = 30.0
 
@@ -60,7 +60,7 @@ def join(
         log_level: Lines below it are left out of the rank logs; what the supervisor follows never is.
     """
     global _current  # noqa: PLW0603  # one worker per process
-    faults.arm(os.environ)
+    fault_injection.arm(os.environ)
     # Read when CUDA begins; without a fixed workspace cuBLAS may add in another order each time.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     identity = Identity.read(os.environ, folder)
@@ -68,11 +68,11 @@ def join(
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # the agent asks for stacks when a rank hangs
-    group.set_threads(threads, identity.local_world_size)
-    device = group.choose_device(identity)
-    store = group.connect(identity)
+    process_group.set_threads(threads, identity.local_world_size)
+    device = process_group.choose_device(identity)
+    store = process_group.connect(identity)
     if store is not None:
-        group.announce(store, os.environ)
+        process_group.announce(store, os.environ)
     generation = identity.generation
     if generation is None:
         generation = _claim(identity, snapshots, store, job)
@@ -87,12 +87,14 @@ def join(
     )
     me.store = store
     me.vote.may_leave_untrained = snapshots.memory is None
+    if identity.way == "launched":
+        me.at_first_step.append(lambda: surroundings.tell(me))
     me.witness = Witness.asked(os.environ, me)
     _current = me
     me.listen = lambda: _listen(me)
     me.listen()
     if store is not None:
-        group.form(identity, store, device)
+        process_group.form(identity, store, device)
     me.reseed()
     seeded_imports.install(seed)
     me.phase("build")
@@ -197,8 +199,8 @@ def _report(error: BaseException) -> None:
 
 
 def _log_before_join() -> Any:
-    folder = os.environ.get(environment.RUN_FOLDER)
-    generation = os.environ.get(environment.GENERATION)
+    folder = os.environ.get(worker_environment.RUN_FOLDER)
+    generation = os.environ.get(worker_environment.GENERATION)
     if not folder or not generation:
         return None  # the traceback on standard error is all there is to say
     from pathlib import Path

@@ -1,1 +1,1 @@
-"""Job files and example code for a beginning (floor 2)."""
+"""Job files and example code for a beginning."""

@@ -1,4 +1,4 @@
-"""What arguments take, as far as source tells, and texts turned into what they take (floor 2, pure)."""
+"""What arguments take, as far as source tells, and texts turned into what they take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import tomli
 
-from elasticflow.spec.entries.origins import dotted_names, origin_in
+from elasticflow.jobfile.python_source.import_origins import dotted_names, origin_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What in a source file could be the model, the data, the loss of a job; found by reading (floor 2, pure)."""
+"""What in a source file could be the model, the data, the loss of a job; found by reading."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from elasticflow.jobfile.python_source.import_origins import dotted_names, origin_in
 from elasticflow.scaffold.arguments import Argument, Config, arguments_of, config_of
-from elasticflow.spec.entries.origins import dotted_names, origin_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Code for a beginning: a small example, and data made up for a model that has none (floor 2, pure)."""
+"""Code for a beginning: a small example, and data made up for a model that has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of a job file that teaches: the keys most used, a line of comment for each (floor 2, pure)."""
+"""The text of a job file that teaches: the keys most used, a line of comment for each."""
 
 from __future__ import annotations
 

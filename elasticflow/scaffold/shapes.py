@@ -1,13 +1,13 @@
-"""What a model takes and gives, as far as its layers' literal sizes tell (floor 2, pure)."""
+"""What a model takes and gives, as far as its layers' literal sizes tell."""
 
 from __future__ import annotations
 
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
+from elasticflow.jobfile.python_source.import_origins import dotted_names
 from elasticflow.scaffold.arguments import arguments_of
 from elasticflow.scaffold.candidates import method_of
-from elasticflow.spec.entries.origins import dotted_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""How a model is trained: by a loss of outputs and targets, or by a step that is written for it (floor 2, pure)."""
+"""How a model is trained: by a loss of outputs and targets, or by a step that is written for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from elasticflow.jobfile.python_source.import_origins import dotted_names
 from elasticflow.scaffold.candidates import method_of, returns_of
-from elasticflow.spec.entries.origins import dotted_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

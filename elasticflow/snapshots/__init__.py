@@ -1,1 +1,1 @@
-"""Snapshots as files: manifest, catalog, policies, the writer process (floor 1, no torch)."""
+"""Snapshots as files: manifest, catalog, policies, the writer process."""

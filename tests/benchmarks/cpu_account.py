@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.runtime.replicas import DataParallel
+    from elasticflow.runtime.training.ddp import DataParallel
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elasticflow.runtime.snapshot import Snapshots
+    from elasticflow.runtime.snapshot.snapshots import Snapshots
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -46,8 +46,11 @@ class Loop:
         import torch.distributed as dist
         from torch.nn.functional import cross_entropy
 
-        from elasticflow.runtime import data, order, replicas, snapshot, worker
-        from elasticflow.runtime.state import State
+        from elasticflow.runtime import worker
+        from elasticflow.runtime.data import index_loader, index_schedule
+        from elasticflow.runtime.snapshot import snapshots as snapshot
+        from elasticflow.runtime.state.state import State
+        from elasticflow.runtime.training import ddp
         from examples.mnist import Net, digits
 
         policies = {
@@ -55,8 +58,10 @@ class Loop:
             "with": snapshot.Policy(uri=None, memory="1 step", **JOB),  # type: ignore[arg-type]
         }
         me = self.me = worker.join("tier", "0" * 16, folder, policies["with"], seed=1234, threads=1)
-        dataset = data.open_dataset(me, lambda: digits(split="train"), "train")
-        schedule = self.schedule = order.Schedule(len(dataset), 64, steps=steps, tail="spill", seed=1234)
+        dataset = index_loader.open_dataset(me, lambda: digits(split="train"), "train")
+        schedule = self.schedule = index_schedule.Schedule(
+            len(dataset), 64, steps=steps, tail="spill", seed=1234
+        )
         model = self.model = Net(width=width)
         optimizer = self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
@@ -65,7 +70,7 @@ class Loop:
             inputs, targets = batch
             return cross_entropy(model(inputs), targets)
 
-        self.gradients = replicas.DataParallel(
+        self.gradients = ddp.DataParallel(
             me, model, training_step, precision="fp32", on_nonfinite="stop", ddp={}
         ).gradients
         state = State(model=model, optimizer=optimizer, scheduler=scheduler)
@@ -77,7 +82,7 @@ class Loop:
                 dist.barrier()
             self.position = self.snapshots[name].restore()
         me.start_training(self.position, schedule, model, log_every=1)
-        self.batches = data.Loader(me, dataset, schedule, None).batches(self.position)
+        self.batches = index_loader.Loader(me, dataset, schedule, None).batches(self.position)
         self.clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         self.holds: list[float] = []
 
@@ -110,7 +115,7 @@ def work(folder: Path, width: int, rounds: int, steps: int) -> None:
     for name in KINDS:
         loop.block(name, WARM_UP_STEPS)
     loop.holds.clear()
-    writers = [p for p in psutil.Process().children() if "elasticflow.snapshots.writer" in p.cmdline()]
+    writers = [p for p in psutil.Process().children() if "elasticflow.snapshots.writer.main" in p.cmdline()]
     before = [sum(p.cpu_times()[:2]) for p in writers]
     rows = []
     for number in range(rounds):

@@ -54,16 +54,19 @@ class Ours:
         from torch.nn.functional import cross_entropy
         from torch.utils.data import default_collate
 
-        from elasticflow.runtime import data, order, replicas, snapshot, worker
-        from elasticflow.runtime.state import State
+        from elasticflow.runtime import worker
+        from elasticflow.runtime.data import index_loader, index_schedule
+        from elasticflow.runtime.snapshot import snapshots as snapshot
+        from elasticflow.runtime.state.state import State
+        from elasticflow.runtime.training import ddp
         from examples.ddp_tutorial.train_ddp import CLIP_GRAD_NORM, GLOBAL_BATCH_SIZE, LEARNING_RATE, SEED
         from examples.mnist import Net, digits
 
         policy = snapshot.Policy(uri=None, every=(SNAPSHOT_EVERY,), keep_last=3)
         me = self.me = worker.join("overhead", "0" * 16, folder, policy, seed=SEED, threads=1)
-        dataset = data.open_dataset(me, lambda: digits("train", root), "train")
+        dataset = index_loader.open_dataset(me, lambda: digits("train", root), "train")
         dataset.__dict__["__getitems__"] = account.crossing(dataset.__getitems__, ours=None)
-        schedule = self.schedule = order.Schedule(
+        schedule = self.schedule = index_schedule.Schedule(
             len(dataset), GLOBAL_BATCH_SIZE, steps=steps, tail="spill", seed=SEED
         )
         model = self.model = Net(width=32)
@@ -75,13 +78,13 @@ class Ours:
             return cross_entropy(model(inputs), targets)
 
         step = account.crossing(training_step, ours=None)
-        group = replicas.DataParallel(me, model, step, precision="fp32", on_nonfinite="stop", ddp={})
+        group = ddp.DataParallel(me, model, step, precision="fp32", on_nonfinite="stop", ddp={})
         draw_borders(account, group)
         snapshots = snapshot.Snapshots(me, State(model=model, optimizer=optimizer), schedule, dataset, policy)
         self.position = snapshots.restore()
         me.start_training(self.position, schedule, model, log_every=1)
         collate = account.crossing(default_collate, ours=None)
-        loader = data.Loader(me, dataset, schedule, None, collate=collate)
+        loader = index_loader.Loader(me, dataset, schedule, None, collate=collate)
         self.clip: Callable[[], object] = lambda: torch.nn.utils.clip_grad_norm_(
             model.parameters(), CLIP_GRAD_NORM
         )
@@ -194,7 +197,7 @@ def writer_cpu(ours: Ours) -> float:
     """Return the CPU seconds that this node's snapshot writer has used, 0 on ranks that did not start it."""
     import psutil
 
-    children = [p for p in psutil.Process().children() if "elasticflow.snapshots.writer" in p.cmdline()]
+    children = [p for p in psutil.Process().children() if "elasticflow.snapshots.writer.main" in p.cmdline()]
     assert len(children) == (ours.me.local_rank == 0)
     return float(sum(sum(p.cpu_times()[:2]) for p in children))
 

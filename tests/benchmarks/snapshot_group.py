@@ -19,7 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import psutil  # the path comes first
 
-from elasticflow.runtime import order, snapshot, worker
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import index_schedule
+from elasticflow.runtime.snapshot import snapshots
 from tests.benchmarks import snapshot_ways as ways
 from tests.benchmarks import snapshot_ways_torch as theirs
 from tests.benchmarks.snapshot_state import build
@@ -36,7 +38,7 @@ class Group:
     """This process as a rank of a group that has something to save."""
 
     def __init__(self, folder: Path, parameters: int) -> None:
-        self.policy = snapshot.Policy(uri=None, every=("1 step",), keep_last=1)
+        self.policy = snapshots.Policy(uri=None, every=("1 step",), keep_last=1)
         self.me = worker.join("snapshot", "0" * 16, folder, self.policy, seed=1, threads=1)
         self.trained = build(parameters)
         self.folder = folder
@@ -222,7 +224,7 @@ def main() -> None:
     if group.me.rank == 0:
         result["state"] = group.trained.nbytes
         (options.folder / "result.json").write_text(json.dumps(result))
-    schedule = order.Schedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
+    schedule = index_schedule.Schedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
     worker.leave(group.me, schedule.start, schedule)
 
 

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from elasticflow.runtime import order, snapshot
-from elasticflow.runtime.state import State
-from elasticflow.snapshots.manifest import FILE_NAME
+from elasticflow.runtime.data import index_schedule
+from elasticflow.runtime.process.position import Position
+from elasticflow.runtime.snapshot import snapshots
+from elasticflow.runtime.state.state import State
+from elasticflow.snapshots.format.manifest import FILE_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elasticflow.runtime.member import Worker
-    from elasticflow.snapshots.manifest import Manifest
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.snapshots.format.manifest import Manifest
     from tests.benchmarks.snapshot_state import Trained
 
 _POLL_S = 0.002
@@ -75,12 +77,12 @@ class Ours(Way):
 
     name = "elasticflow"
 
-    def __init__(self, me: Worker, trained: Trained, policy: snapshot.Policy) -> None:
-        schedule = order.Schedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
+    def __init__(self, me: Worker, trained: Trained, policy: snapshots.Policy) -> None:
+        schedule = index_schedule.Schedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
         state = State(model=trained.model, optimizer=trained.optimizer)
         self._me, self._trained, self._step = me, trained, 0
         self._catalog = policy.catalog(me.run_folder, me.run_id)
-        self._snapshots = snapshot.Snapshots(me, state, schedule, None, policy, COMPARE_REPLICAS)
+        self._snapshots = snapshots.Snapshots(me, state, schedule, None, policy, COMPARE_REPLICAS)
         self._snapshots.restore()
 
     def save(self, step: int) -> None:
@@ -88,8 +90,8 @@ class Ours(Way):
         assert self._snapshots.due(self._position())
         self._snapshots.stage(self._position())
 
-    def _position(self) -> order.Position:
-        return order.Position(self._step, 64 * self._step, 0, 64 * self._step, is_epoch_end=False)
+    def _position(self) -> Position:
+        return Position(self._step, 64 * self._step, 0, 64 * self._step, is_epoch_end=False)
 
     def wait(self) -> None:
         self._snapshots.due(self._position())  # as after the next step: all ranks compare, and hand over
@@ -104,7 +106,7 @@ class Ours(Way):
         self._snapshots.restore()
 
     def settle(self) -> None:
-        self._snapshots.due(order.Position(1, 64, 0, 64, is_epoch_end=False))  # hears what became of it
+        self._snapshots.due(Position(1, 64, 0, 64, is_epoch_end=False))  # hears what became of it
 
     def folder(self) -> Path:
         return self._me.run_folder.path / self._catalog.folder(self._manifest().name)

@@ -57,8 +57,8 @@ class Loop:
         from torch.nn.functional import cross_entropy
         from torch.nn.parallel import DistributedDataParallel
 
-        from elasticflow.runtime.exact import FixedOrder
-        from elasticflow.runtime.replicas import DataParallel
+        from elasticflow.runtime.training.ddp import DataParallel
+        from elasticflow.runtime.training.exact import FixedOrder
 
         torch.manual_seed(0)
         sizes = [FEATURES, width, width, width, 10]
@@ -105,9 +105,9 @@ class Loop:
         self._loss(self._group(self.inputs[part]), self.targets[part]).backward()  # type: ignore[no-untyped-call]
 
     def _ours(self) -> None:
-        from elasticflow.runtime.data import Batch
-        from elasticflow.runtime.order import Position
-        from elasticflow.runtime.steps import rank_pieces, shard_pieces
+        from elasticflow.runtime.data.index_loader import Batch
+        from elasticflow.runtime.data.step_plan import rank_pieces, shard_pieces
+        from elasticflow.runtime.process.position import Position
 
         self._step += 1
         if self._shards is None:
@@ -125,10 +125,11 @@ class Loop:
 
 def work(folder: Path, blocks: int, sizes: dict[str, int]) -> None:
     """Measure as one worker; rank 0 leaves result.json."""
-    from elasticflow.runtime import snapshot, worker
+    from elasticflow.runtime import worker
+    from elasticflow.runtime.snapshot import snapshots
 
     me = worker.join(
-        "trajectory", "0" * 16, folder, snapshot.Policy(uri=None, every=("1 h",)), seed=1, threads=1
+        "trajectory", "0" * 16, folder, snapshots.Policy(uri=None, every=("1 h",)), seed=1, threads=1
     )
     found: dict[str, dict[str, float]] = {}
     for name, width in sizes.items():
@@ -170,7 +171,7 @@ def seek() -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from elasticflow.runtime.order import Schedule
+    from elasticflow.runtime.data.index_schedule import Schedule
 
     schedule = Schedule(10**9, BATCH, epochs=2, seed=1)
     places = np.arange(5 * 10**8, 5 * 10**8 + BATCH)

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from elasticflow import environment, events
-from elasticflow.snapshots import reader
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow import events
+from elasticflow.protocol import worker_environment
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 from tests.end_to_end.harness import LIMIT_S, Project, Running, read_lines, wait_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-MODULES = {"writer": "elasticflow.snapshots.writer", "agent": "elasticflow.launcher.agent.node"}
+MODULES = {"writer": "elasticflow.snapshots.writer.main", "agent": "elasticflow.launcher.agent.main"}
 
 
 @dataclass
@@ -140,7 +141,7 @@ class Series:
 
     def _damage(self, name: str) -> list[str]:
         try:
-            return reader.verify(self.catalog, self.catalog.manifest(name))
+            return verify.verify(self.catalog, self.catalog.manifest(name))
         except FileNotFoundError:
             return []  # a later generation's retention was faster than this look; the bits at the end tell
 
@@ -150,8 +151,8 @@ class Series:
         for descriptor in Path(f"/proc/{agent.pid}/fd").iterdir():
             if "elasticflow-heartbeats" in os.readlink(descriptor):  # noqa: PTH115
                 slots = descriptor.read_bytes()
-                beats = range(0, len(slots), environment.HEARTBEAT_SLOT)
-                return max(int(environment.HEARTBEAT.unpack_from(slots, at)[1]) for at in beats)
+                beats = range(0, len(slots), worker_environment.HEARTBEAT_SLOT)
+                return max(int(worker_environment.HEARTBEAT.unpack_from(slots, at)[1]) for at in beats)
         return 0
 
     def reach(self, step: int) -> None:

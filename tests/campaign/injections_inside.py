@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from elasticflow import events, faults
-from elasticflow.rendezvous_place import RendezvousPlace
+from elasticflow import events, fault_injection
+from elasticflow.protocol.store_address import RendezvousPlace
 from tests.campaign import scarcity, tiny_job
 from tests.end_to_end.harness import Project
 
@@ -60,7 +60,7 @@ def desync(trial: Trial) -> str:
 
 def delay(trial: Trial) -> str:
     """Stop one rank for a second, and delay each write of a snapshot."""
-    trial.start(**{faults.VARIABLE: "storage.write=stall:0.3"})
+    trial.start(**{fault_injection.VARIABLE: "storage.write=stall:0.3"})
     worker = psutil.Process(trial.running.pid_of(1))
     worker.suspend()
     time.sleep(1.0)
@@ -104,7 +104,7 @@ def duplicated(trial: Trial) -> str:
 
 def _send_twice(series: Series) -> None:
     """Post what the agents have said about the group once more, and what they said of an earlier one."""
-    from elasticflow.launcher.rendezvous.keys import join_store
+    from elasticflow.launcher.rendezvous.control_store import join_store
     from elasticflow.launcher.rendezvous.rounds import Feed
 
     host, _, port = series.look()[0]["endpoint"].rpartition(":")

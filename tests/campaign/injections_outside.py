@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from elasticflow import events, faults
+from elasticflow import events, fault_injection
 from tests import servers
 from tests.campaign import scarcity
 from tests.campaign.disturbed import Series
@@ -70,7 +70,7 @@ def io_error(trial: Trial) -> str:
     cue = trial.project.root / "read-error"
     with scarcity.small_disk(trial.project.root / "disk", "64m") as place:
         series = trial.start(
-            f"snapshots.uri={place}", **{faults.VARIABLE: f"storage.read=raise:EIO cue={cue}"}
+            f"snapshots.uri={place}", **{fault_injection.VARIABLE: f"storage.read=raise:EIO cue={cue}"}
         )
         trial.look_in(str(place))
         subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)

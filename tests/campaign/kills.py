@@ -153,7 +153,7 @@ def _victim(running: Running, name: str) -> int:
     if name == "supervisor":
         return running.process.pid
     if name == "agent":
-        return next(p.pid for p in running.tree() if "elasticflow.launcher.agent.node" in p.cmdline())
+        return next(p.pid for p in running.tree() if "elasticflow.launcher.agent.main" in p.cmdline())
     return running.pid_of(int(name.removeprefix("worker ")))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events, faults
+from elasticflow import events, fault_injection
 from tests.campaign.disturbed import Outcome, Series
 from tests.campaign.facts import head
 from tests.end_to_end.harness import LIMIT_S, project_at
@@ -45,8 +45,8 @@ def disturb(
     """Halt the process that reaches each point in turn, kill *victim*, let the halted one go on, and look."""
     cues = project.root / f"cues-{victim.replace(' ', '-')}-{len(sets)}"
     cues.mkdir()
-    clauses = ", ".join(f"{point}=stop cue={cues / point}" for point in faults.POINTS)
-    series = Series(project, cues.name, *SETS, *sets, **{faults.VARIABLE: clauses})
+    clauses = ", ".join(f"{point}=stop cue={cues / point}" for point in fault_injection.POINTS)
+    series = Series(project, cues.name, *SETS, *sets, **{fault_injection.VARIABLE: clauses})
     generation, outcomes = series.settle(0), []
     for point in points:
         outcome = Outcome(victim, point)
@@ -123,7 +123,7 @@ def table(outcomes: list[Outcome], seconds: float) -> str:
         "Made by `python -m tests.campaign.snapshots`.",
         "",
         f"`jobs/mnist.toml` with two CPU workers, {EPOCHS} epochs and a snapshot every {EVERY} steps, in one long run for each",
-        "victim. At each fault point (`elasticflow/faults.py`) the process that reaches it is halted there, the victim is",
+        "victim. At each fault point (`elasticflow/fault_injection.py`) the process that reaches it is halted there, the victim is",
         "killed by `kill -9`, and whoever was halted and still lives goes on; after *everything*, the run is resumed by",
         f"the command. SIGTERM goes to one rank, drawn from the seed {SEED}, within 0.6 s of a first step.",
         "*Survived*: training went on from the newest snapshot that was committed, which verified, byte for byte; nothing",
@@ -150,7 +150,7 @@ def table(outcomes: list[Outcome], seconds: float) -> str:
     lines += ["", "Steps lost, by the point and by who was killed there:", ""]
     lines += ["| point | " + " | ".join(victims) + " |", "|---|" + "---:|" * len(victims)]
     at = {(o.point, o.victim): o for o in outcomes}
-    for point in faults.POINTS:
+    for point in fault_injection.POINTS:
         cells = [at.get((point, victim)) for victim in victims]
         if any(cells):
             texts = ["" if o is None else str(o.lost) + ("" if not o.problems else " (!)") for o in cells]
@@ -169,7 +169,7 @@ def main() -> int:
     options.add_argument("--times", type=int, default=50, help="how often SIGTERM")
     given = options.parse_args()
     began, outcomes = time.monotonic(), []
-    points = given.only or list(faults.POINTS)
+    points = given.only or list(fault_injection.POINTS)
     stored = [point for point in points if not point.startswith(MEMORY)]
     held = [point for point in points if point.startswith(MEMORY)]
     with (

@@ -38,9 +38,9 @@ STEPS, EVERY, BUDGET = 300, 5, 100
 PAUSE_S = 0.01
 RUNS = 20
 VICTIMS = {
-    "agent": "elasticflow.launcher.agent.node",
-    "writer": "elasticflow.snapshots.writer",
-    "fork server": "elasticflow.launcher.agent.fork_server",
+    "agent": "elasticflow.launcher.agent.main",
+    "writer": "elasticflow.snapshots.writer.main",
+    "fork server": "elasticflow.launcher.fork_server.server",
 }
 MOMENTS = ("start", "restart", "resume")
 # A restart takes this long where nothing else runs; a start as long as the undisturbed one took.

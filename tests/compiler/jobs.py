@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.launch_record import LaunchRecord, record_in
-from elasticflow.compiler.materialize import digest_as_written
-from elasticflow.spec.job import Job
+from elasticflow.compiler.launch_folder.launch_record import LaunchRecord, record_in
+from elasticflow.compiler.launch_folder.materialize import digest_as_written
+from elasticflow.jobfile.tables.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path

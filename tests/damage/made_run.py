@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 from elasticflow import events
 from elasticflow.cli.main import call
 from elasticflow.launcher import launch as launch_module
-from elasticflow.launcher.supervisor.ledger import Entry, Ledger
+from elasticflow.launcher.restarts.ledger import Entry, Ledger
 from elasticflow.launcher.supervisor.supervisor import Supervisor
-from elasticflow.runtime import restore
-from elasticflow.snapshots import loading, shards
-from elasticflow.snapshots.manifest import Manifest
-from elasticflow.snapshots.publish import Publisher
-from elasticflow.snapshots.staging import TensorEntry
+from elasticflow.runtime.snapshot import restore
+from elasticflow.snapshots.format import shard_file
+from elasticflow.snapshots.format.manifest import Manifest
+from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.read import load
+from elasticflow.snapshots.store.publish import Publisher
 from tests.damage import harm
 from tests.damage.harm import Answer
 
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from elasticflow.runtime.member import Worker
-    from elasticflow.snapshots.catalog import Catalog
-    from elasticflow.snapshots.loaded import Loaded
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.snapshots.read.loaded import Loaded
+    from elasticflow.snapshots.store.catalog import Catalog
 
 STEPS, EVERY = 30, 10
 _SHARD = "shard-00000-of-00001.safetensors"
@@ -99,7 +100,7 @@ class _Own:
 
     def load(self, name: str) -> Loaded:
         """See restore.Loads."""
-        return loading.load(self._catalog, name)
+        return load.load(self._catalog, name)
 
     def release(self) -> None:
         """See restore.Loads."""
@@ -124,11 +125,11 @@ def _publish(catalog: Catalog, step: int, generation: int) -> str:
     publisher, name = Publisher(catalog), f"{step:012d}-{generation:04d}-{step:08x}"
     place, data = publisher.place(name), memoryview(bytes([step]) * 1000)
     entries = [TensorEntry("model/x", "U8", (1000,), 0, 1000)]
-    shard = shards.pack(_SHARD, tensors=entries, staged=data, about={})
+    shard = shard_file.pack(_SHARD, tensors=entries, staged=data, about={})
     state = {"position": {"step": step}, "state": {"model": {"x": {"$tensor": "model/x"}}}}
     files = [
-        shards.write_shard(catalog.storage, place, shard),
-        shards.write_json(catalog.storage, place, "state.json", state),
+        shard_file.write_shard(catalog.storage, place, shard),
+        shard_file.write_json(catalog.storage, place, "state.json", state),
     ]
     about: dict[str, Any] = {
         "run_id": harm.RUN,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.compiler import provenance
-from elasticflow.spec import judge
+from elasticflow.compiler.inputs import provenance
+from elasticflow.jobfile import validate_source
 from tests.damage import harm, made_run
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def copy(original: Path) -> Path:
 def _decided_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut launches short once they have decided from where they go on; what takes long and matters not is left out."""
     made_run.cut_short(monkeypatch)
-    monkeypatch.setattr(judge, "check_entry_points", lambda *_: [])
+    monkeypatch.setattr(validate_source, "check_entry_points", lambda *_: [])
     monkeypatch.setattr(provenance, "git_state", lambda _: None)
     versions = provenance.versions()
     monkeypatch.setattr(provenance, "versions", lambda _=(): versions)

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from elasticflow.run_folder import RunFolder
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

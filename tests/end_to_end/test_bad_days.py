@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from elasticflow import events, faults
-from elasticflow.snapshots import reader
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow import events, fault_injection
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 from tests.campaign import tiny_job
 from tests.end_to_end.harness import Project, Running, named, project_at, steps_of
 
@@ -71,7 +71,7 @@ def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullDisk]:
         tiny_job.write_standard(project)
         tiny_job.hurry(project)
         sets = (*SETS, f"snapshots.uri={place}")
-        running = project.run(JOB, "full", *sets, job="tiny", **{faults.VARIABLE: HALTS})
+        running = project.run(JOB, "full", *sets, job="tiny", **{fault_injection.VARIABLE: HALTS})
         catalog = Catalog(Storage(str(place)), "full/")
         running.wait_for("a snapshot", catalog.committed)
         filler = fill(place)
@@ -100,7 +100,7 @@ def whole(catalog: Catalog) -> list[int]:
     assert {} == catalog.damaged()
     found = catalog.committed()
     for manifest in found:
-        assert [] == reader.verify(catalog, manifest)
+        assert [] == verify.verify(catalog, manifest)
     return [manifest.step for manifest in found]
 
 
@@ -148,7 +148,7 @@ def test_killed_inside_saves_then_suspended_while_another_host_goes_on(
     cue.touch()
     halted = f"commit.before_rename=stop@3 cue={cue}"
     sets = (*SETS, f"snapshots.uri={store}")
-    first = project.run(JOB, "taken", *sets, job="tiny", **PAUSE, **{faults.VARIABLE: halted})
+    first = project.run(JOB, "taken", *sets, job="tiny", **PAUSE, **{fault_injection.VARIABLE: halted})
     first.wait_for("the writer at its point", lambda: not cue.exists())
     for process in everybody(first):
         process.kill()
@@ -160,7 +160,7 @@ def test_killed_inside_saves_then_suspended_while_another_host_goes_on(
     cue.touch()
     killed = f"shares.mid_write=kill@8 cue={cue}"
     second = project.start(
-        "resume", "taken", run_id="taken", job="tiny", **PAUSE, **{faults.VARIABLE: killed}
+        "resume", "taken", run_id="taken", job="tiny", **PAUSE, **{fault_injection.VARIABLE: killed}
     )
     second.wait_for("the writer's end", lambda: named(second.events(), events.AGENT_RESTARTED))
     second.wait_for("a step", lambda: len(named(second.events(), events.TRAINING_FIRST_STEP)) == 3)

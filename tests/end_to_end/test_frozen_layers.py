@@ -7,9 +7,9 @@ import signal
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.snapshots import reader
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 from tests.end_to_end.harness import named, read_lines, steps_of, tensors
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def test_frozen_backbone_is_stored_once_and_survives_a_kill_until_a_rank_has_eno
     assert all(each["bytes"] < 200_000 for each in later), later
     catalog = Catalog(Storage(str(running.run.path)))
     for found in catalog.committed():
-        assert reader.verify(catalog, found) == []
+        assert verify.verify(catalog, found) == []
         assert {first["name"]} == (set(found.lenders) or {found.name})
     assert tensors(running.run)["model/0.1.weight"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 
 from elasticflow import events
-from elasticflow.observe.why import incidents
+from elasticflow.observe.incidents import incidents
 from tests.campaign import starts, tiny_job
 from tests.campaign.census import agents_of, sessions
 from tests.campaign.launching import Course, Expected

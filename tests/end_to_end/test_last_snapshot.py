@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 from tests.campaign import tiny_job
 from tests.end_to_end.harness import LIMIT_S, Project, Running, named, wait_gone
 
@@ -25,7 +25,7 @@ def fail_with_a_busy_writer(project: Project, run_id: str) -> tuple[Running, psu
     tiny_job.write_standard(project)
     running = project.run("jobs/tiny.toml", run_id, *SETS, job="tiny", TINY_PAUSE_S="0.04")
     running.wait_for_step(5)
-    writer = next(p for p in running.tree() if "elasticflow.snapshots.writer" in p.cmdline())
+    writer = next(p for p in running.tree() if "elasticflow.snapshots.writer.main" in p.cmdline())
     writer.suspend()  # as slow as a store can be
     staged = running.wait_for("a snapshot", lambda: named(running.events(), events.SNAPSHOT_STAGED))
     # Rank 0 says that it is staged. Two steps on, every rank has handed its share over.

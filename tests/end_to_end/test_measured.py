@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from elasticflow.observe.formats import moment
 from elasticflow.observe.status import read_status
+from elasticflow.observe.terminal.formats import moment
 from examples.mnist import digits
 from tests.end_to_end.harness import named, read_lines
 

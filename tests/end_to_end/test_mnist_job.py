@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.compiler.forecast import Knowledge, forecast
-from elasticflow.compiler.plan import plan_job
-from elasticflow.launcher.deep import look
-from elasticflow.observe.lessons import learn
-from elasticflow.spec.load import require_job
+from elasticflow.compiler.plan.forecast import Knowledge, forecast
+from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.deep_check.check import look
+from elasticflow.jobfile.load import require_job
+from elasticflow.observe.estimates import learn
 from examples.mnist import digits
 from tests.end_to_end.harness import ROOT, Project, Running, named, read_lines
 

@@ -34,7 +34,7 @@ def test_job_outlives_a_worker_and_the_node_of_rank_0(project: Project) -> None:
     os.kill(running.pid_of(1), signal.SIGKILL)
     second = running.wait_for_group(2, first)
     agent = psutil.Process(running.pid_of(0)).parents()[1]
-    assert "elasticflow.launcher.agent.node" in agent.cmdline()
+    assert "elasticflow.launcher.agent.main" in agent.cmdline()
     agent.kill()
     alone = running.wait_for_group(1, second)
     running.wait_for_group(2, alone)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from elasticflow import events
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 from tests.end_to_end.harness import Project, named, steps_of
 
 # From the 15th step on the model cannot be used by a process that did not make it so; once, rank 1 dies after the 25th.

@@ -6,9 +6,9 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.snapshots import loading
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow.snapshots.read import load
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 from tests.end_to_end.harness import named, tensors
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def included(running: Running) -> tuple[int, dict[str, Any], list[float]]:
     catalog = Catalog(Storage(str(running.run.path)))
     newest = catalog.newest()
     assert newest is not None
-    found = loading.load(catalog, newest.name)
+    found = load.load(catalog, newest.name)
     key = "include.curriculum/trace"
     data = memoryview(bytearray(newest.tensors[key].nbytes))
     found.read_into(key, data)

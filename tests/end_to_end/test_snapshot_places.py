@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 from tests.end_to_end.harness import LIMIT_S, ROOT, named, read_lines
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-from elasticflow import trajectory
+from elasticflow.protocol import trajectory_record
 from tests.end_to_end.harness import Project, processes_of, wait_gone
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def test_an_exact_job_has_the_same_bits_at_each_world_size_and_through_a_kill_an
     assert not (project.root / "store").exists()
     for name in kept_runs(keep):
         assert [] == wait_gone(name)
-        records = trajectory.read_records(keep / "records" / name)
+        records = trajectory_record.read_records(keep / "records" / name)
         assert list(range(1, 13)) == sorted({r.step for r in records if r.loss is not None})
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elasticflow import events
-from elasticflow.runtime.order import Schedule
+from elasticflow.runtime.data.index_schedule import Schedule
 from tests.end_to_end import trajectory_models as models
 from tests.end_to_end.harness import read_lines
 

@@ -15,8 +15,8 @@ import pytest
 import s3fs
 
 import elasticflow
-from elasticflow.doctor.examination import needs_of
 from elasticflow.doctor.machine import machine
+from elasticflow.doctor.questions import needs_of
 from elasticflow.doctor.store import stores
 from tests.compiler.jobs import make_job
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.spec.schema import SCHEMA_FILE
+from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.integration
 
-CORPUS = Path(__file__).parents[1] / "spec" / "corpus"
+CORPUS = Path(__file__).parents[1] / "jobfile" / "corpus"
 TOOLS = Path(sys.executable).parent
 MARK = re.compile(r"# line (\d+)(?:, (.*?))?: ")
 CONFIGURATION = '[[schemas]]\npath = "job.schema.json"\ninclude = ["**/*.toml"]\n'

@@ -144,7 +144,9 @@ def test_environment_is_light_and_has_the_schema(hook: Hook, capsys: pytest.Capt
     assert mebibytes < 80
     program = packages.parents[2] / "bin" / "elasticflow"
     done = subprocess.run([program, "schema"], capture_output=True, text=True, timeout=60, check=True)
-    assert (hook.repository / "elasticflow" / "spec" / "job.schema.json").read_text("utf-8") == done.stdout
+    assert (hook.repository / "elasticflow" / "jobfile" / "tables" / "job.schema.json").read_text(
+        "utf-8"
+    ) == done.stdout
 
 
 def test_many_files_in_any_folder_are_checked_without_a_network(hook: Hook, project: Path) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import events
-from elasticflow.etcd_keys import EtcdKeys
-from elasticflow.rendezvous_place import RendezvousLostError, RendezvousPlace
+from elasticflow.protocol.etcd_keys import EtcdKeys
+from elasticflow.protocol.store_address import RendezvousLostError, RendezvousPlace
 from tests import servers
 from tests.end_to_end.harness import ROOT, Project, named, steps_of
 from tests.end_to_end.trajectory_jobs import write_jobs

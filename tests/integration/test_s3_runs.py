@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import events
-from elasticflow.snapshots import reader
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 from examples.mnist import digits
 from tests.end_to_end.harness import ROOT, Project, Running, named, steps_of
 
@@ -123,7 +123,7 @@ def test_run_in_a_bucket_outlives_a_worker_and_its_machine_and_tells_no_key(
     catalog = Catalog(Storage(uri), "moved/")
     found = catalog.committed()
     assert found[0].step == end
-    assert [] == [problem for manifest in found for problem in reader.verify(catalog, manifest)]
+    assert [] == [problem for manifest in found for problem in verify.verify(catalog, manifest)]
     assert catalog.uncommitted() == []
     assert catalog.quarantined() == {}
     assert not any((running.run.path / "snapshots").exists() for running in (there, here))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import events, faults
-from elasticflow.snapshots import reader
-from elasticflow.snapshots.catalog import Catalog
+from elasticflow import events, fault_injection
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.store.catalog import Catalog
 from tests.campaign import tiny_job
 from tests.end_to_end.harness import named, steps_of
 
@@ -33,7 +33,7 @@ def test_worker_killed_while_snapshots_are_on_an_ssh_server(
     tiny_job.write_standard(project)
     tiny_job.hurry(project)
     sets = ("snapshots.every=20 steps", f"snapshots.uri={place.uri}", *options)
-    halt = {faults.VARIABLE: "training.step=stop@45 rank=0 generation=1"}
+    halt = {fault_injection.VARIABLE: "training.step=stop@45 rank=0 generation=1"}
     running = project.run("jobs/tiny.toml", "away", *sets, job="tiny", **halt)
     running.halted(0)
     running.wait_for("a snapshot", Catalog(place.storage(), "away/").committed)
@@ -50,6 +50,6 @@ def test_worker_killed_while_snapshots_are_on_an_ssh_server(
     catalog = Catalog(place.storage(), "away/")
     found = catalog.committed()
     assert found[0].step == steps[-1]
-    assert [] == [problem for manifest in found for problem in reader.verify(catalog, manifest)]
+    assert [] == [problem for manifest in found for problem in verify.verify(catalog, manifest)]
     assert catalog.uncommitted() == []
     assert not (running.run.path / "snapshots").exists()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.snapshots import reader
-from elasticflow.snapshots.catalog import Catalog
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.store.catalog import Catalog
 from tests.places import LARGE_BODY, ON_SERVERS, Place
 from tests.servers import AZURE_KEY, web
 from tests.snapshots.conftest import Bench
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from elasticflow.snapshots.staging import WriterProcess
+    from elasticflow.snapshots.client.writer_process import WriterProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings(LARGE_BODY)]
 on_servers = pytest.mark.parametrize("place", ON_SERVERS, indirect=True)
@@ -78,15 +78,15 @@ def test_snapshots_are_committed_loaded_and_retained(
     found = catalog.committed()
     assert [s.step for s in found] == [3, 2]
     for snapshot in found:
-        assert reader.verify(catalog, snapshot) == []
+        assert verify.verify(catalog, snapshot) == []
         assert set(catalog.storage.list(catalog.folder(snapshot.name))) == {*snapshot.files, "MANIFEST.json"}
         for rank in range(2):
             (name,) = [file for file in snapshot.files if file.startswith(f"shard-{rank:05d}-of")]
-            content = reader.read_shard(
+            content = verify.read_shard(
                 catalog.storage, f"{catalog.folder(snapshot.name)}/{name}", snapshot.files[name]
             )
             assert bytes(content).endswith(bench.content(snapshot.step, rank, size))
-        assert reader.read_state(catalog, snapshot) == {"position": {"step": snapshot.step}, "state": {}}
+        assert verify.read_state(catalog, snapshot) == {"position": {"step": snapshot.step}, "state": {}}
     assert set(catalog.storage.list(catalog.folder())) == {s.name for s in found}
 
 
@@ -123,9 +123,9 @@ def test_damage_on_the_store_is_found(place: Place, bench_on: Callable[[Place], 
     content = bytearray(storage.read(path))
     content[100_000] ^= 1
     storage.write(path, [content])
-    (problem,) = reader.verify(bench.catalog, newest)
+    (problem,) = verify.verify(bench.catalog, newest)
     assert problem.startswith("shard-00000-of-00001.safetensors: block 0")
-    assert reader.verify(bench.catalog, older) == []
+    assert verify.verify(bench.catalog, older) == []
 
 
 def test_snapshots_are_read_from_a_web_server(
@@ -140,7 +140,7 @@ def test_snapshots_are_read_from_a_web_server(
         served = bench_on(Place("http", url))
         (found,) = served.catalog.committed()
         assert found.step == 1
-        assert reader.verify(served.catalog, found) == []
+        assert verify.verify(served.catalog, found) == []
         client = served.connect(served.writer())
         served.share(client, 2)
         (report,) = client.flush(300)
@@ -162,7 +162,7 @@ WRONG: dict[
 CHECK = """
 import json, sys
 from elasticflow.errors import StorageError
-from elasticflow.storage import Storage
+from elasticflow.storage.storage import Storage
 uri, options = json.loads(sys.stdin.read())
 storage = Storage(uri, options)
 print(storage.uri)

@@ -11,10 +11,10 @@ import pytest
 
 from elasticflow import events
 from elasticflow.errors import SnapshotError
-from elasticflow.snapshots import reader
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
-from elasticflow.stores.retry import Patience
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.retry import Patience
+from elasticflow.storage.storage import Storage
 from tests.faulty_proxy import Fault, FaultyProxy, black_hole
 from tests.snapshots.conftest import Bench
 
@@ -55,7 +55,7 @@ def assert_all_whole(catalog: Catalog, steps: list[int]) -> None:
     """Assert that just the snapshots at *steps* exist, every byte of them, and that nothing else lies there."""
     found = catalog.committed()
     assert [s.step for s in found] == steps
-    assert [problem for snapshot in found for problem in reader.verify(catalog, snapshot)] == []
+    assert [problem for snapshot in found for problem in verify.verify(catalog, snapshot)] == []
     for snapshot in found:
         names = set(catalog.storage.list(catalog.folder(snapshot.name)))
         assert names == {*snapshot.files, "MANIFEST.json"}

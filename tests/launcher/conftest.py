@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from elasticflow.launcher.agent.fork_client import ForkServer
-from elasticflow.launcher.supervisor import aftermath, course, drains, hangs
+from elasticflow.launcher.fork_server.client import ForkServer
+from elasticflow.launcher.supervisor import aftermath, drains, hangs, lifecycle
 from elasticflow.run_folder import RunFolder
 from tests.launcher.course_trial import Trial
 
@@ -48,7 +48,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
     """Return a fresh course with a budget of two restarts."""
     made = Trial(RunFolder(tmp_path / "runs" / "job" / "run"))
     clock = SimpleNamespace(monotonic=lambda: made.clock, time=lambda: made.clock)
-    for module in (aftermath, course, drains, hangs):
+    for module in (aftermath, lifecycle, drains, hangs):
         monkeypatch.setattr(module, "time", clock)
     return made
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.plan import RestartPlan
-from elasticflow.launcher.supervisor.budget import Budget
-from elasticflow.launcher.supervisor.course import Course
+from elasticflow.compiler.plan.launch_plan import RestartPlan
+from elasticflow.launcher.journal.journal import Journal
+from elasticflow.launcher.restarts.budget import Budget
+from elasticflow.launcher.restarts.restarts import Restarts
+from elasticflow.launcher.restarts.snapshot_rollback import Suspicion
 from elasticflow.launcher.supervisor.formation import Formation
-from elasticflow.launcher.supervisor.journal import Journal
-from elasticflow.launcher.supervisor.members import Member, Members
-from elasticflow.launcher.supervisor.restarts import Restarts
-from elasticflow.launcher.supervisor.suspicion import Suspicion
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow.launcher.supervisor.lifecycle import Course
+from elasticflow.launcher.supervisor.nodes import Member, Members
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder

@@ -13,24 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.compiler.plan import plan_job
+from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.errors import DriftRefusedError, GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import launch as launch_module
-from elasticflow.launcher.launch import (
-    Request,
-    check_gpus,
-    check_torch,
-    launch,
-    writer_config,
-)
-from elasticflow.launcher.supervisor.budget import Budget
+from elasticflow.launcher.launch import Request, check_gpus, check_torch, launch, writer_config
+from elasticflow.launcher.restarts.budget import Budget
 from elasticflow.run_folder import RunFolder, snapshot_place
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.launcher.supervisor.start import Launch
+    from elasticflow.launcher.supervisor.launch_record import Launch
 
 _SEED = "  would corrupt the run\n    job.seed  0 -> 7  "
 

@@ -10,24 +10,24 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from elasticflow.run_folder import RunFolder
-from elasticflow.runtime import restore, stopping
-from elasticflow.runtime.streams import Generators
-from elasticflow.runtime.vote import Vote
-from elasticflow.snapshots import loading
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.storage import Storage
+from elasticflow.runtime.process import stopping
+from elasticflow.runtime.process.random_streams import Generators
+from elasticflow.runtime.process.votes import Vote
+from elasticflow.runtime.snapshot import restore
+from elasticflow.snapshots.read import load
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 from tests.forked import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.runtime.member import Worker
     from tests.forked import ForkedPrograms, Program
 
 PROGRAM = Path(__file__).parent / "programs" / "train_small.py"
@@ -96,7 +96,7 @@ class Group:
         """Return the newest snapshot, verified."""
         manifest = self.catalog.newest()
         assert manifest is not None
-        return restore.Found.of(loading.load(self.catalog, manifest.name))
+        return restore.Found.of(load.load(self.catalog, manifest.name))
 
     def _start(self, rank: int, world_size: int, port: int, arguments: tuple[str, ...]) -> Program:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
@@ -137,7 +137,7 @@ def me() -> Any:
         events.append({"event": event, **fields})
 
     def agree_to_stop() -> None:
-        stand_in.stopped = stopping.agree(cast("Worker", stand_in))
+        stand_in.stopped = stopping.agreed(stand_in.gather_text(stopping.ballot(vote)))
 
     nothing = SimpleNamespace(
         beat=lambda: None, phase=lambda _: "step", go_on=lambda: None, flush=lambda: None
@@ -152,5 +152,6 @@ def me() -> Any:
         all_true=lambda mine: mine, should_leave=False, owes_evaluation=False,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
         generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,
+        leave_untrained=lambda: None, leaves_untrained=False,
     )  # fmt: skip
     return stand_in

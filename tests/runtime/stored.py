@@ -9,17 +9,17 @@ import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
-from elasticflow.runtime.share import Sharing, view_of
-from elasticflow.runtime.storable import BY_NAME
-from elasticflow.snapshots import shards
-from elasticflow.storage import Storage
+from elasticflow.runtime.snapshot.rank_shard import Sharing, view_of
+from elasticflow.runtime.state.tensors import BY_NAME
+from elasticflow.snapshots.format import shard_file
+from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch.optim import Optimizer
 
-    from elasticflow.runtime.state import Captured, State
+    from elasticflow.runtime.state.state import Captured, State
 
 WORLD_SIZE = 3
 
@@ -39,9 +39,9 @@ def read_back(captured: Captured, folder: Path) -> tuple[dict[str, Any], dict[st
         share = Sharing(rank, WORLD_SIZE).share_of(captured)
         staged = memoryview(bytearray(b"\xa5" * (share.nbytes + 16)))
         entries = share.copy_into(staged)
-        name = shards.shard_name(rank, WORLD_SIZE)
-        packed = shards.pack(name, tensors=entries, staged=staged[: share.nbytes], about={})
-        written = shards.write_shard(storage, "s", packed)
+        name = shard_file.shard_name(rank, WORLD_SIZE)
+        packed = shard_file.pack(name, tensors=entries, staged=staged[: share.nbytes], about={})
+        written = shard_file.write_shard(storage, "s", packed)
         data = bytearray(storage.read(f"s/{name}"))
         theirs = load_safetensors(bytes(data))
         assert theirs.keys() == written.tensors.keys()

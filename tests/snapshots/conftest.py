@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.run_folder import snapshot_name
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.snapshots.staging import StagingClient, TensorEntry, WriterProcess, start_writer
-from elasticflow.storage import Storage
+from elasticflow.snapshots.client.staging import StagingClient
+from elasticflow.snapshots.client.writer_process import WriterProcess, start_writer
+from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,13 +11,13 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.run_folder import snapshot_name
-from elasticflow.runtime.share import Sharing
-from elasticflow.runtime.state import State
+from elasticflow.runtime.snapshot.rank_shard import Sharing
+from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from elasticflow.snapshots.staging import StagingClient
+    from elasticflow.snapshots.client.staging import StagingClient
 
 
 @contextlib.contextmanager

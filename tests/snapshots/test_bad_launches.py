@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import faults
-from elasticflow.snapshots import reader
+from elasticflow import fault_injection
+from elasticflow.snapshots.read import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ ANOTHER_CLOCK = """\
     real = time.time
     time.time = lambda: real() + {shift}
     sys.path.insert(0, os.getcwd())
-    runpy.run_module("elasticflow.snapshots.writer", run_name="__main__")
+    runpy.run_module("elasticflow.snapshots.writer.main", run_name="__main__")
 """
 YEAR_S = 365 * 86400
 
@@ -39,7 +39,7 @@ def generations_of(bench: Bench) -> list[tuple[int, int]]:
     catalog = bench.catalog
     assert {} == catalog.damaged()
     for found in catalog.committed():
-        assert [] == reader.verify(catalog, found)
+        assert [] == verify.verify(catalog, found)
     return [(found.generation, found.step) for found in catalog.committed()]
 
 
@@ -51,10 +51,10 @@ def halted(
 
     What is yielded lets it go on, and returns what its worker is told of that snapshot.
     """
-    monkeypatch.setenv(faults.VARIABLE, f"{point}=stop@2 cue={cue}")
+    monkeypatch.setenv(fault_injection.VARIABLE, f"{point}=stop@2 cue={cue}")
     cue.touch()
     writer = bench.writer(keep_last=2)
-    monkeypatch.delenv(faults.VARIABLE)
+    monkeypatch.delenv(fault_injection.VARIABLE)
     bench.catalog.claim_generation({})
     zombie = bench.connect(writer)
     bench.share(zombie, 2)

@@ -14,19 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow.run_folder import snapshot_name
-from elasticflow.snapshots import policy, reader
-from elasticflow.snapshots.board import Board, ShareSet
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.snapshots.commit import Committer, Config
-from elasticflow.snapshots.staging import TensorEntry
-from elasticflow.snapshots.writing import ShareWriting
-from elasticflow.storage import Storage
+from elasticflow.snapshots.format import policy
+from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.snapshots.writer.committer import Committer, Config
+from elasticflow.snapshots.writer.pending import Board, ShareSet
+from elasticflow.snapshots.writer.shard_writer import ShareWriting
+from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from elasticflow.snapshots.manifest import Manifest
+    from elasticflow.snapshots.format.manifest import Manifest
 
 SIZE = 64  # bytes of each of two tensors
 RETENTION = (  # last, best, every, within
@@ -162,7 +163,7 @@ class Story:
         seen = {found.name: found for found in self.catalog.committed()}
         assert {} == self.catalog.damaged()
         for found in seen.values():
-            assert [] == reader.verify(self.catalog, found)
+            assert [] == verify.verify(self.catalog, found)
             assert self.staged[found.name] == self._content(found, "own") + self._content(found, "frozen")
         if self.told:
             assert self.told[-1] <= next(iter(seen))

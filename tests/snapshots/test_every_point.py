@@ -12,23 +12,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import faults
+from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError
-from elasticflow.snapshots import reader
+from elasticflow.snapshots.read import verify
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.snapshots.catalog import Catalog
-    from elasticflow.snapshots.manifest import Manifest
+    from elasticflow.snapshots.format.manifest import Manifest
+    from elasticflow.snapshots.store.catalog import Catalog
     from tests.forked import ForkedPrograms
 
 KEEP, SIZE = 2, 20_000
 DYING_WORKERS = Path(__file__).with_name("programs") / "dying_workers.py"
-IN_A_SAVING_WORKER = [name for name in faults.POINTS if name.startswith("snapshot.")]
+IN_A_SAVING_WORKER = [name for name in fault_injection.POINTS if name.startswith("snapshot.")]
 IN_THE_WRITER = [
-    name for name in faults.POINTS if name.split(".")[0] not in ("training", "snapshot", "restore", "tier")
+    name
+    for name in fault_injection.POINTS
+    if name.split(".")[0] not in ("training", "snapshot", "restore", "tier")
 ]
 
 
@@ -36,7 +38,7 @@ def save(
     bench: Bench, generation: int, steps: list[int], environment: pytest.MonkeyPatch, fault: str = ""
 ) -> int:
     """Have a writer of its own take snapshots of two ranks; return its exit code, or 0 if it outlived them."""
-    environment.setenv(faults.VARIABLE, fault)
+    environment.setenv(fault_injection.VARIABLE, fault)
     writer = bench.writer(keep_last=KEEP)
     bench.catalog.claim_generation({})
     try:
@@ -65,8 +67,8 @@ def whole(catalog: Catalog) -> list[Manifest]:
     assert {} == catalog.damaged()
     found = catalog.committed()
     for manifest in found:
-        assert [] == reader.verify(catalog, manifest)
-        assert {"position": {"step": manifest.step}, "state": {}} == reader.read_state(catalog, manifest)
+        assert [] == verify.verify(catalog, manifest)
+        assert {"position": {"step": manifest.step}, "state": {}} == verify.read_state(catalog, manifest)
         assert {"a0", "b0", "a1", "b1"} == set(manifest.tensors)
         for rank in range(2):
             place = manifest.tensors[f"a{rank}"]

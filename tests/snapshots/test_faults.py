@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.errors import SnapshotError
-from elasticflow.snapshots import reader
-from elasticflow.snapshots.manifest import DamagedSnapshotError, FileEntry
-from elasticflow.snapshots.publish import Publisher
-from elasticflow.storage import Storage
+from elasticflow.snapshots.format.manifest import DamagedSnapshotError, FileEntry
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.store.publish import Publisher
+from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 # Saves the snapshots of steps 1 and 2, the second in a child that kills itself at its n-th act on the disk.
 DYING_SAVE = """
     import os, sys, signal
-    from elasticflow.snapshots import shards
-    from elasticflow.snapshots.catalog import Catalog
-    from elasticflow.snapshots.manifest import Manifest
-    from elasticflow.snapshots.publish import Publisher
-    from elasticflow.snapshots.staging import TensorEntry
-    from elasticflow.storage import Storage
+    from elasticflow.snapshots.format import shard_file as shards
+    from elasticflow.snapshots.store.catalog import Catalog
+    from elasticflow.snapshots.format.manifest import Manifest
+    from elasticflow.snapshots.store.publish import Publisher
+    from elasticflow.snapshots.format.shard_file import TensorEntry
+    from elasticflow.storage.storage import Storage
 
     ACTS = ("mkdir", "open", "write", "fsync", "link", "replace", "rename", "unlink", "rmdir", "close")
 
@@ -87,8 +87,8 @@ def test_killed_at_every_act_on_the_disk(tmp_path: Path, bench_at: Callable[[str
         catalog.prefix = ""
         newest = catalog.newest()
         assert newest is not None
-        assert reader.verify(catalog, newest) == []
-        assert reader.read_state(catalog, newest) == {"position": {"step": newest.step}, "state": {}}
+        assert verify.verify(catalog, newest) == []
+        assert verify.read_state(catalog, newest) == {"position": {"step": newest.step}, "state": {}}
         assert catalog.damaged() == {}
         steps.append(newest.step)
         Publisher(catalog).sweep(2, ())
@@ -110,7 +110,7 @@ def test_writer_killed_at_random_times(bench: Bench) -> None:
         writer.process.kill()
         writer.process.wait()
         for found in bench.catalog.committed():
-            assert reader.verify(bench.catalog, found) == []
+            assert verify.verify(bench.catalog, found) == []
     client = bench.connect(bench.writer(keep_last=2), generation=99)
     bench.share(client, 999, generation=99)
     assert bench.outcomes(client.flush(20)) == [("snapshot.committed", 999)]
@@ -160,7 +160,7 @@ def test_a_snapshot_is_never_overwritten(bench: Bench) -> None:
     assert report["event"] == "snapshot.failed"
     assert bench.catalog.newest() == before
     assert before is not None
-    assert reader.verify(bench.catalog, before) == []
+    assert verify.verify(bench.catalog, before) == []
 
 
 @pytest.mark.parametrize("file", ["shard-00000-of-00001.safetensors", "state.json", "MANIFEST.json"])
@@ -188,7 +188,7 @@ def test_every_damage_is_found(bench: Bench, file: str, harm: str) -> None:
         }
         path.write_bytes(changed[harm])
     if file != "MANIFEST.json":
-        (problem,) = reader.verify(catalog, found)
+        (problem,) = verify.verify(catalog, found)
         assert problem.startswith(f"{file}: ")
     elif harm == "absent":
         assert catalog.committed() == []
@@ -211,9 +211,9 @@ def test_damage_is_located(bench: Bench) -> None:
         file.seek(17 << 20)
         file.write(b"\xff\x00\xff")
     expected = "shard-00000-of-00001.safetensors: block 2 (from byte 16777216) is not what was written"
-    assert reader.verify(bench.catalog, found) == [expected]
+    assert verify.verify(bench.catalog, found) == [expected]
     with pytest.raises(Exception, match="block 2"):
-        reader.read_shard(bench.catalog.storage, f"snapshots/{name}/{path.name}", found.files[path.name])
+        verify.read_shard(bench.catalog.storage, f"snapshots/{name}/{path.name}", found.files[path.name])
 
 
 def test_store_that_does_not_answer_is_not_damage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,5 +226,5 @@ def test_store_that_does_not_answer_is_not_damage(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(storage, "open_read", fail)
     with pytest.raises(SnapshotError, match="x: cannot be read: ConnectionError: connection reset") as caught:
-        reader.read_shard(storage, "x", FileEntry(4, (zlib.crc32(b"data"),)))
+        verify.read_shard(storage, "x", FileEntry(4, (zlib.crc32(b"data"),)))
     assert not isinstance(caught.value, DamagedSnapshotError)

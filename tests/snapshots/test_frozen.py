@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.snapshots import lending, reader
-from elasticflow.snapshots.staging import TensorEntry
+from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.store import reuse
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:
-    from elasticflow.snapshots.catalog import Catalog
-    from elasticflow.snapshots.manifest import Manifest
-    from elasticflow.snapshots.staging import StagingClient
+    from elasticflow.snapshots.client.staging import StagingClient
+    from elasticflow.snapshots.format.manifest import Manifest
+    from elasticflow.snapshots.store.catalog import Catalog
 
 FROZEN, OWN = 40_000, 1_000
 FILE = "frozen-00000-of-00001.safetensors"
@@ -55,7 +56,7 @@ def newest(bench: Bench) -> Manifest:
     """The newest snapshot, every byte of it checked."""
     found = bench.catalog.newest()
     assert found is not None
-    assert reader.verify(bench.catalog, found) == []
+    assert verify.verify(bench.catalog, found) == []
     return found
 
 
@@ -70,7 +71,7 @@ def test_frozen_tensors_are_written_once(bench: Bench) -> None:
         assert {f"{origin}/{FILE}"} == set(found.borrowed)
         assert {"shard-00000-of-00001.safetensors", "state.json"} == set(found.files)
         assert found.size < FROZEN
-        assert reader.verify(bench.catalog, found) == []
+        assert verify.verify(bench.catalog, found) == []
         assert bytes([1]) * (FROZEN // 2) == content_of(bench.catalog, found, "second0")
         assert bytes([found.step]) * OWN == content_of(bench.catalog, found, "own0")
 
@@ -166,7 +167,7 @@ def test_damage_of_a_borrowed_file_is_damage_of_all_that_borrow_it(bench: Bench)
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    (problem,) = reader.verify(bench.catalog, found)
+    (problem,) = verify.verify(bench.catalog, found)
     assert problem == (
         f"{bench.name_of(1)}/{FILE}: block 0 (from byte 0) is not what was written"
         "; it is borrowed, and no snapshot that borrows it can be loaded"
@@ -189,10 +190,10 @@ def test_a_store_that_does_not_answer_lends_nothing(bench: Bench, monkeypatch: p
     commit(bench.connect(bench.writer()), 1)
     catalog, entry = bench.catalog, newest(bench).files[FILE]
     assert entry.sha256 is not None
-    assert (f"{bench.name_of(1)}/{FILE}", entry) == lending.Lending(catalog).find(entry.sha256)
+    assert (f"{bench.name_of(1)}/{FILE}", entry) == reuse.Lending(catalog).find(entry.sha256)
 
     def refuse(*_: object) -> bool:
         raise OSError("no answer")
 
     monkeypatch.setattr(catalog.storage, "exists", refuse)
-    assert lending.Lending(catalog).find(entry.sha256) is None
+    assert reuse.Lending(catalog).find(entry.sha256) is None

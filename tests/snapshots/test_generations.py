@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from elasticflow.snapshots import reader
+from elasticflow.snapshots.read import verify
 
 if TYPE_CHECKING:
     from tests.snapshots.conftest import Bench
@@ -111,7 +111,7 @@ def test_two_nodes_make_one_snapshot(bench: Bench) -> None:
     catalog = bench.catalog
     for found in catalog.committed():
         assert set(found.tensors) == {"a0", "b0", "a1", "b1"}
-        assert reader.verify(catalog, found) == []
+        assert verify.verify(catalog, found) == []
         assert set(catalog.storage.list(f"snapshots/{found.name}")) == {*found.files, "MANIFEST.json"}
     assert bench.outcomes(_reports(head, 2)) == [("snapshot.committed", 1), ("snapshot.committed", 2)]
     assert other.reports() == []

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.errors import StagingLimitError
-from elasticflow.snapshots import reader
-from elasticflow.snapshots.holding import Holding
-from elasticflow.snapshots.staging import BEGUN, StagingClient, TensorEntry
+from elasticflow.snapshots.client.memory_tier import Holding
+from elasticflow.snapshots.client.staging import BEGUN, StagingClient
+from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.read import verify
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:
-    from elasticflow.snapshots.process import WriterProcess
-    from elasticflow.snapshots.slots import Slot
+    from elasticflow.snapshots.client.writer_process import WriterProcess
+    from elasticflow.snapshots.memory.slots import Slot
 
 ROOT = Path(__file__).parents[2]
 SIZE = 1000
@@ -266,8 +267,8 @@ def test_wish_is_written_with_what_was_held(bench: Bench) -> None:
         assert [("snapshot.committed", 4)] == bench.outcomes(rank.client.flush(20))
     (found,) = bench.catalog.committed()
     assert ("steps", 40, 1, None) == (found.trigger, found.samples, found.generation, found.parent)
-    assert [] == reader.verify(bench.catalog, found)
-    assert {"position": {"step": 4}, "state": {"rest": {"lr": 0.5}}} == reader.read_state(
+    assert [] == verify.verify(bench.catalog, found)
+    assert {"position": {"step": 4}, "state": {"rest": {"lr": 0.5}}} == verify.read_state(
         bench.catalog, found
     )
 
@@ -288,7 +289,7 @@ def test_wishes_are_coalesced_while_the_store_is_busy(bench: Bench) -> None:
     assert 1 in steps
     assert len(steps) < 30
     for found in bench.catalog.committed():
-        assert [] == reader.verify(bench.catalog, found)
+        assert [] == verify.verify(bench.catalog, found)
         place = found.tensors["a1"]
         shard = bench.catalog.storage.read(f"snapshots/{found.name}/{place.file}")
         assert shard[place.offset :] == Bench.content(found.step, 1, 20_000_000)
@@ -309,7 +310,7 @@ def test_what_is_being_written_is_not_filled(bench: Bench) -> None:
     assert len(used) in (2, 3)  # 3: it had been written in that moment
     ranks[0].client.flush(20)
     (found,) = bench.catalog.committed()
-    assert [] == reader.verify(bench.catalog, found)
+    assert [] == verify.verify(bench.catalog, found)
     place = found.tensors["a0"]
     shard = bench.catalog.storage.read(f"snapshots/{found.name}/{place.file}")
     assert shard[place.offset :] == Bench.content(1, 0, 50_000_000)
@@ -347,7 +348,7 @@ def test_what_is_held_is_committed_at_the_end_of_a_launch(bench: Bench) -> None:
     writer.finish(20)
     (found,) = bench.catalog.committed()
     assert (5, "crash") == (found.step, found.trigger)
-    assert [] == reader.verify(bench.catalog, found)
+    assert [] == verify.verify(bench.catalog, found)
 
 
 def test_same_step_is_never_written_twice(bench: Bench) -> None:
@@ -416,9 +417,10 @@ def test_nothing_is_left_when_everything_is_killed(tmp_path: Path, real_processe
     """SIGKILL of parent, writer and worker: no process, and nothing where shared memory has names."""
     code = (
         "import sys, time\n"
-        "from elasticflow.snapshots.process import start_writer\n"
-        "from elasticflow.snapshots.staging import BEGUN, StagingClient, TensorEntry\n"
-        "from elasticflow.snapshots.holding import Holding\n"
+        "from elasticflow.snapshots.client.writer_process import start_writer\n"
+        "from elasticflow.snapshots.client.staging import BEGUN, StagingClient\n"
+        "from elasticflow.snapshots.format.shard_file import TensorEntry\n"
+        "from elasticflow.snapshots.client.memory_tier import Holding\n"
         f"w = start_writer({{'uri': {str(tmp_path)!r}, 'run_id': 'r'}})\n"
         "c = StagingClient.connect(w.address, rank=0, world_size=1, local_world_size=1, generation=1)\n"
         "h = Holding(c, 1)\n"

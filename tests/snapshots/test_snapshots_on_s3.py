@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.errors import StorageError
-from elasticflow.snapshots import reader
-from elasticflow.storage import Storage
+from elasticflow.snapshots.read import verify
+from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ def test_snapshots_are_committed_and_retained(s3_bucket: str, bench_at: Callable
     found = catalog.committed()
     assert [s.step for s in found] == [3, 2]
     for snapshot in found:
-        assert reader.verify(catalog, snapshot) == []
+        assert verify.verify(catalog, snapshot) == []
         assert set(catalog.storage.list(catalog.folder(snapshot.name))) == {*snapshot.files, "MANIFEST.json"}
     assert set(catalog.storage.list(catalog.folder())) == {s.name for s in found}
 

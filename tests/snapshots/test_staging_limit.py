@@ -11,7 +11,7 @@ import pytest
 from elasticflow.errors import StagingLimitError
 
 if TYPE_CHECKING:
-    from elasticflow.snapshots.process import WriterProcess
+    from elasticflow.snapshots.client.writer_process import WriterProcess
     from tests.snapshots.conftest import Bench
 
 SIZE = 8_000_000

@@ -1,1 +1,1 @@
-"""A node's side of a launch: agent, fork server, workers, their heartbeats and logs (floor 3)."""
+"""A node's side of a launch: agent, fork server, workers, their heartbeats and logs."""

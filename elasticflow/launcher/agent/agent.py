@@ -13,27 +13,27 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow import environment
-from elasticflow.launcher.agent.helpers import HelperLostError
 from elasticflow.launcher.agent.left_behind import Orphans, adopted
-from elasticflow.launcher.agent.presence import LetGoError, Presence
-from elasticflow.launcher.agent.reports import Reports
+from elasticflow.launcher.agent.node_heartbeat import LetGoError, Presence
+from elasticflow.launcher.agent.reporter import Reports
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
 from elasticflow.launcher.agent.workers import ForkedWorkers, State, environment_of
-from elasticflow.launcher.rendezvous import interface
-from elasticflow.launcher.rendezvous.keys import is_requested, join_store
+from elasticflow.launcher.fork_server.helpers import HelperLostError
+from elasticflow.launcher.rendezvous import network
+from elasticflow.launcher.rendezvous.control_store import is_requested, join_store
 from elasticflow.launcher.rendezvous.rounds import Feed, Rounds
-from elasticflow.rendezvous_place import RendezvousPlace
+from elasticflow.protocol import worker_environment
+from elasticflow.protocol.store_address import RendezvousPlace
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from elasticflow.key_store import Keys
     from elasticflow.launcher.agent.agent_process import AgentConfig
-    from elasticflow.launcher.agent.fork_client import ForkServer
-    from elasticflow.launcher.agent.heartbeats import Heartbeats
-    from elasticflow.launcher.agent.torchrun_arguments import TorchrunOptions
+    from elasticflow.launcher.agent.worker_heartbeats import Heartbeats
+    from elasticflow.launcher.fork_server.client import ForkServer
+    from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
     from elasticflow.launcher.rendezvous.rounds import Assignment
-    from elasticflow.snapshots.staging import WriterProcess
+    from elasticflow.protocol.key_store import Keys
+    from elasticflow.snapshots.client.writer_process import WriterProcess
 
 _POLL_S = 0.02
 _ROOT_CAUSE_WAIT_S = 0.15
@@ -73,7 +73,7 @@ class Agent:
         self._reports = Reports(self._feed, config.node, self._folder, writer, heartbeats)
         self._orphans = Orphans(self._left_behind, self._reports.left_behind)
         self._place = RendezvousPlace.parse(config.rendezvous)
-        self._interface = interface.variables(self._place.host, self._place.port)
+        self._interface = network.variables(self._place.host, self._place.port)
         self._workers: ForkedWorkers | None = None
         self._stands_still = self._has_shown = False
 
@@ -141,15 +141,15 @@ class Agent:
         master = (self._place.host, self._place.port)
         return {
             **environment_of(assignment, local_rank, self._options.role, self._folder.run_id, master),
-            environment.RUN_ID: self._folder.run_id,
-            environment.RUN_FOLDER: str(self._folder.path),
-            environment.GENERATION: str(assignment.generation),
-            environment.NODE: self._config.node,
-            environment.RENDEZVOUS: self._config.rendezvous,
-            environment.WRITER: self._writer.address,
-            environment.FAILED_AT: "" if failed_at is None else repr(failed_at),
-            environment.NUMA: self._options.numa,
-            environment.HEARTBEAT_FD: str(self._heartbeats.fd),
+            worker_environment.RUN_ID: self._folder.run_id,
+            worker_environment.RUN_FOLDER: str(self._folder.path),
+            worker_environment.GENERATION: str(assignment.generation),
+            worker_environment.NODE: self._config.node,
+            worker_environment.RENDEZVOUS: self._config.rendezvous,
+            worker_environment.WRITER: self._writer.address,
+            worker_environment.FAILED_AT: "" if failed_at is None else repr(failed_at),
+            worker_environment.NUMA: self._options.numa,
+            worker_environment.HEARTBEAT_FD: str(self._heartbeats.fd),
             **self._interface,
         }
 

@@ -1,4 +1,4 @@
-"""Starting the agent: its configuration and its process; free of torch (floor 3)."""
+"""Starting the agent: its configuration and its process; free of torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import environment
-from elasticflow.launcher.agent.helpers import HELPER_KILLED, STORE_LOST
-from elasticflow.lifeline import is_killed_from_outside, signal_or_code
+from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
+from elasticflow.protocol import worker_environment
+from elasticflow.system.processes import is_killed_from_outside, signal_or_code
 
 if TYPE_CHECKING:
     import signal
     from pathlib import Path
 
-    from elasticflow.compiler.plan import LaunchPlan
-    from elasticflow.rendezvous_place import RendezvousPlace
+    from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.protocol.store_address import RendezvousPlace
     from elasticflow.run_folder import RunFolder
 
 # Bytes: enough for a traceback.
@@ -114,7 +114,7 @@ class AgentProcess:
         with self._log.open("ab") as output:
             self._began = output.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "elasticflow.launcher.agent.node", str(os.getpid())],
+                [sys.executable, "-m", "elasticflow.launcher.agent.main", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -177,7 +177,7 @@ def agent_of(
         rendezvous=place.url,
         path=[str(project_root / part) for part in plan.module_path],
         # What talks to etcd takes a fifth of a second to import.
-        modules=[*plan.modules, *(["elasticflow.etcd_keys"] if place.backend == "etcd-v2" else [])],
+        modules=[*plan.modules, *(["elasticflow.protocol.etcd_keys"] if place.backend == "etcd-v2" else [])],
         start_method=plan.start_method,
         hang_timeout_s=plan.restarts.hang_timeout_s,
         grace_s=plan.restarts.grace_s,
@@ -185,6 +185,6 @@ def agent_of(
         node_rank=node_rank,
         seed=plan.seed,
     )
-    marks = {environment.RUN_ID: folder.run_id, environment.RUN_FOLDER: str(folder.path)}
+    marks = {worker_environment.RUN_ID: folder.run_id, worker_environment.RUN_FOLDER: str(folder.path)}
     variables = {**plan.environment, **marks}
     return AgentProcess(config, variables, folder.agent_log(node))

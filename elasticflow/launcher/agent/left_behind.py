@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow import environment
+from elasticflow.protocol import worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -32,7 +32,7 @@ _SETTLE_S = 0.2
 GRACE_S = 3.0
 _POLL_S = 0.02
 _LONGEST_COMMAND = 120
-_AGENT = "elasticflow.launcher.agent.node"
+_AGENT = "elasticflow.launcher.agent.main"
 
 
 def adopt_orphans() -> None:
@@ -148,7 +148,10 @@ def _all() -> list[int]:
 
 def _is_marked(pid: int, run: RunFolder) -> bool:
     # Another project may have a run of the same id.
-    marks = {f"{environment.RUN_ID}={run.run_id}".encode(), f"{environment.RUN_FOLDER}={run.path}".encode()}
+    marks = {
+        f"{worker_environment.RUN_ID}={run.run_id}".encode(),
+        f"{worker_environment.RUN_FOLDER}={run.path}".encode(),
+    }
     with suppress(OSError):
         return marks.issubset(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     return False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from elasticflow.launcher.agent.torchrun_arguments import TorchrunOptions
+    from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
     from elasticflow.run_folder import RunFolder
 
 

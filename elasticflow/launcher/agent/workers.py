@@ -14,15 +14,15 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.launcher.agent.memory_kills import MemoryKills
+from elasticflow.launcher.agent.oom_kills import MemoryKills
 from elasticflow.launcher.agent.rank_logs import tail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from elasticflow.launcher.agent.fork_client import ForkServer
     from elasticflow.launcher.agent.worker_streams import WorkerStreams
+    from elasticflow.launcher.fork_server.client import ForkServer
     from elasticflow.launcher.rendezvous.rounds import Assignment
 
 

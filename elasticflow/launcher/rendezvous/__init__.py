@@ -1,1 +1,1 @@
-"""Where the processes of a launch meet: store, keys, rounds, invitations (floor 3)."""
+"""Where the processes of a launch meet: store, keys, rounds, invitations."""

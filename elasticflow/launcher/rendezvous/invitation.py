@@ -1,4 +1,4 @@
-"""What a launch tells another machine that is to take part in it (floor 3)."""
+"""What a launch tells another machine that is to take part in it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import elasticflow
-from elasticflow.compiler.drift import compare
-from elasticflow.compiler.provenance import digest_of
-from elasticflow.compiler.resolved import job_from_json
+from elasticflow.compiler.drift.compare import compare
+from elasticflow.compiler.inputs.job_json import job_from_json
+from elasticflow.compiler.inputs.provenance import digest_of
 from elasticflow.errors import NodeRefusedError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elasticflow.spec.job import Job
+    from elasticflow.jobfile.tables.job import Job
 
 
 @dataclass(frozen=True)

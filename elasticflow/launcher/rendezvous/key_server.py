@@ -1,4 +1,4 @@
-"""The store of a launch's keys, served by a thread of this process; what is spoken is told in `tcp_keys.py` (floor 3)."""
+"""The store of a launch's keys, served by a thread of this process; what is spoken is told in `protocol/tcp_keys.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from elasticflow.rendezvous_place import RendezvousLostError
-from elasticflow.tcp_keys import HELLO, Answer, Frames, Request, frame
+from elasticflow.protocol.store_address import RendezvousLostError
+from elasticflow.protocol.tcp_keys import HELLO, Answer, Frames, Request, frame
 
 _MOST_AT_ONCE = 1 << 16
 # Bytes that wait for a client that does not read; it is let go then.

@@ -1,6 +1,6 @@
 """Who takes part in the next generation, as agents read it: decided by the supervisor, in `head.py`.
 
-The keys are told in `keys.py`.
+The keys are told in `launcher/rendezvous/control_store.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.launcher.rendezvous.keys import FEEDS, ROUNDS, feed_key, round_key
+from elasticflow.launcher.rendezvous.control_store import FEEDS, ROUNDS, feed_key, round_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.key_store import Keys
+    from elasticflow.protocol.key_store import Keys
 
 _POLL_S = 0.002
 _LOOK_S = 0.05

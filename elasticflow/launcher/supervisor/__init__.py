@@ -1,1 +1,1 @@
-"""The head of a launch: generations, members, budget, journal, verdict (floor 3)."""
+"""The head of a launch: generations, members, budget, journal, verdict."""

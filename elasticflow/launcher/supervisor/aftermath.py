@@ -1,4 +1,4 @@
-"""What follows the end of a generation: another one, or the verdict (floor 3)."""
+"""What follows the end of a generation: another one, or the verdict."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import time
 from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
+from elasticflow.launcher.restarts.generations import Cause, Generation
 from elasticflow.launcher.supervisor.drains import TOO_LATE
-from elasticflow.launcher.supervisor.generation import Cause, Generation
 
 if TYPE_CHECKING:
+    from elasticflow.launcher.journal.journal import Journal
+    from elasticflow.launcher.restarts.failures import Failure
+    from elasticflow.launcher.restarts.restarts import Restarts
     from elasticflow.launcher.supervisor.drains import Drains
-    from elasticflow.launcher.supervisor.failures import Failure
     from elasticflow.launcher.supervisor.formation import Formation
-    from elasticflow.launcher.supervisor.journal import Journal
-    from elasticflow.launcher.supervisor.members import Members
-    from elasticflow.launcher.supervisor.restarts import Restarts
+    from elasticflow.launcher.supervisor.nodes import Members
     from elasticflow.launcher.supervisor.verdict import Verdict, Verdicts
 
 

@@ -1,4 +1,4 @@
-"""The drain that is under way: all workers leave after the same step (floor 3)."""
+"""The drain that is under way: all workers leave after the same step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from elasticflow import events
 
 if TYPE_CHECKING:
-    from elasticflow.launcher.supervisor.journal import Journal
+    from elasticflow.launcher.journal.journal import Journal
 
 TOO_LATE = "the grace ended before the workers left"
 UNTRAINED_S = 5.0

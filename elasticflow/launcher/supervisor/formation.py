@@ -1,4 +1,4 @@
-"""Which generation is formed when, of whom, and under which number (floor 3)."""
+"""Which generation is formed when, of whom, and under which number."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from elasticflow import events
-from elasticflow.launcher.supervisor.generation import Generation
+from elasticflow.launcher.restarts.generations import Generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.launcher.supervisor.journal import Journal
-    from elasticflow.launcher.supervisor.members import Members
+    from elasticflow.launcher.journal.journal import Journal
+    from elasticflow.launcher.supervisor.nodes import Members
 
 
 class Nodes(Protocol):

@@ -1,4 +1,4 @@
-"""Workers that stand still on all nodes: their stacks, and who is to blame (floor 3).
+"""Workers that stand still on all nodes: their stacks, and who is to blame.
 
 Each agent tells when all workers of its node have stood still for too long. Once those of all nodes have, every agent
 is asked for stacks; when they are there, the rank that the others wait for is named, and the group is killed.
@@ -10,12 +10,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.launcher.agent.standing import Standing, blame
+from elasticflow.launcher.agent.hang_culprit import Standing, blame
 
 if TYPE_CHECKING:
+    from elasticflow.launcher.journal.journal import Journal
+    from elasticflow.launcher.restarts.generations import Generation
     from elasticflow.launcher.supervisor.formation import Nodes
-    from elasticflow.launcher.supervisor.generation import Generation
-    from elasticflow.launcher.supervisor.journal import Journal
 
 _ANSWER_S = 5.0
 

@@ -1,11 +1,11 @@
-"""Signals that ask a command to leave: how many requests they are, and since when (floor 3)."""
+"""Signals that ask a command to leave: how many requests they are, and since when."""
 
 from __future__ import annotations
 
 import signal
 import time
 
-from elasticflow.lifeline import leave_signals
+from elasticflow.system.processes import leave_signals
 
 _ONE_REQUEST_S = 0.2  # `timeout` signals us and then our group; a closed terminal does, too
 

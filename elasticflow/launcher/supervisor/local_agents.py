@@ -1,4 +1,4 @@
-"""The agents that a supervisor starts on its own machine: one, or several that play a cluster's nodes (floor 3)."""
+"""The agents that a supervisor starts on its own machine: one, or several that play a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from elasticflow.launcher.agent.agent_process import AgentProcess
     from elasticflow.launcher.agent.left_behind import LeftBehind
-    from elasticflow.launcher.supervisor.course import Course
-    from elasticflow.launcher.supervisor.journal import Journal
-    from elasticflow.launcher.supervisor.simulate import Change
+    from elasticflow.launcher.journal.journal import Journal
+    from elasticflow.launcher.supervisor.lifecycle import Course
+    from elasticflow.launcher.supervisor.scale_schedule import Change
     from elasticflow.run_folder import RunFolder
 
 

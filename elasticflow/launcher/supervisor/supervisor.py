@@ -1,6 +1,6 @@
-"""The head of a launch: one thread, one loop over messages, signals, the agent's life and the clock (floor 3).
+"""The head of a launch: one thread, one loop over messages, signals, the agent's life and the clock.
 
-What follows from what happens is decided in `course.py`; the files of the run are written by this process alone.
+What follows from what happens is decided in `launcher/supervisor/lifecycle.py`; the files of the run are written by this process alone.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
 from elasticflow.errors import RendezvousError, RunFolderError
-from elasticflow.launcher.supervisor.budget import Budget
-from elasticflow.launcher.supervisor.course import Course
+from elasticflow.launcher.journal.display_thread import Shown
+from elasticflow.launcher.journal.environment_record import EnvironmentRecord
+from elasticflow.launcher.journal.journal import Journal
+from elasticflow.launcher.journal.metrics import Metrics
+from elasticflow.launcher.restarts.budget import Budget
+from elasticflow.launcher.restarts.restarts import Restarts
+from elasticflow.launcher.restarts.snapshot_rollback import Suspicion
+from elasticflow.launcher.supervisor.agent_channel import Head
 from elasticflow.launcher.supervisor.drains import UNTRAINED_S
-from elasticflow.launcher.supervisor.environment import EnvironmentRecord
 from elasticflow.launcher.supervisor.formation import Formation
-from elasticflow.launcher.supervisor.head import Head
-from elasticflow.launcher.supervisor.intake import Intake
-from elasticflow.launcher.supervisor.journal import Journal
+from elasticflow.launcher.supervisor.ingest import Intake
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
+from elasticflow.launcher.supervisor.lifecycle import Course
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
-from elasticflow.launcher.supervisor.members import Member, Members
-from elasticflow.launcher.supervisor.metrics import Metrics
-from elasticflow.launcher.supervisor.restarts import Restarts
-from elasticflow.launcher.supervisor.shown import Shown
-from elasticflow.launcher.supervisor.suspicion import Suspicion
-from elasticflow.rendezvous_place import RendezvousLostError
+from elasticflow.launcher.supervisor.nodes import Member, Members
+from elasticflow.protocol.store_address import RendezvousLostError
 from elasticflow.run_folder import step_of
-from elasticflow.snapshots.commit import FENCED
+from elasticflow.snapshots.writer.committer import FENCED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.launcher.supervisor.start import Launch
+    from elasticflow.launcher.supervisor.launch_record import Launch
     from elasticflow.launcher.supervisor.verdict import Verdict
 
 _POLL_S = 0.01

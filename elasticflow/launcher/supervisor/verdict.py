@@ -1,4 +1,4 @@
-"""How a launch ended (floor 3)."""
+"""How a launch ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import errors, events
 
 if TYPE_CHECKING:
-    from elasticflow.launcher.supervisor.failures import Failure
-    from elasticflow.launcher.supervisor.journal import Journal
+    from elasticflow.launcher.journal.journal import Journal
+    from elasticflow.launcher.restarts.failures import Failure
 
 
 @dataclass(frozen=True)

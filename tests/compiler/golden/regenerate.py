@@ -13,9 +13,9 @@ FILES = ("plan.json", "train.py", "torchrun.sh")
 
 def made(case: str) -> dict[str, str]:
     """Return what the compiler makes of a case's job file, by file name."""
-    from elasticflow.compiler.materialize import launch_files
-    from elasticflow.compiler.plan import plan_job
-    from elasticflow.spec.load import require_job
+    from elasticflow.compiler.launch_folder.materialize import launch_files
+    from elasticflow.compiler.plan.launch_plan import plan_job
+    from elasticflow.jobfile.load import require_job
 
     folder = HERE / case
     loaded = require_job(folder / "job.toml")

@@ -13,8 +13,8 @@ import pytest
 
 from elasticflow.errors import PortTakenError
 from elasticflow.launcher.agent.agent_process import AgentConfig, AgentEnd, AgentProcess
-from elasticflow.launcher.agent.helpers import HELPER_KILLED, STORE_LOST, HelperLostError
-from elasticflow.launcher.rendezvous.interface import listen
+from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST, HelperLostError
+from elasticflow.launcher.rendezvous.network import listen
 from tests.launcher.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_agent_gets_its_configuration_where_nobody_else_reads_it(agent: AgentPro
     wait_until(lambda: agent.exit_code() is not None)
 
     assert 4 == agent.exit_code()
-    assert f"-m elasticflow.launcher.agent.node {os.getpid()}\n" == (tmp_path / "argv").read_text()
+    assert f"-m elasticflow.launcher.agent.main {os.getpid()}\n" == (tmp_path / "argv").read_text()
     assert f"run\n{CONFIG.to_json()}" == agent.last_words()
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.launcher.agent.torchrun_arguments import TorchrunOptions
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
+from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
 from elasticflow.run_folder import RunFolder
 
 

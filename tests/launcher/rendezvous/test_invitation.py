@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.compiler.resolved import job_to_json
-from elasticflow.compiler.sources import own_sources
+from elasticflow.compiler.inputs.job_json import job_to_json
+from elasticflow.compiler.inputs.sources import own_sources
 from elasticflow.errors import NodeRefusedError
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from tests.compiler.jobs import make_job

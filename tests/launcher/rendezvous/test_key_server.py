@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.launcher.rendezvous.key_server import KeyServer
-from elasticflow.rendezvous_place import RendezvousLostError, RendezvousPlace
-from elasticflow.tcp_keys import HELLO, Answer, Frames, Request, TcpKeys, frame
+from elasticflow.protocol.store_address import RendezvousLostError, RendezvousPlace
+from elasticflow.protocol.tcp_keys import HELLO, Answer, Frames, Request, TcpKeys, frame
 from tests.launcher.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -271,6 +271,6 @@ def test_neither_side_needs_torch() -> None:
     """What supervisor and agents talk by is there without torch."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import elasticflow.tcp_keys, elasticflow.launcher.supervisor.supervisor, elasticflow.launcher.join"
+        "import elasticflow.protocol.tcp_keys, elasticflow.launcher.supervisor.supervisor, elasticflow.launcher.join"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow import events
-from elasticflow.launcher.supervisor.members import SETTLE_S
+from elasticflow.launcher.supervisor.nodes import SETTLE_S
 from tests.launcher.course_trial import worker
 
 if TYPE_CHECKING:

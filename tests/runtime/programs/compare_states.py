@@ -14,10 +14,10 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 from elasticflow.errors import StateError
-from elasticflow.runtime import group
-from elasticflow.runtime.alike import Alike
-from elasticflow.runtime.state import State
-from elasticflow.runtime.vote import Vote
+from elasticflow.runtime.process import process_group
+from elasticflow.runtime.process.votes import Vote
+from elasticflow.runtime.replica_checks.captured import Alike
+from elasticflow.runtime.state.state import State
 
 RANK, WORLD_SIZE = int(sys.argv[1]), int(sys.argv[2])
 
@@ -45,7 +45,9 @@ def outcome(change: str) -> str:
     schedule = StepLR(optimizer, 3)
     state = State(model=model, optimizer=optimizer, scheduler=schedule, include={"queue": queue})
     worker: Any = SimpleNamespace(
-        world_size=WORLD_SIZE, gather_text=lambda text: group.gather_text(text, WORLD_SIZE), vote=Vote()
+        world_size=WORLD_SIZE,
+        gather_text=lambda text: process_group.gather_text(text, WORLD_SIZE),
+        vote=Vote(),
     )
     alike = Alike(worker)
     if RANK == 1:

@@ -15,16 +15,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from elasticflow.runtime import data, evaluate, order, snapshot, worker
-from elasticflow.runtime.replicas import DataParallel
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import index_loader, index_schedule
+from elasticflow.runtime.snapshot import snapshots
+from elasticflow.runtime.training import evaluation
+from elasticflow.runtime.training.ddp import DataParallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elasticflow.runtime.process.position import Position
+
 HERE = Path(__file__).resolve().parent
 SAMPLES, BATCH = 26, 10  # the last step has six, so that of more than three ranks some have none
 CLASSES, LENGTH = 5, 6
-SCHEDULE = order.Schedule(SAMPLES, BATCH, epochs=1, seed=2)
+SCHEDULE = index_schedule.Schedule(SAMPLES, BATCH, epochs=1, seed=2)
 
 
 class Sentences:
@@ -99,9 +104,9 @@ def run(
     model = Net(how)
     plain = copy.deepcopy(model)
     plain.how = "plain" if how.endswith("reentrant") else how
-    dataset = data.open_dataset(me, lambda: Sentences(SAMPLES), "train")
+    dataset = index_loader.open_dataset(me, lambda: Sentences(SAMPLES), "train")
     group = DataParallel(me, model, step, precision=precision, on_nonfinite="stop", ddp=ddp)
-    loader = data.Loader(me, dataset, SCHEDULE, micro)
+    loader = index_loader.Loader(me, dataset, SCHEDULE, micro)
     me.start_training(SCHEDULE.start, SCHEDULE, model, log_every=1)
     position, worst = SCHEDULE.start, 0.0
     for batch in loader.batches(position):
@@ -118,7 +123,7 @@ def run(
     return worst
 
 
-def _whole(position: order.Position, dataset: Any) -> Any:
+def _whole(position: Position, dataset: Any) -> Any:
     offset, count, _ = SCHEDULE.batch(position)
     indices = SCHEDULE.indices(np.arange(offset, offset + count))
     return torch.utils.data.default_collate([dataset[i] for i in indices.tolist()])
@@ -142,7 +147,7 @@ def dropout_on_recompute(me: Any) -> list[float]:
             torch.manual_seed(5)
             model = Net(each, dropout=0.5)
             group = DataParallel(me, model, mean_step, precision="bf16", on_nonfinite="stop", ddp={})
-            batch = next(data.Loader(me, Sentences(SAMPLES), SCHEDULE, 2).batches(SCHEDULE.start))
+            batch = next(index_loader.Loader(me, Sentences(SAMPLES), SCHEDULE, 2).batches(SCHEDULE.start))
             group.gradients(batch)
             grads.append([p.grad for p in model.parameters() if p.grad is not None])
         worst.append(max(float((a - b).abs().max()) for a, b in zip(*grads, strict=True)))
@@ -153,7 +158,7 @@ def evaluated(me: Any) -> dict[str, Any]:
     """Return what each rank knows after two evaluations over a set that no number of ranks divides."""
     torch.manual_seed(5)
     model = Net()
-    measure = evaluate.Evaluation(
+    measure = evaluation.Evaluation(
         me, model, token_step, Sentences(SAMPLES - 3), SCHEDULE, batch_size=2,
         metrics={"size": lambda _, batch: batch[1].float().mean()}, best="min loss", uses_loss=False,
     )  # fmt: skip
@@ -180,7 +185,7 @@ OPTIONS: list[dict[str, Any]] = [
 def main() -> None:
     """Try everything; every rank."""
     me = worker.join(
-        "batch", "digest", HERE, snapshot.Policy(uri=None, every=("1000 steps",)), seed=7, threads=1
+        "batch", "digest", HERE, snapshots.Policy(uri=None, every=("1000 steps",)), seed=7, threads=1
     )
     found: dict[str, Any] = {}
     for options in OPTIONS:

@@ -20,9 +20,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from elasticflow.runtime import data, flat, order, snapshot, worker
-from elasticflow.runtime.exact import FixedOrder
-from elasticflow.runtime.replicas import DataParallel
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import index_loader, index_schedule
+from elasticflow.runtime.snapshot import snapshots
+from elasticflow.runtime.training import buckets
+from elasticflow.runtime.training.ddp import DataParallel
+from elasticflow.runtime.training.exact import FixedOrder
 from tests.end_to_end.trajectory_models import Transformer, cnn, mlp
 
 HERE = Path(__file__).resolve().parent
@@ -107,7 +110,7 @@ def train(me: Any, name: str) -> str:
         "scaled": (Mixed, training_step, "fp32", Marked),
     }[name]
     me.reseed()
-    dataset = data.open_dataset(me, images, name)
+    dataset = index_loader.open_dataset(me, images, name)
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 4))
@@ -116,14 +119,14 @@ def train(me: Any, name: str) -> str:
     options: dict[str, Any] = {"precision": precision, "on_nonfinite": "skip"}
     if scaler.is_enabled():
         options["scaler"] = scaler
-    flat.BUCKET_BYTES = 512  # these models would fit into one bucket, and nothing would be sent early
+    buckets.BUCKET_BYTES = 512  # these models would fit into one bucket, and nothing would be sent early
     group = (
         DataParallel(me, model, step, ddp={}, **options)
         if args.plain
         else FixedOrder(me, model, step, virtual_shards=args.shards, **options)
     )
-    schedule = order.Schedule(len(dataset), 32, steps=STEPS, tail="short", seed=3)
-    loader = data.Loader(
+    schedule = index_schedule.Schedule(len(dataset), 32, steps=STEPS, tail="short", seed=3)
+    loader = index_loader.Loader(
         me, dataset, schedule, None, processes=args.processes, shards=None if args.plain else args.shards
     )
     me.start_training(schedule.start, schedule, model, log_every=1)
@@ -153,7 +156,7 @@ def train(me: Any, name: str) -> str:
 
 def main() -> None:
     """Train; every rank."""
-    policy = snapshot.Policy(uri=None, every=("1000 steps",))
+    policy = snapshots.Policy(uri=None, every=("1000 steps",))
     me = worker.join("exact", "digest", HERE, policy, seed=7, threads=1)
     names = ("mlp", "cnn", "transformer", *(() if args.plain else ("mixed", "scaled")))
     found = {name: train(me, name) for name in names}

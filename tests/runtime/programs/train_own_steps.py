@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from elasticflow import StopTraining
-from elasticflow.runtime import data, order, snapshot, worker
-from elasticflow.runtime.own_steps import OwnSteps
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import index_loader, index_schedule
+from elasticflow.runtime.snapshot import snapshots
+from elasticflow.runtime.training.own_steps import OwnSteps
 
 HERE = Path(__file__).resolve().parent
 HOW = sys.argv[1]
 SAMPLES = 22 if HOW == "idle" else 21
-SCHEDULE = order.Schedule(SAMPLES, 7, epochs=1, seed=2, tail="short")
+SCHEDULE = index_schedule.Schedule(SAMPLES, 7, epochs=1, seed=2, tail="short")
 
 
 class Pair(nn.Module):
@@ -35,11 +37,11 @@ class Pair(nn.Module):
 
 def main() -> None:
     """Train an epoch."""
-    policy = snapshot.Policy(uri=None, every=("1000 steps",))
+    policy = snapshots.Policy(uri=None, every=("1000 steps",))
     me = worker.join("own", "0" * 16, HERE, policy, seed=7, threads=1)
     generator = torch.Generator().manual_seed(3)
     samples = [torch.randn(3, generator=generator) for _ in range(SAMPLES)]
-    dataset = data.open_dataset(me, lambda: samples, "train")
+    dataset = index_loader.open_dataset(me, lambda: samples, "train")
     torch.manual_seed(5 + me.rank)  # rank 0's weights count
     model = Pair()
     optimizers: dict[str, Optimizer] = {
@@ -65,7 +67,7 @@ def main() -> None:
         return {"loss": total}
 
     group = OwnSteps(me, model, step, optimizers, clip_grad_norm=0.5)
-    loader = data.Loader(me, dataset, SCHEDULE, None)
+    loader = index_loader.Loader(me, dataset, SCHEDULE, None)
     me.start_training(SCHEDULE.start, SCHEDULE, model, log_every=1)
     position, told = SCHEDULE.start, []
     for batch in loader.batches(position):

@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW
 
-from elasticflow.runtime import cursors, exact, iterable, replicas, snapshot, worker
-from elasticflow.runtime.state import State
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import shard_loader, shard_schedule
+from elasticflow.runtime.snapshot import snapshots as snapshot
+from elasticflow.runtime.state.state import State
+from elasticflow.runtime.training import ddp, exact
 from tests.runtime.programs import dying
 
 if TYPE_CHECKING:
@@ -97,8 +100,8 @@ def main() -> None:
     """Train; every rank."""
     policy = snapshot.Policy(uri=None, every=(args.every,), keep_last=3)
     me = worker.join("shards", "digest", HERE, policy, seed=7, threads=1)
-    dataset = iterable.open_shards(me, build_dataset, "train", len(LENGTHS))
-    schedule = cursors.Schedule(
+    dataset = shard_loader.open_shards(me, build_dataset, "train", len(LENGTHS))
+    schedule = shard_schedule.Schedule(
         len(LENGTHS), args.global_batch_size, epochs=args.epochs, tail=args.tail, virtual_shards=args.exact
     )
     model = (Counter() if args.counting else Net()).to(me.device)
@@ -107,13 +110,13 @@ def main() -> None:
     group = (
         exact.FixedOrder(me, model, training_step, virtual_shards=args.exact, **options)
         if args.exact
-        else replicas.DataParallel(me, model, training_step, ddp={}, **options)
+        else ddp.DataParallel(me, model, training_step, ddp={}, **options)
     )
     state = State(model=model, optimizer=optimizer)
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy)
     position = snapshots.restore()
     me.start_training(position, schedule, model, log_every=1)
-    loader = iterable.Loader(
+    loader = shard_loader.Loader(
         me, dataset, schedule, args.micro_batch_size, processes=args.processes, virtual_shards=args.exact
     )
     for batch in loader.batches(position):

@@ -19,8 +19,13 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from elasticflow import StopTraining
-from elasticflow.runtime import data, evaluate, exact, order, replicas, snapshot, worker
-from elasticflow.runtime.state import State
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import index_loader, index_schedule
+from elasticflow.runtime.snapshot import snapshots as snapshot
+from elasticflow.runtime.state.state import State
+from elasticflow.runtime.training import ddp as replicas
+from elasticflow.runtime.training import evaluation as evaluate
+from elasticflow.runtime.training import exact
 from tests.runtime.programs import dying
 
 HERE = Path(__file__).resolve().parent
@@ -214,11 +219,11 @@ def main() -> None:
     policy = snapshot.Policy(uri=None, every=(args.every,), keep_last=3, memory=args.memory)
     me = worker.join("small", "digest", HERE, policy, seed=7, threads=1)
     # What is imported from here on draws by seed and name.
-    assert type(sys.meta_path[0]).__module__ == "elasticflow.runtime.seeded_imports"
-    dataset = data.open_dataset(
+    assert type(sys.meta_path[0]).__module__ == "elasticflow.runtime.process.seeded_imports"
+    dataset = index_loader.open_dataset(
         me, Numbers if args.counting else lambda: Images(args.samples, is_noisy=True), "train"
     )
-    schedule = order.Schedule(
+    schedule = index_schedule.Schedule(
         len(dataset), args.global_batch_size, epochs=args.epochs, tail=args.tail, seed=7
     )
     model = build_model().to(me.device)
@@ -239,7 +244,7 @@ def main() -> None:
             if args.stop_at
             else OneCycleLR(optimizer, max_lr=1e-2, total_steps=schedule.steps + 1)
         )
-        test_set = data.open_dataset(me, lambda: Images(30), "evaluation")
+        test_set = index_loader.open_dataset(me, lambda: Images(30), "evaluation")
         evaluation = evaluate.Evaluation(
             me, model, training_step, test_set, schedule, every=("1 epoch",), metrics={"accuracy": accuracy},
             best="max accuracy", batch_size=7, uses_loss=not args.sums,
@@ -250,7 +255,7 @@ def main() -> None:
     me.start_training(position, schedule, model, log_every=1)
     if evaluation is not None and evaluation.is_owed:
         evaluation.run(position)
-    loader = data.Loader(
+    loader = index_loader.Loader(
         me, dataset, schedule, args.micro_batch_size, processes=args.processes, shards=args.shards
     )
     for batch in loader.batches(position):

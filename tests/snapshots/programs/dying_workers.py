@@ -16,14 +16,14 @@ import torch
 import torch._dynamo  # else the first optimizer of each child imports it
 from torch import nn
 
-from elasticflow import faults
+from elasticflow import fault_injection
 from elasticflow.run_folder import snapshot_name
-from elasticflow.runtime.share import Sharing
-from elasticflow.runtime.state import State
-from elasticflow.snapshots import reader
-from elasticflow.snapshots.catalog import Catalog
-from elasticflow.snapshots.staging import StagingClient
-from elasticflow.storage import Storage
+from elasticflow.runtime.snapshot.rank_shard import Sharing
+from elasticflow.runtime.state.state import State
+from elasticflow.snapshots.client.staging import StagingClient
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 
 WORLD = 2
 address, folder, *points = sys.argv[1:]
@@ -56,7 +56,7 @@ def work(rank: int, generation: int, fault: str) -> NoReturn:
     client = connect(rank, generation)
     take(client, state, rank, generation, 10 * generation + 1)
     client.flush(20)
-    faults.arm({faults.VARIABLE: fault})
+    fault_injection.arm({fault_injection.VARIABLE: fault})
     take(client, state, rank, generation, 10 * generation + 2)
     os._exit(0)  # a survivor, too, is ended at once
 
@@ -78,7 +78,7 @@ def generation_of(number: int, point: str, victim: int) -> int:
     newest = catalog.newest()
     assert newest is not None
     assert newest.generation == number
-    assert reader.verify(catalog, newest) == []
+    assert verify.verify(catalog, newest) == []
     assert catalog.damaged() == {}
     return newest.step - 10 * number
 

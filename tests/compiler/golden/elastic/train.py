@@ -12,8 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import data, evaluate, order, replicas, snapshot, streams, worker
-from elasticflow.runtime.state import State
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import index_loader, index_schedule
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots, load_weights
+from elasticflow.runtime.state.state import State
+from elasticflow.runtime.training import ddp
+from elasticflow.runtime.training.evaluation import Evaluation
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -42,7 +47,7 @@ LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch", "500 steps")
 BEST = "min loss"  # which evaluation is the best one
-SNAPSHOTS = snapshot.Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep_last=3)
+SNAPSHOTS = Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep_last=3)
 
 
 # --- what the job file names ------------------------------------------------------------------------------
@@ -52,7 +57,7 @@ def build_model() -> nn.Module:
     """Return the model with its initial weights; every rank."""
     from examples.mnist import Net
 
-    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
+    random_streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
     return Net()
 
 
@@ -67,7 +72,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
     """Return the optimizer over the model's parameters; every rank."""
     from tests.compiler.golden.pieces import optimizer_of
 
-    streams.begin(SEED, "optimizer")
+    random_streams.begin(SEED, "optimizer")
     return optimizer_of(model, lr=0.05, no_decay=["features.1.weight", "features.1.bias", "head.2.bias"])
 
 
@@ -75,7 +80,7 @@ def prepare_data() -> None:
     """Get the data in place; one worker of each node."""
     from tests.compiler.golden.pieces import download
 
-    streams.begin(SEED, "data")
+    random_streams.begin(SEED, "data")
     download()
 
 
@@ -83,7 +88,7 @@ def build_dataset() -> Any:
     """Return the training data; every rank."""
     from examples.mnist import digits
 
-    streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
+    random_streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
     return digits(split="train")
 
 
@@ -98,7 +103,7 @@ def build_evaluation_dataset() -> Any:
     """Return the evaluation data; every rank."""
     from examples.mnist import digits
 
-    streams.begin(SEED, "data")
+    random_streams.begin(SEED, "data")
     return digits(split="test")
 
 
@@ -115,20 +120,20 @@ def measure_top_1(model: Any, batch: Any) -> Any:
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
-    data.prepare(me, prepare_data)  # once per node
-    dataset = data.open_dataset(me, build_dataset, "train")
-    schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    index_loader.prepare(me, prepare_data)  # once per node
+    dataset = index_loader.open_dataset(me, build_dataset, "train")
+    schedule = index_schedule.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
     model = build_model().to(me.device)
-    snapshot.load_weights(model, str(ROOT / "weights/base.safetensors"))
+    load_weights(model, str(ROOT / "weights/base.safetensors"))
     optimizer = build_optimizer(model)
     decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=decay)
-    group = replicas.DataParallel(
+    group = ddp.DataParallel(
         me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
     )
-    test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
+    test_set = index_loader.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
     metrics = {"top_1": measure_top_1}
-    evaluation = evaluate.Evaluation(
+    evaluation = Evaluation(
         me,
         model,
         training_step,
@@ -143,12 +148,14 @@ def main() -> None:
         average=average,
     )
     state = State(model=model, optimizer=optimizer, ema=average, evaluation=evaluation)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     if evaluation.is_owed:  # cut short after this step, when the workers were asked to leave
         evaluation.run(position)
-    loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES, collate=collate)
+    loader = index_loader.Loader(
+        me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES, collate=collate
+    )
 
     for batch in loader.batches(position):
         optimizer.zero_grad()

@@ -12,8 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import data, evaluate, order, replicas, snapshot, streams, worker
-from elasticflow.runtime.state import State
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import index_loader, index_schedule
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots
+from elasticflow.runtime.state.state import State
+from elasticflow.runtime.training import ddp
+from elasticflow.runtime.training.evaluation import Evaluation
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -42,7 +47,7 @@ LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch",)
 BEST = "max accuracy"  # which evaluation is the best one
-SNAPSHOTS = snapshot.Policy(
+SNAPSHOTS = Policy(
     uri=None,
     every=("20 steps", "1 epoch"),
     keep_last=3,
@@ -62,7 +67,7 @@ def build_model() -> nn.Module:
     """Return the model with its initial weights; every rank."""
     from examples.mnist import Net
 
-    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
+    random_streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
     return Net(width=16)
 
 
@@ -78,7 +83,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
     """Return the optimizer over the model's parameters; every rank."""
     from torch.optim import AdamW
 
-    streams.begin(SEED, "optimizer")
+    random_streams.begin(SEED, "optimizer")
     return AdamW(model.parameters(), lr=0.003, weight_decay=0.01)
 
 
@@ -86,7 +91,7 @@ def build_scheduler(optimizer: Optimizer) -> LRScheduler:
     """Return the learning-rate schedule; every rank."""
     from torch.optim.lr_scheduler import CosineAnnealingLR
 
-    streams.begin(SEED, "scheduler")
+    random_streams.begin(SEED, "scheduler")
     return CosineAnnealingLR(optimizer, T_max=10)
 
 
@@ -94,7 +99,7 @@ def build_dataset() -> Any:
     """Return the training data; every rank."""
     from examples.mnist import digits
 
-    streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
+    random_streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
     return digits(split="train")
 
 
@@ -102,7 +107,7 @@ def build_evaluation_dataset() -> Any:
     """Return the evaluation data; every rank."""
     from examples.mnist import digits
 
-    streams.begin(SEED, "data")
+    random_streams.begin(SEED, "data")
     return digits(split="test")
 
 
@@ -119,17 +124,17 @@ def measure_accuracy(outputs: Any, targets: Any) -> Any:
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
-    dataset = data.open_dataset(me, build_dataset, "train", samples=1438)
-    schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    dataset = index_loader.open_dataset(me, build_dataset, "train", samples=1438)
+    schedule = index_schedule.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
     model = build_model().to(me.device)
     optimizer = build_optimizer(model)
     scheduler = build_scheduler(optimizer)
-    group = replicas.DataParallel(
+    group = ddp.DataParallel(
         me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
     )
-    test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
+    test_set = index_loader.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
     metrics = {"accuracy": measure_accuracy}
-    evaluation = evaluate.Evaluation(
+    evaluation = Evaluation(
         me,
         model,
         training_step,
@@ -142,12 +147,12 @@ def main() -> None:
         best_of="examples.mnist:accuracy",
     )
     state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     if evaluation.is_owed:  # cut short after this step, when the workers were asked to leave
         evaluation.run(position)
-    loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
+    loader = index_loader.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
 
     for batch in loader.batches(position):
         optimizer.zero_grad()

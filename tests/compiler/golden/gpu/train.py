@@ -12,8 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import data, order, replicas, snapshot, streams, worker
-from elasticflow.runtime.state import State
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import index_loader, index_schedule
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots
+from elasticflow.runtime.state.state import State
+from elasticflow.runtime.training import ddp
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -44,7 +48,7 @@ DDP: dict[str, Any] = {
 COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 10  # steps
 LOG_LEVEL = "info"
-SNAPSHOTS = snapshot.Policy(
+SNAPSHOTS = Policy(
     uri="s3://bucket/gpu",
     every=("10 min",),
     keep_last=3,
@@ -59,7 +63,7 @@ def build_model() -> nn.Module:
     """Return the model with its initial weights; every rank."""
     from examples.mnist import Net
 
-    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
+    random_streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
     return Net(width=64)
 
 
@@ -75,7 +79,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
     """Return the optimizer over the model's parameters; every rank."""
     from torch.optim import AdamW
 
-    streams.begin(SEED, "optimizer")
+    random_streams.begin(SEED, "optimizer")
     return AdamW(model.parameters(), lr=0.001, fused=True)
 
 
@@ -83,7 +87,7 @@ def build_scheduler(optimizer: Optimizer) -> LRScheduler:
     """Return the learning-rate schedule; every rank."""
     from torch.optim.lr_scheduler import OneCycleLR
 
-    streams.begin(SEED, "scheduler")
+    random_streams.begin(SEED, "scheduler")
     return OneCycleLR(optimizer, max_lr=0.01, total_steps=2000)
 
 
@@ -91,7 +95,7 @@ def build_dataset() -> Any:
     """Return the training data; every rank."""
     from examples.mnist import digits
 
-    streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
+    random_streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
     return digits(split="train", root="s3://datasets/mnist")
 
 
@@ -101,14 +105,14 @@ def build_dataset() -> Any:
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
-    dataset = data.open_dataset(me, build_dataset, "train")
-    schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
+    dataset = index_loader.open_dataset(me, build_dataset, "train")
+    schedule = index_schedule.Schedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
     model = build_model().to(me.device)
     model.compile()
     optimizer = build_optimizer(model)
     scheduler = build_scheduler(optimizer)
     scaler = GradScaler(me.device.type)
-    group = replicas.DataParallel(
+    group = ddp.DataParallel(
         me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP, scaler=scaler
     )
     from tests.compiler.golden.pieces import curriculum as own_curriculum
@@ -120,10 +124,10 @@ def main() -> None:
         scaler=scaler,
         include={"curriculum": own_curriculum},
     )
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
-    loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
+    loader = index_loader.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
 
     for batch in loader.batches(position):
         optimizer.zero_grad()

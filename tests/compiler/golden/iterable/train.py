@@ -12,8 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import cursors, exact, iterable, snapshot, streams, worker
-from elasticflow.runtime.state import State
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import shard_loader, shard_schedule
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots
+from elasticflow.runtime.state.state import State
+from elasticflow.runtime.training import exact
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -39,7 +43,7 @@ VIRTUAL_SHARDS = 8  # of each batch, added up in a fixed order
 COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
-SNAPSHOTS = snapshot.Policy(uri="s3://bucket/iterable", every=("10 min", "1 epoch"), keep_last=3)
+SNAPSHOTS = Policy(uri="s3://bucket/iterable", every=("10 min", "1 epoch"), keep_last=3)
 
 
 # --- what the job file names ------------------------------------------------------------------------------
@@ -49,7 +53,7 @@ def build_model() -> nn.Module:
     """Return the model with its initial weights; every rank."""
     from examples.mnist import Net
 
-    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
+    random_streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
     return Net()
 
 
@@ -65,7 +69,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
     """Return the optimizer over the model's parameters; every rank."""
     from torch.optim import AdamW
 
-    streams.begin(SEED, "optimizer")
+    random_streams.begin(SEED, "optimizer")
     return AdamW(model.parameters(), lr=0.001)
 
 
@@ -82,8 +86,8 @@ def build_dataset(shard: int, shards: int) -> Any:
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
-    dataset = iterable.open_shards(me, build_dataset, "train", SHARDS)
-    schedule = cursors.Schedule(
+    dataset = shard_loader.open_shards(me, build_dataset, "train", SHARDS)
+    schedule = shard_schedule.Schedule(
         SHARDS, GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, virtual_shards=VIRTUAL_SHARDS
     )
     model = build_model().to(me.device)
@@ -97,10 +101,10 @@ def main() -> None:
         virtual_shards=VIRTUAL_SHARDS,
     )
     state = State(model=model, optimizer=optimizer)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
-    loader = iterable.Loader(
+    loader = shard_loader.Loader(
         me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES, virtual_shards=VIRTUAL_SHARDS
     )
 

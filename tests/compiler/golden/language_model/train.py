@@ -12,10 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import data, order, replicas, snapshot, streams, worker
-from elasticflow.runtime.loss import with_count
-from elasticflow.runtime.state import State
-from elasticflow.runtime.unwrap import unwrap_model
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import index_loader, index_schedule
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots
+from elasticflow.runtime.state.state import State
+from elasticflow.runtime.training import ddp
+from elasticflow.runtime.training.loss import with_count
+from elasticflow.runtime.training.unwrap import unwrap_model
 from torch import nn
 from torch.optim import Optimizer
 
@@ -40,7 +44,7 @@ DDP: dict[str, Any] = {}  # options of DistributedDataParallel
 COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
-SNAPSHOTS = snapshot.Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)
+SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)
 
 
 # --- what the job file names ------------------------------------------------------------------------------
@@ -53,7 +57,7 @@ def build_model() -> nn.Module:
     from tests.compiler.golden.pieces import GPT, GPTConfig
     from torch.nn.functional import gelu
 
-    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
+    random_streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
     return GPT(config=GPTConfig(n_layer=4, n_embd=64, activation=partial(gelu, approximate="tanh")))
 
 
@@ -68,7 +72,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
     """Return the optimizer over the model's parameters; every rank."""
     from tests.compiler.golden.pieces import GPT
 
-    streams.begin(SEED, "optimizer")
+    random_streams.begin(SEED, "optimizer")
     return unwrap_model(model, GPT).configure_optimizers(
         weight_decay=0.1, learning_rate=0.0006, betas=[0.9, 0.95]
     )
@@ -78,7 +82,7 @@ def build_dataset() -> Any:
     """Return the training data; every rank."""
     from tests.compiler.golden.pieces import sentences
 
-    streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
+    random_streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
     return sentences(block_size=32)
 
 
@@ -88,18 +92,18 @@ def build_dataset() -> Any:
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
-    dataset = data.open_dataset(me, build_dataset, "train")
-    schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
+    dataset = index_loader.open_dataset(me, build_dataset, "train")
+    schedule = index_schedule.Schedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
     model = build_model().to(me.device)
     optimizer = build_optimizer(model)
-    group = replicas.DataParallel(
+    group = ddp.DataParallel(
         me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
     )
     state = State(model=model, optimizer=optimizer)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
-    loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
+    loader = index_loader.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
 
     for batch in loader.batches(position):
         optimizer.zero_grad()

@@ -12,8 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import data, evaluate, order, own_steps, several, snapshot, streams, worker
-from elasticflow.runtime.state import State
+from elasticflow.runtime import worker
+from elasticflow.runtime.data import index_loader, index_schedule
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots
+from elasticflow.runtime.state.state import State
+from elasticflow.runtime.training import own_steps, several_optimizers
+from elasticflow.runtime.training.evaluation import Evaluation
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -39,7 +44,7 @@ LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch",)
 BEST = "max top_1"  # which evaluation is the best one
-SNAPSHOTS = snapshot.Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)
+SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)
 
 
 # --- what the job file names ------------------------------------------------------------------------------
@@ -49,7 +54,7 @@ def build_model() -> nn.Module:
     """Return the model with its initial weights; every rank."""
     from examples.mnist import Net
 
-    streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
+    random_streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
     return Net()
 
 
@@ -64,7 +69,7 @@ def build_optimizer(model: nn.Module) -> Any:
     """Return the optimizer, or several in a dict or list; every rank."""
     from tests.compiler.golden.pieces import two_optimizers
 
-    streams.begin(SEED, "optimizer")
+    random_streams.begin(SEED, "optimizer")
     return two_optimizers(model, lr=0.01)
 
 
@@ -72,7 +77,7 @@ def build_scheduler(optimizers: Any) -> Any:
     """Return the learning-rate schedule; every rank."""
     from tests.compiler.golden.pieces import rates
 
-    streams.begin(SEED, "scheduler")
+    random_streams.begin(SEED, "scheduler")
     return rates(optimizers, gamma=0.9)
 
 
@@ -80,7 +85,7 @@ def build_dataset() -> Any:
     """Return the training data; every rank."""
     from examples.mnist import digits
 
-    streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
+    random_streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
     return digits(split="train")
 
 
@@ -88,7 +93,7 @@ def build_evaluation_dataset() -> Any:
     """Return the evaluation data; every rank."""
     from examples.mnist import digits
 
-    streams.begin(SEED, "data")
+    random_streams.begin(SEED, "data")
     return digits(split="test")
 
 
@@ -105,17 +110,17 @@ def measure_top_1(model: Any, batch: Any) -> Any:
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
-    dataset = data.open_dataset(me, build_dataset, "train")
-    schedule = order.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    dataset = index_loader.open_dataset(me, build_dataset, "train")
+    schedule = index_schedule.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
     model = build_model().to(me.device)
     optimizers = build_optimizer(model)
-    scheduler = several.Schedules(build_scheduler(optimizers))
+    scheduler = several_optimizers.Schedules(build_scheduler(optimizers))
     decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=decay)
     group = own_steps.OwnSteps(me, model, training_step, optimizers, clip_grad_norm=CLIP_GRAD_NORM)
-    test_set = data.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
+    test_set = index_loader.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
     metrics = {"top_1": measure_top_1}
-    evaluation = evaluate.Evaluation(
+    evaluation = Evaluation(
         me,
         model,
         None,
@@ -129,12 +134,12 @@ def main() -> None:
         average=average,
     )
     state = State(model=model, optimizers=optimizers, scheduler=scheduler, ema=average, evaluation=evaluation)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     if evaluation.is_owed:  # cut short after this step, when the workers were asked to leave
         evaluation.run(position)
-    loader = data.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
+    loader = index_loader.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
 
     for batch in loader.batches(position):
         loss = group.step(batch)  # of the global batch, weighted by true counts

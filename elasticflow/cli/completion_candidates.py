@@ -1,0 +1,208 @@
+"""What can stand at a place of the command line: job files, runs, snapshots, codes, keys of the job file.
+
+Read from folders and from the schema's file alone: a shell waits for the answer, so neither pydantic nor anything
+that reads a job is imported, and no store on a network is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.project import here
+from elasticflow.run_folder import RUN_ID, RUNS, SNAPSHOT_NAME, RunFolder, snapshot_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Candidate = tuple[str, str]
+"""What completes the word, and a few words about it."""
+
+_NO_JOBS = frozenset({"pyproject.toml", "tombi.toml", "taplo.toml", "ruff.toml", "Cargo.toml"})
+_NO_KEYS = frozenset({"extends", "matrix"})  # of the file, not of a job
+_MOST_RUNS = 200  # a menu of more helps nobody, and reading on takes time
+
+
+def paths(word: str, ending: str = "", *, files: bool = True) -> Iterator[Candidate]:
+    """Yield folders that begin with *word*, and files, of one ending if it is given; hidden ones only when asked for."""
+    head, slash, stem = word.rpartition("/")
+    folder = Path(os.path.expanduser(head) if head else slash or ".")  # noqa: PTH111  # "~ba" is no error here
+    for entry in sorted(os.scandir(folder), key=lambda each: each.name):
+        if not entry.name.startswith(stem) or (entry.name.startswith(".") and not stem.startswith(".")):
+            continue
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield f"{head}{slash}{entry.name}/", "folder"
+        elif files and entry.name.endswith(ending) and entry.name not in _NO_JOBS:
+            yield f"{head}{slash}{entry.name}", ""
+
+
+def job_files(word: str) -> Iterator[Candidate]:
+    """Yield TOML files and the folders on the way to them; at once those in `jobs/` while nothing is typed."""
+    if not word and Path("jobs").is_dir():
+        yield from (each for each in paths("jobs/", ".toml") if each[0].endswith(".toml"))
+    yield from paths(word, ".toml")
+
+
+def job_names() -> Iterator[Candidate]:
+    """Yield the names of the jobs that have runs."""
+    return ((name, "") for name in sorted({each.parent.name for each in _run_folders()}))
+
+
+def is_snapshot(word: str) -> bool:
+    """Return whether a word of `snapshots` commands is a snapshot's, not a run's."""
+    return word in {"latest", "best"} or word.startswith("step:") or bool(SNAPSHOT_NAME.fullmatch(word))
+
+
+def runs(word: str) -> Iterator[Candidate]:
+    """Yield job names and run ids of the project, newest ids first; folders and job files when a path is typed."""
+    if "/" in word:
+        yield from job_files(word)
+        return
+    yield from ((job, "its newest run") for job, _ in job_names())
+    yield from run_ids()
+
+
+def run_ids() -> Iterator[Candidate]:
+    """Yield the ids of the project's runs, the newest first."""
+    found = sorted(_run_folders(), key=lambda each: each.name, reverse=True)
+    return ((each.name, f"run of {each.parent.name}") for each in found[:_MOST_RUNS])
+
+
+def snapshots(run: str | None) -> Iterator[Candidate]:
+    """Yield the committed snapshots of a run, the newest first; of the newest run where none is named."""
+    yield "latest", "the newest"
+    yield "best", "by evaluation.best"
+    found = sorted(_run_folders(), key=lambda each: each.name)
+    named = [each for each in found if run is None or run in {each.name, each.parent.name}]
+    if run is not None and not named and Path(run).is_dir():
+        named = [Path(run).absolute()]
+    if not named:
+        return
+    place = _snapshot_place(named[-1])
+    names = sorted((each for each in _names(place) if SNAPSHOT_NAME.fullmatch(each)), reverse=True)
+    for name in [each for each in names[:_MOST_RUNS] if (place / each / "MANIFEST.json").exists()]:
+        step = int(name.partition("-")[0])
+        yield name, f"step {step}"
+        yield f"step:{step}", "its newest snapshot"
+
+
+def codes() -> Iterator[Candidate]:
+    """Yield the codes of diagnostics with their titles."""
+    from elasticflow.jobfile.diagnostics.explanations import EXPLANATIONS
+
+    return ((code, each.title) for code, each in sorted(EXPLANATIONS.items()))
+
+
+def assignments(word: str, job_file: str | None) -> Iterator[Candidate]:
+    """Yield what `--set` takes: `table.`, then `table.key=`, then the key's choices and examples."""
+    key, equals, _ = word.partition("=")
+    schema = _schema()
+    if equals:
+        yield from ((f"{key}={value}", about) for value, about in _values(schema, key.split(".")))
+        return
+    if "." not in word:
+        tables = ((name, node) for name, node in schema["properties"].items() if name not in _NO_KEYS)
+        yield from ((f"{name}.", node.get("description", "")) for name, node in tables)
+        return
+    yield from _keys(schema, schema["properties"], "")
+    yield from _free_keys(schema, job_file)
+
+
+def cases(job_file: str | None) -> Iterator[Candidate]:
+    """Yield the names of the cases of a file with [matrix], its own or a base's."""
+    from elasticflow.jobfile.composition.matrix import expand
+    from elasticflow.jobfile.text.source import load
+
+    source = load(Path(job_file or ""))
+    return (
+        (case.name, "") for case in (expand(source, checks_keys=False)[0] if "matrix" in source.raw else ())
+    )
+
+
+def _run_folders() -> Iterator[Path]:
+    place = here() / RUNS
+    for job in _names(place):
+        yield from (place / job / run for run in _names(place / job) if RUN_ID.fullmatch(run))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def _snapshot_place(run: Path) -> Path:
+    """Return where a run's snapshots are on this machine: as its newest launch recorded, else in its own folder."""
+    launches = sorted(_names(run / "launches"))
+    try:
+        recorded = json.loads((run / "launches" / launches[-1] / "job.json").read_text("utf-8"))
+        uri = recorded["job"]["snapshots"]["uri"]
+    except (OSError, ValueError, LookupError, TypeError):
+        uri = None
+    place, prefix = snapshot_place(uri, RunFolder(run), here())
+    return Path(place.removeprefix("file://")) / prefix / "snapshots"
+
+
+def _schema() -> dict[str, Any]:
+    from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
+
+    read: dict[str, Any] = json.loads(SCHEMA_FILE.read_text("utf-8"))
+    return read
+
+
+def _resolved(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    name = str(node.get("$ref", "")).rpartition("/")[2]
+    return {**schema["$defs"][name], **node} if name else node
+
+
+def _keys(schema: dict[str, Any], properties: dict[str, Any], prefix: str) -> Iterator[Candidate]:
+    for name, node in properties.items():
+        inner = _resolved(schema, node)
+        if "properties" in inner:
+            yield from _keys(schema, inner["properties"], f"{prefix}{name}.")
+        elif prefix and inner.get("type") != "object":
+            yield f"{prefix}{name}=", inner.get("description", "")
+
+
+def _free_keys(schema: dict[str, Any], job_file: str | None) -> Iterator[Candidate]:
+    """Yield the keys of free tables as the job file has them: `optimizer.args.lr=`."""
+    for table, content in _read(job_file).items():
+        properties = _resolved(schema, schema["properties"].get(table, {})).get("properties", {})
+        for key, value in content.items() if isinstance(content, dict) else ():
+            if properties.get(key, {}).get("type") == "object" and isinstance(value, dict):
+                yield from ((f"{table}.{key}.{name}=", f"now {old}") for name, old in value.items())
+
+
+def _values(schema: dict[str, Any], names: list[str]) -> Iterable[Candidate]:
+    node: dict[str, Any] = {"properties": schema["properties"]}
+    for name in names:
+        node = _resolved(schema, node.get("properties", {}).get(name, {}))
+    default, found = node.get("default"), dict[str, str]()
+    for each in (node, *node.get("anyOf", ())):
+        choices = [*each.get("enum", ()), *([each["const"]] if "const" in each else ())]
+        choices += ["true", "false"] if each.get("type") == "boolean" else []
+        found |= {_shown(choice): "" for choice in choices}
+        found |= {_shown(v): "for example" for v in each.get("examples", ()) if _shown(v) not in found}
+    if default is not None:
+        found |= {_shown(default): "the default"}
+    return ((value, about) for value, about in found.items() if value)
+
+
+def _shown(value: object) -> str:
+    """Return a value as `--set` takes it without quotes; nothing for lists and tables, which need them."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if isinstance(value, list | dict) else str(value)
+
+
+def _read(job_file: str | None) -> dict[str, Any]:
+    import tomli
+
+    try:
+        return tomli.loads(Path(job_file or "").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}

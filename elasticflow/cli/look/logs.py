@@ -1,0 +1,109 @@
+"""`elasticflow logs [RUN]`: what the workers logged and printed."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.terminal import paint
+from elasticflow.jobfile.project import here
+from elasticflow.observe.runs import find_run
+from elasticflow.observe.status import read_status
+from elasticflow.observe.terminal.formats import local_time, moment
+from elasticflow.observe.worker_logs import LEVELS, LogLine, follow, read_logs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.run_folder import RunFolder
+
+_COLOURS = {"debug": "bright_black", "warning": "yellow", "error": "red", "critical": "red"}
+# On every line, or shown in front of it.
+_LEFT_OUT = frozenset(
+    {
+        "timestamp",
+        "level",
+        "event",
+        "logger",
+        "origin",
+        "job",
+        "run_id",
+        "generation",
+        "node",
+        "rank",
+        "world_size",
+    }
+)
+
+
+@click.command("logs")
+@click.argument("run", required=False)
+@click.option("--rank", type=click.IntRange(min=0), help="One worker; default: all.")
+@click.option("--generation", type=click.IntRange(min=1), help="One worker group; default: the newest.")
+@click.option("-f", "--follow", "is_following", is_flag=True, help="Go on as the run does, until it ends.")
+@click.option(
+    "--level", type=click.Choice(LEVELS[:4]), default="info", help="Leave out what is below; default: info."
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+def command(
+    *, run: str | None, rank: int | None, generation: int | None, is_following: bool, level: str, form: str
+) -> None:
+    """Show what the workers of RUN logged, in order of time, then what they printed.
+
+    RUN is a run folder, a run id, or a job's name; default: the newest run.
+
+    \b
+    elasticflow logs --follow
+    elasticflow logs mnist --rank 0 --level warning
+    elasticflow logs 20261120-104500-4f2a --generation 3 --format json
+    """
+    folder = find_run(here(), run)
+    lines = _followed(folder, generation, rank) if is_following else read_logs(folder, generation, rank)
+    show = _as_json if form == "json" else _as_text
+    for line in lines:
+        if line.is_at_least(level):
+            click.echo(show(line))
+
+
+def _followed(folder: RunFolder, generation: int | None, rank: int | None) -> Iterator[LogLine]:
+    return follow(
+        folder, generation, rank, is_live=lambda: read_status(folder).status == "running", pause=time.sleep
+    )
+
+
+def _as_json(line: LogLine) -> str:
+    if line.record is not None:
+        return json.dumps(line.record)
+    where = {"generation": line.generation, "rank": line.rank, "stream": line.stream}
+    return json.dumps({**where, "text": line.text})
+
+
+def _as_text(line: LogLine) -> str:
+    where = f"g{line.generation} rank{line.rank}"
+    record = line.record
+    if record is None:
+        name = "" if line.stream == "jsonl" else f" {line.stream}"
+        return f"{paint(f'{where}{name}', dim=True)}  {line.text}"
+    at = moment(record.get("timestamp"))
+    seconds, thousandths = divmod(round((at or 0) * 1000), 1000)
+    clock = "" if at is None else f"{local_time(seconds)[11:]}.{thousandths:03d} "
+    level = str(record.get("level", "info"))
+    event = str(record.get("event", ""))
+    quotes = [
+        f"\n    {row}" for k, v in record.items() if _is_quote(v) and k != "event" for row in v.splitlines()
+    ]
+    facts = " ".join(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in record.items()
+        if key not in _LEFT_OUT and not _is_quote(value)
+    )
+    shown = event if level == "info" else f"{level}: {event}"
+    head = f"{paint(f'{clock}{where}', dim=True)}  {paint(shown, _COLOURS.get(level), bold=level != 'debug')}"
+    return f"{head}  {facts}".rstrip() + "".join(quotes)
+
+
+def _is_quote(value: object) -> bool:
+    return isinstance(value, str) and "\n" in value

@@ -1,0 +1,117 @@
+"""`elasticflow status [RUN]`: how a run is doing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.facts import COLOURS, facts_of, progress_of
+from elasticflow.cli.terminal import paint, print_json, short, show_damage
+from elasticflow.jobfile.project import here
+from elasticflow.observe.incidents import overlap_of
+from elasticflow.observe.runs import find_run
+from elasticflow.observe.status import read_status
+from elasticflow.observe.terminal.durations import took
+from elasticflow.observe.terminal.event_lines import of_weights, said_on_stderr, user_frames, values
+from elasticflow.observe.terminal.formats import elapsed, local_time, number, plural
+from elasticflow.run_folder import SNAPSHOT_NAME
+
+if TYPE_CHECKING:
+    from elasticflow.observe.status import RunStatus
+
+
+@click.command("status")
+@click.argument("run", required=False)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+def command(run: str | None, form: str) -> None:
+    """Show how RUN is doing.
+
+    RUN is a run folder, a run id, or a job's name; default: the newest run.
+
+    \b
+    elasticflow status
+    elasticflow status mnist --format json
+    """
+    folder = find_run(here(), run)
+    status = read_status(folder)
+    show_damage(folder)
+    overlap = overlap_of(folder)
+    if form == "json":
+        print_json({**facts_of(status), "overlap": overlap})
+    else:
+        _print(status, overlap)
+
+
+def _print(status: RunStatus, overlap: str | None) -> None:
+    folder = status.folder
+    word = paint(status.status, COLOURS[status.status], bold=True)
+    click.echo(f"{paint(f'{folder.job} {folder.run_id}', bold=True)}  {word}")
+    for name, text in _rows(status):
+        click.echo(f"  {paint(f'{name:<11}', dim=True)} {text}")
+    if overlap is not None:
+        click.echo(f"  {paint('overlap    ', 'yellow')} {overlap}")
+    _print_failure(status)
+    if status.status == "interrupted":
+        click.echo(f"go on with: elasticflow resume {folder.run_id}")
+
+
+def _rows(status: RunStatus) -> list[tuple[str, str]]:
+    rows = [("step", progress_of(status))]
+    stopped = (status.verdict or {}).get("stopped")
+    if stopped is not None:
+        rows.append(("stopped by", stopped))
+    if status.loss is not None:
+        rows.append(("loss", number(status.loss)))
+    if status.evaluation:
+        best = "" if status.best is None else f", best {number(status.best)}"
+        told = of_weights(status.evaluation, status.weights)
+        raw = f"; raw: {values(status.evaluation_raw)}" if status.evaluation_raw else ""
+        rows.append(("evaluation", f"{told} at step {status.evaluated_step}{best}{raw}"))
+    if status.status == "running" and status.samples_per_s is not None:
+        left = "" if status.seconds_left is None else f", {elapsed(status.seconds_left).split('.')[0]} left"
+        rows.append(("speed", f"{status.samples_per_s:,.0f} samples/s{left}"))
+    if status.snapshot is not None:
+        match = SNAPSHOT_NAME.fullmatch(status.snapshot)
+        at = f"step {int(match['step'])}, " if match else ""
+        rows.append(("snapshot", f"{at}{status.snapshot}"))
+    if status.held is not None:
+        rows.append(("in memory", f"step {status.held}"))
+    if status.workers:
+        who = ", ".join(f"rank {w.rank} pid {w.pid}" for w in status.workers[:8])
+        more = f" and {len(status.workers) - 8} more" if len(status.workers) > 8 else ""
+        rows.append(("workers", f"{plural(len(status.workers), 'worker')}: {who}{more}"))
+    launch = f"launch {status.launch}, generation {status.generation}, {plural(status.restarts, 'restart')}"
+    rows.append(("launch", launch))
+    rows += _times(status)
+    rows.append(("folder", short(status.folder.path)))
+    return rows
+
+
+def _times(status: RunStatus) -> list[tuple[str, str]]:
+    rows = [("started", local_time(status.started))]
+    if status.launch > 1:
+        rows.append(("launched", local_time(status.launched)))
+    if status.status != "running":
+        rows.append(("ended", local_time(status.updated)))
+    if status.lost is not None:
+        rows.append(("lost", f"the supervisor ended without a word: {status.lost['known']}"))
+        rows += [("likely", status.lost["likely"])] if status.lost["likely"] else []
+    if status.durations or status.launch_durations:
+        of_one = "" if status.durations else " by the newest launch"
+        rows.append(("took", took(status.durations or status.launch_durations) + of_one))
+    return rows
+
+
+def _print_failure(status: RunStatus) -> None:
+    verdict = status.verdict or {}
+    if status.status != "failed":
+        return
+    failure = status.failure or verdict
+    rank = "" if failure.get("rank") is None else f"rank {failure['rank']}: "
+    click.echo(f"{paint('error:', 'red', bold=True)} {rank}{failure.get('error')}")
+    for line in (*user_frames(str(failure.get("traceback") or "")), *said_on_stderr(failure)):
+        click.echo(f"  {line}")
+    for text in (failure.get("others"), verdict.get("why")):
+        if text:
+            click.echo(f"  {text}")

@@ -1,0 +1,102 @@
+"""`elasticflow why [RUN]`: what went wrong, root cause first."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.facts import COLOURS
+from elasticflow.cli.terminal import paint, print_json, short, show_damage
+from elasticflow.jobfile.project import here
+from elasticflow.observe.incidents import SUPERVISOR_LOST, incidents, overlap_of
+from elasticflow.observe.runs import find_run
+from elasticflow.observe.status import read_status
+from elasticflow.observe.terminal.event_lines import user_frames
+from elasticflow.observe.terminal.formats import local_time, plural, rfc3339, span
+
+if TYPE_CHECKING:
+    from elasticflow.observe.incidents import Incident
+
+
+@click.command("why")
+@click.argument("run", required=False)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+def command(run: str | None, form: str) -> None:
+    """Say what went wrong in RUN, the newest first: the rank that failed first, its own error, what it cost.
+
+    RUN is a run folder, a run id, or a job's name; default: the newest run.
+
+    \b
+    elasticflow why
+    elasticflow why mnist --format json
+    """
+    folder = find_run(here(), run)
+    show_damage(folder)
+    found = incidents(folder)
+    if form == "json":
+        at = [None if each.at is None else rfc3339(each.at) for each in found]
+        print_json([asdict(each) | {"at": when} for each, when in zip(found, at, strict=True)])
+        return
+    status = read_status(folder)
+    word = paint(status.status, COLOURS[status.status], bold=True)
+    count = plural(len(found), "failure") if found else "nothing went wrong"
+    click.echo(f"{paint(f'{folder.job} {folder.run_id}', bold=True)}  {word}, {count}")
+    if (overlap := overlap_of(folder)) is not None:
+        click.echo(f"  {paint('overlap', 'yellow')} {overlap}")
+    if found:
+        *earlier, newest = found
+        _print_whole(newest)
+        if earlier:
+            click.echo(f"\n{paint('before that', dim=True)}")
+        for each in reversed(earlier):
+            click.echo(f"  {local_time(each.at)}  {_headline(each)}: {_outcome(each)}")
+
+
+def _print_whole(incident: Incident) -> None:
+    click.echo(f"\n{paint(_headline(incident), 'red', bold=True)}")
+    for line in (*user_frames(incident.traceback or ""), *incident.stderr):
+        click.echo(f"  {line}")
+    rows = [
+        ("when", f"{local_time(incident.at)}, generation {incident.generation}, after step {incident.step}"),
+        ("likely", incident.likely),
+        ("class", incident.kind),
+        ("where", _where(incident)),
+        ("phase", incident.phase),
+        ("others", incident.others),
+        ("then", _outcome(incident)),
+        ("log", short(Path(incident.log)) if incident.log else None),
+    ]
+    for name, text in rows:
+        if text:
+            click.echo(f"  {paint(f'{name:<6}', dim=True)} {text}")
+
+
+def _headline(incident: Incident) -> str:
+    if incident.rank is not None:
+        return f"rank {incident.rank}: {incident.error}"
+    return incident.error if incident.node is None else f"node {incident.node}: {incident.error}"
+
+
+def _where(incident: Incident) -> str | None:
+    if incident.node is None:
+        return None
+    return f"node {incident.node}" + ("" if incident.pid is None else f", process {incident.pid}")
+
+
+def _outcome(incident: Incident) -> str:
+    if incident.verdict is not None:
+        return f"the run ended: {incident.verdict}"
+    if incident.kind == SUPERVISOR_LOST:
+        again = "" if incident.redone is None else f", {plural(incident.redone, 'step')} done again"
+        return f"free of charge; the same command goes on{again}"
+    parts = [
+        f"charged, {plural(incident.left or 0, 'restart')} left" if incident.charged else "free of charge"
+    ]
+    if incident.redone is not None:
+        parts.append(f"{plural(incident.redone, 'step')} done again")
+    if incident.back_s is not None:
+        parts.append(f"training again after {span(incident.back_s)}")
+    return ", ".join(parts)

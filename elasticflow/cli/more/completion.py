@@ -1,0 +1,105 @@
+"""`elasticflow completion SHELL`: the script that has a shell complete what is typed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+# Each asks the command itself (see `cli/completer.py`): one candidate a line, a tab before what it is.
+# No blank follows what goes on: a folder, a table of the job file, a key whose value is next.
+SCRIPTS = {
+    "bash": r"""
+_elasticflow() {
+    local line=${COMP_LINE:0:COMP_POINT}
+    mapfile -t COMPREPLY < <(
+        _ELASTICFLOW_COMPLETE=bash "$1" "${line#*"$1"}" "$COMP_WORDBREAKS" 2>/dev/null
+    )
+    [[ ${COMPREPLY[0]-} == *[/=.:] ]] && compopt -o nospace
+}
+complete -F _elasticflow elasticflow
+""",
+    "zsh": r"""
+#compdef elasticflow
+_elasticflow() {
+    local -a closed open
+    local line value
+    [[ $PREFIX == \~* ]] && { _files; return }
+    for line in "${(@f)$(
+        _ELASTICFLOW_COMPLETE=zsh "${words[1]}" "${(@Q)words[2,CURRENT-1]}" "$PREFIX" 2>/dev/null
+    )}"; do
+        [[ -n $line ]] || continue
+        value=${line%%$'\t'*}
+        if [[ $value == *[/=.] ]]; then
+            open+=("${value//:/\\:}:${line#*$'\t'}")
+        else
+            closed+=("${value//:/\\:}:${line#*$'\t'}")
+        fi
+    done
+    (( $#closed )) && _describe -V elasticflow closed
+    (( $#open )) && _describe -V elasticflow open -S ''
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    _elasticflow "$@"
+else
+    compdef _elasticflow elasticflow
+fi
+""",
+    "fish": r"""
+function __elasticflow
+    set -l before (commandline -opc)
+    set -l word (commandline -ct)
+    _ELASTICFLOW_COMPLETE=fish $before[1] $before[2..-1] "$word" 2>/dev/null
+end
+complete -c elasticflow -f -k -a '(__elasticflow)'
+""",
+}
+_STARTUP = {"bash": ".bashrc", "zsh": ".zshrc"}
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(list(SCRIPTS)))
+@click.option("--install", is_flag=True, help="Write the script and have the shell read it when it starts.")
+def command(shell: str, *, install: bool) -> None:
+    """Print the script that has SHELL complete commands, options and what they take.
+
+    Job files, runs, snapshots, codes, and the keys and values of --set are completed too.
+
+    \b
+    elasticflow completion bash --install      once; new shells complete
+    source <(elasticflow completion bash)      this shell only
+    source <(elasticflow completion zsh)
+    elasticflow completion fish | source
+    """
+    if not install:
+        click.echo(SCRIPTS[shell].strip())
+        return
+    try:
+        script, startup = _install(shell)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {error.filename}: {error.strerror}") from error
+    click.echo(f"wrote {script}{f', which {startup} reads' if startup else ''}; new shells complete")
+
+
+def _install(shell: str) -> tuple[Path, Path | None]:
+    """Write a shell's script, and once the line that reads it; return both places, fish needing no line."""
+    home = Path.home()
+    if shell == "fish":
+        place = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions"
+        return _write(place / "elasticflow.fish", shell), None
+    data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+    script = _write(data / "elasticflow" / f"completion.{shell}", shell)
+    startup = Path(os.environ.get("ZDOTDIR") or home if shell == "zsh" else home) / _STARTUP[shell]
+    line = f'[ -r "{script}" ] && source "{script}"\n'
+    text = startup.read_text("utf-8") if startup.exists() else ""
+    if line not in text:
+        startup.write_text(f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}", "utf-8")
+    return script, startup
+
+
+def _write(path: Path, shell: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(SCRIPTS[shell].lstrip(), "utf-8")
+    return path

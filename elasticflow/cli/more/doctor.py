@@ -1,0 +1,89 @@
+"""`elasticflow doctor [JOB]`: whether this machine can run jobs, or all that one job needs of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.parameters import case_option, job_of, overrides_option
+
+if TYPE_CHECKING:
+    from elasticflow.doctor.check import Finding, Needs
+
+_WIDTH = 19
+_MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
+
+
+@click.command("doctor")
+@click.argument("job_file", metavar="[JOB]", type=click.Path(path_type=Path), required=False)
+@overrides_option
+@case_option
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+def command(job_file: Path | None, overrides: tuple[str, ...], case: str | None, form: str) -> int:
+    """Check this machine: torch and its devices, limits, memory, ports, storage, clock; say what each means.
+
+    With JOB: also all that the job needs, such as its snapshot store, endpoint and interface. Small files are written
+    and removed again. Exit code: 0 no problem, 1 some, 2 the job file cannot be read.
+
+    \b
+    elasticflow doctor
+    elasticflow doctor jobs/mnist.toml
+    elasticflow doctor jobs/mnist.toml --set snapshots.uri=s3://bucket/mnist --format json
+    """
+    from dataclasses import asdict
+
+    from elasticflow.cli.terminal import interrupted_by_signals, print_json
+    from elasticflow.doctor.questions import examine
+    from elasticflow.errors import ANSWER_IS_NO, FINISHED
+
+    needs = _needs(job_file, overrides, case)
+    interrupted_by_signals()
+    if form == "json":
+        found = list(examine(needs, lambda _: None))
+        print_json([asdict(each) for each in found])
+    else:
+        found = _shown(needs)
+    return ANSWER_IS_NO if any(each.verdict == "problem" for each in found) else FINISHED
+
+
+def _needs(job_file: Path | None, overrides: tuple[str, ...], case: str | None) -> Needs:
+    from elasticflow.doctor.questions import needs_of
+    from elasticflow.jobfile.project import here
+
+    if job_file is None:
+        if overrides or case:
+            raise click.UsageError("--set and --case are about a job file, and none was given")
+        return needs_of(here())
+    loaded = job_of(job_file, overrides, case)
+    return needs_of(loaded.project_root, loaded.job, job_file)
+
+
+def _shown(needs: Needs) -> list[Finding]:
+    from elasticflow.cli.terminal import paint
+    from elasticflow.doctor.questions import examine
+    from elasticflow.observe.terminal.formats import plural
+
+    topic, found = "", []
+    for each in examine(needs, _wait):
+        found.append(each)
+        if each.topic != topic:
+            topic = each.topic
+            click.echo(paint(topic, bold=True))
+        mark, colour = _MARKS[each.verdict]
+        click.echo(f"  {paint(mark, colour)} {each.name:<{_WIDTH}} {each.fact}")
+        for lead, text in (("", each.meaning), (paint("do: ", bold=True), each.remedy)):
+            if text:
+                click.echo(f"    {'':<{_WIDTH}} {lead}{text}")
+    counts = {verdict: sum(each.verdict == verdict for each in found) for verdict in _MARKS}
+    problems, warnings = plural(counts["problem"], "problem"), plural(counts["warning"], "warning")
+    colour = "red" if counts["problem"] else "yellow" if counts["warning"] else "green"
+    click.echo(f"\n{paint(f'{problems}, {warnings}', colour, bold=True)}")
+    return found
+
+
+def _wait(what: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"  ... {what}", err=True)

@@ -1,0 +1,37 @@
+"""`elasticflow schema`: the JSON Schema of the job file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from elasticflow.errors import FINISHED
+
+
+@click.command("schema")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file instead."
+)
+def command(output: Path | None) -> int:
+    """Print the JSON Schema (2020-12) of the job file.
+
+    Editors that know TOML complete, explain and check the keys of a job file whose first line names it:
+
+    \b
+    elasticflow schema -o jobs/job.schema.json
+    #:schema job.schema.json
+    """
+    from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
+
+    text = SCHEMA_FILE.read_text("utf-8")
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise click.BadParameter(
+                f"cannot write {output}: {error.strerror}", param_hint="--output"
+            ) from error
+    return FINISHED

@@ -1,0 +1,1 @@
+"""Commands that prove that a job survives."""

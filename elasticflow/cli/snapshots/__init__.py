@@ -1,0 +1,1 @@
+"""Commands for the snapshots of a run."""

@@ -1,0 +1,116 @@
+"""`elasticflow snapshots export [RUN] [SNAPSHOT]`: weights for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.meter import Meter
+from elasticflow.cli.snapshots.selection import find, find_one, find_rows, option_option, told, words_argument
+from elasticflow.cli.terminal import paint, print_json
+from elasticflow.errors import SnapshotNotFoundError
+from elasticflow.observe.terminal.formats import plural, size
+from elasticflow.snapshots.tools.export import write
+from elasticflow.snapshots.tools.exported import Export, measured_part
+
+if TYPE_CHECKING:
+    from elasticflow.observe.snapshots.locate import Place
+    from elasticflow.observe.snapshots.rows import Row
+    from elasticflow.snapshots.tools.export import Format
+    from elasticflow.snapshots.tools.exported import Part
+
+_ENDINGS: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt", "dcp": ".dcp"}
+
+
+@click.command("export")
+@words_argument("[RUN] [SNAPSHOT]")
+@click.option(
+    "--format", "form", type=click.Choice(list(_ENDINGS)), required=True, help="safetensors needs no torch."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Default: JOB-stepN with the format's ending, here.",
+)
+@click.option(
+    "--part",
+    type=click.Choice(["model", "ema", "optimizer", "all"]),
+    help="What of it; default: the weights that evaluations measured, ema or model.",
+)
+@click.option("--force", is_flag=True, help="Replace what is there, in one act, once the new one is whole.")
+@click.option("--json", "as_json", is_flag=True, help="Say what was written as JSON.")
+@option_option
+def command(
+    words: tuple[str, ...],
+    options: tuple[str, ...],
+    form: Format,
+    output: Path | None,
+    part: Part | None,
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write SNAPSHOT of RUN for other programs; every byte is verified on its way, and the target is whole or absent.
+
+    \b
+    safetensors  one file, all names of model.state_dict(); tied weights under each of their names
+    torch        what torch.load(PATH, weights_only=True) returns as model.state_dict()
+    dcp          a folder for torch.distributed.checkpoint.load, in one process or many
+
+    Without --part it is what the run's metrics are of, so that the best snapshot gives the best weights: the averaged
+    ones (`ema`) where evaluations measured those, as they do with train.ema, else the model's. `ema` is written under
+    the model's own names. `all` is model, optimizer, schedule and the rest, each under its own key; `optimizer` is its
+    state_dict().
+
+    \b
+    elasticflow snapshots export best --format safetensors
+    elasticflow snapshots export mnist step:5000 --format torch -o mnist.pt
+    elasticflow snapshots export mnist latest --format dcp --part all -o mnist.dcp
+    """
+    place, names = find(words, options)
+    row = find_one(place, find_rows(place), names)
+    if row.manifest is None:
+        raise SnapshotNotFoundError(
+            f"{row.name} is {row.state}: {row.reason}", "export one that is committed"
+        )
+    if part is None:
+        with told():
+            part = measured_part(place.catalog, row.manifest)
+    path = output or _default(place, row, form, part)
+    total = sum(entry.size for entry in row.manifest.locations().values())
+    with told(), Meter(f"exporting {row.name}", total) as meter:
+        count = write(Export(place.catalog, row.manifest, part, meter), form, path, replaces=force)
+    nbytes = _bytes(path)
+    if as_json:
+        facts = {"snapshot": row.name, "path": str(path), "format": form, "part": part}
+        print_json({**facts, "tensors": count, "bytes": nbytes})
+        return
+    what = f"{part}, " if part != "model" else ""
+    click.echo(
+        f"{paint(str(path), bold=True)}  {what}{plural(count, 'tensor')}, {size(nbytes)}, from {row.name}"
+    )
+    if part in {"model", "ema"}:
+        click.echo(f"load it with: {_recipe(form, path)}")
+
+
+def _default(place: Place, row: Row, form: Format, part: Part) -> Path:
+    name = (
+        row.manifest.run_id if place.job is None and row.manifest else place.job.job.name if place.job else ""
+    )
+    return Path(f"{name}-step{row.step}{'' if part == 'model' else f'-{part}'}{_ENDINGS[form]}")
+
+
+def _bytes(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _recipe(form: Format, path: Path) -> str:
+    if form == "safetensors":
+        return f'model.load_state_dict(safetensors.torch.load_file("{path}"))'
+    if form == "torch":
+        return f'model.load_state_dict(torch.load("{path}", weights_only=True))'
+    return f'torch.distributed.checkpoint.load(state := model.state_dict(), checkpoint_id="{path}")'

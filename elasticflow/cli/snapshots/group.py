@@ -1,0 +1,35 @@
+"""`elasticflow snapshots`: what a run left behind, and what may be done with it."""
+
+from __future__ import annotations
+
+import click
+
+from elasticflow.cli.lazy_group import Entry, LazyGroup
+
+COMMANDS: dict[str, Entry] = {
+    "list": Entry("snapshots.list", "List a run's snapshots, with why each stays."),
+    "show": Entry("snapshots.show", "Show all of one snapshot, and where it comes from."),
+    "verify": Entry("snapshots.verify", "Check every byte of snapshots."),
+    "pin": Entry("snapshots.pin", "Keep snapshots until they are unpinned."),
+    "unpin": Entry("snapshots.unpin", "Leave snapshots to the job's policy again."),
+    "prune": Entry("snapshots.prune", "Remove the snapshots that no rule keeps."),
+    "export": Entry(
+        "snapshots.export", "Write the weights as safetensors, a torch state_dict or a DCP folder."
+    ),
+}
+
+
+@click.group("snapshots", cls=LazyGroup, table=COMMANDS)
+def command() -> None:
+    """List, check, keep, prune and export a run's snapshots.
+
+    RUN is a run folder, a run id, a job's name or file (its newest run), or a path or URL of a run's snapshots;
+    default: the newest run. SNAPSHOT is a name, `latest`, `best` or `step:N`; default: `latest`.
+
+    \b
+    elasticflow snapshots list                              the newest run's
+    elasticflow snapshots show mnist best                   where its best one comes from
+    elasticflow snapshots verify s3://bucket/mnist/RUN_ID --all
+    elasticflow snapshots pin mnist step:5000 --note "used in the paper"
+    elasticflow snapshots export mnist best --format safetensors -o mnist.safetensors
+    """

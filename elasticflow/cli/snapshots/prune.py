@@ -1,0 +1,158 @@
+"""`elasticflow snapshots prune [RUN]`: remove what no rule keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elasticflow.cli.meter import Meter
+from elasticflow.cli.snapshots.selection import find, form_options, option_option, told, words_argument
+from elasticflow.cli.terminal import paint, print_json
+from elasticflow.errors import ANSWER_IS_NO, FINISHED
+from elasticflow.observe.snapshots.rows import ordered
+from elasticflow.observe.terminal.formats import plural, size
+from elasticflow.snapshots.format.policy import Keep
+from elasticflow.snapshots.tools import prune
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from elasticflow.observe.snapshots.locate import Place
+    from elasticflow.snapshots.format.manifest import Manifest
+
+
+@click.command("prune")
+@words_argument("[RUN]")
+@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="The newest N stay.")
+@click.option("--keep-best", type=click.IntRange(min=1), metavar="N", help="The best N by metric stay.")
+@click.option("--keep-every", metavar="INTERVAL", help='One at each of these stays: "5000 steps", "1 epoch".')
+@click.option("--keep-within", metavar="TIME", help='Those this much older than the newest stay: "2 h".')
+@click.option("--dry-run", is_flag=True, help="Show what would go and what that would free.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@option_option
+@form_options
+def command(
+    words: tuple[str, ...], options: tuple[str, ...], form: str, *, dry_run: bool, yes: bool, **kept: Any
+) -> int:
+    """Remove the snapshots of RUN that no rule keeps, and what dead writers left unfinished.
+
+    The rules are those of the job; with any --keep option, those options alone. Whatever the rules: the newest
+    snapshot that verifies, the one it went on from, pinned ones, and those that others borrow from stay.
+    A run that is running is refused. Of a URL it cannot be known whether a run is using it, so --yes is needed.
+
+    \b
+    elasticflow snapshots prune --dry-run
+    elasticflow snapshots prune mnist --keep-last 1 --keep-best 3
+    elasticflow snapshots prune s3://bucket/mnist/20261120-104500-4f2a --keep-last 2 --yes
+    """
+    place, names = find(words, options)
+    if names:
+        raise click.UsageError(
+            f"prune takes rules, not names; to keep one: elasticflow snapshots pin {names[0]}"
+        )
+    rules = _rules(place, kept)
+    with contextlib.nullcontext() if dry_run else _alone(place, yes=yes), told("pruned"):
+        pruning = prune.plan(place.catalog, rules, dead=_dead(place), watch=_watch)
+        if form == "text":
+            _print(place, pruning)
+        is_wanted = bool(pruning.going or pruning.leftovers) and not dry_run
+        if is_wanted and not yes and not _agreed(pruning):
+            return ANSWER_IS_NO
+        removed = list(prune.carry_out(place.catalog, pruning)) if is_wanted else []
+    if form == "json":
+        print_json(_facts(pruning, removed, dry_run=dry_run))
+    elif is_wanted:
+        freed = sum(pruning.sizes[name] for name in removed)
+        click.echo(f"removed {plural(len(removed), 'folder')}, {size(freed)} freed")
+    return FINISHED
+
+
+def _rules(place: Place, kept: dict[str, Any]) -> Keep:
+    from elasticflow.jobfile.tables.units import parse_duration, parse_interval
+
+    of_job = place.rules
+    for option, parse in (("keep_every", parse_interval), ("keep_within", parse_duration)):
+        if kept[option] is not None:
+            try:
+                parse(kept[option])
+            except ValueError as error:
+                raise click.BadParameter(str(error), param_hint=f"--{option.replace('_', '-')}") from None
+    if all(value is None for value in kept.values()):
+        if of_job is None:
+            raise click.UsageError("no job is recorded there: say which stay, such as --keep-last 3")
+        return of_job
+    best_mode = None if of_job is None else of_job.best_mode
+    if kept["keep_best"] is not None and best_mode is None:
+        raise click.UsageError("--keep-best needs a job with evaluation.best, and none is recorded there")
+    return Keep(
+        kept["keep_last"] or 1,
+        kept["keep_best"],
+        kept["keep_every"],
+        kept["keep_within"],
+        best_mode=best_mode,
+    )
+
+
+def _alone(place: Place, *, yes: bool) -> AbstractContextManager[None]:
+    """Return what keeps a launch of the run away while it is pruned."""
+    from elasticflow.launcher.run_lock import locked
+
+    if place.folder is not None:
+        return locked(place.folder)
+    if not yes:
+        raise click.UsageError(
+            f"whether a run is using {place.uri} cannot be known here; if none is, say --yes (or --dry-run)"
+        )
+    return contextlib.nullcontext()
+
+
+def _dead(place: Place) -> int:
+    """Return the newest generation that surely has no writer any more."""
+    newest = place.catalog.newest_generation()
+    return newest if place.folder is not None else newest - 1
+
+
+def _watch(snapshot: Manifest) -> Meter:
+    return Meter(f"verifying {snapshot.name}", sum(e.size for e in snapshot.locations().values()))
+
+
+def _agreed(pruning: prune.Pruning) -> bool:
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody is there to ask: say --yes, or --dry-run to look only")
+    return click.confirm(f"Remove {_counted(pruning)} ({size(pruning.size)})?", err=True)
+
+
+def _counted(pruning: prune.Pruning) -> str:
+    texts = [plural(len(pruning.going), "snapshot")] if pruning.going else []
+    if pruning.leftovers:
+        texts.append(plural(len(pruning.leftovers), "unfinished folder"))
+    return " and ".join(texts) or "nothing"
+
+
+def _print(place: Place, pruning: prune.Pruning) -> None:
+    click.echo(f"{paint(place.label, bold=True)}  {size(pruning.size)} to be freed")
+    for name, why in sorted(pruning.staying.items(), reverse=True):
+        click.echo(f"  {paint('stays', 'green')}  {name}  {', '.join(ordered(why))}")
+    for name, problems in pruning.damaged.items():
+        click.echo(f"  {paint('stays', 'green')}  {name}  {paint('damaged', 'red')}: {problems[0]}")
+    for snapshot in pruning.going:
+        click.echo(f"  {paint('goes', 'yellow')}   {snapshot.name}  {size(snapshot.size)}")
+    for leftover in pruning.leftovers:
+        click.echo(f"  {paint('goes', 'yellow')}   {leftover.folder}  {size(leftover.size)}, unfinished")
+    if not pruning.going and not pruning.leftovers:
+        click.echo("  nothing goes: a rule keeps every snapshot")
+
+
+def _facts(pruning: prune.Pruning, removed: list[str], *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "staying": {name: ordered(why) for name, why in pruning.staying.items()},
+        "damaged": pruning.damaged,
+        "going": [{"name": each.name, "bytes": each.size} for each in pruning.going],
+        "leftovers": [{"folder": each.folder, "bytes": each.size} for each in pruning.leftovers],
+        "bytes": pruning.size,
+        "removed": removed,
+    }

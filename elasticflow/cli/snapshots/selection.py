@@ -1,0 +1,152 @@
+"""What the `snapshots` commands share: which run and which snapshots their words mean, and its options."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elasticflow.errors import SnapshotError, SnapshotNotFoundError, StorageError
+from elasticflow.jobfile.project import here
+from elasticflow.observe.snapshots.locate import find_place
+from elasticflow.observe.snapshots.rows import LATEST, is_selector, pick, rows_of
+from elasticflow.snapshots.format.manifest import DamagedSnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from elasticflow.observe.snapshots.locate import Place
+    from elasticflow.observe.snapshots.rows import Row
+
+_ASSIGNMENT = re.compile(r"(?P<keys>[\w.-]+)\s*=(?P<value>.*)", re.DOTALL)
+
+
+def words_argument(metavar: str) -> Callable[[Any], Any]:
+    """Return the argument that takes a run and names of snapshots in any order; *metavar* shows what is allowed."""
+    return click.argument("words", metavar=metavar, nargs=-1)
+
+
+option_option = click.option(
+    "--option",
+    "options",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="For the file system, e.g. anon=true; credentials come from the environment.",
+)
+
+
+def form_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--format text|json`, and `--json` for short."""
+    command = click.option("--json", "form", flag_value="json", help="The same as --format json.")(command)
+    return click.option(
+        "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text."
+    )(command)
+
+
+def find(words: Sequence[str], options: Sequence[str]) -> tuple[Place, list[str]]:
+    """Return the run that *words* mean and the snapshots they name, as typed.
+
+    Raises:
+        UsageError: more than one word is a run, or an option is no assignment.
+        RunNotFoundError: there is no such run.
+        StorageError: its snapshots cannot be read.
+    """
+    names = [word for word in words if is_selector(word)]
+    runs = [word for word in words if not is_selector(word)]
+    if len(runs) > 1:
+        raise click.UsageError(
+            f'"{runs[0]}" and "{runs[1]}" cannot both be the run; '
+            "a snapshot is named in full, or as latest, best or step:N"
+        )
+    with told():
+        place = find_place(here(), runs[0] if runs else None, _assignments(options))
+    for damage in place.damage:
+        click.echo(f"warning: {damage}", err=True)
+    return place, [*names, *([place.name] if place.name else [])]
+
+
+def find_rows(place: Place) -> list[Row]:
+    """Return the run's snapshots, the newest first.
+
+    Raises:
+        StorageError: they cannot be read.
+    """
+    with told():
+        return rows_of(place)
+
+
+def find_one(place: Place, rows: Sequence[Row], names: Sequence[str]) -> Row:
+    """Return the one snapshot that is named, the newest committed one without a name.
+
+    Raises:
+        UsageError: several are named.
+        SnapshotNotFoundError: there is none.
+    """
+    if len(names) > 1:
+        raise click.UsageError(f'one snapshot at a time: "{names[0]}" or "{names[1]}"')
+    return find_named(place, rows, names[0] if names else LATEST)
+
+
+def find_named(place: Place, rows: Sequence[Row], name: str) -> Row:
+    """Return the snapshot *name* means.
+
+    Raises:
+        SnapshotNotFoundError: there is none; says where it was looked for.
+    """
+    try:
+        return pick(rows, name, place.rules)
+    except SnapshotNotFoundError as error:
+        raise SnapshotNotFoundError(f"{place.label}: {error.message}", error.remedy) from None
+
+
+def required(names: Sequence[str], command: str) -> Sequence[str]:
+    """Return *names*, of which there is at least one.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not names:
+        raise click.UsageError(
+            f"which snapshot? Give a name, latest, best or step:N: elasticflow snapshots {command} latest"
+        )
+    return names
+
+
+@contextlib.contextmanager
+def told(doing: str = "read") -> Iterator[None]:
+    """Turn a failure of the store into one line with a remedy; damage is none.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    try:
+        yield
+    except DamagedSnapshotError:
+        raise
+    except (OSError, SnapshotError) as error:
+        raise StorageError(
+            f"the snapshots cannot be {doing}: {getattr(error, 'message', error)}",
+            "check the address and its credentials, then try again",
+        ) from error
+
+
+def _assignments(texts: Sequence[str]) -> dict[str, Any]:
+    """Return nested options out of `a.b=1`: values are TOML where they can be, else text."""
+    import tomli
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        match = _ASSIGNMENT.fullmatch(text)
+        if match is None:
+            raise click.BadParameter(f'"{text}" is not KEY=VALUE', param_hint="--option")
+        *tables, key = match["keys"].split(".")
+        inner = found
+        for table in tables:
+            inner = inner.setdefault(table, {})
+        try:
+            inner[key] = tomli.loads(f"value = {match['value']}")["value"]
+        except tomli.TOMLDecodeError:
+            inner[key] = match["value"].strip()
+    return found

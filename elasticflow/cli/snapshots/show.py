@@ -1,0 +1,89 @@
+"""`elasticflow snapshots show [RUN] [SNAPSHOT]`: all of one snapshot, and where it comes from."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elasticflow.cli.snapshots.selection import (
+    find,
+    find_one,
+    find_rows,
+    form_options,
+    option_option,
+    told,
+    words_argument,
+)
+from elasticflow.cli.terminal import paint, print_json
+from elasticflow.observe.snapshots.generations import generations
+from elasticflow.observe.snapshots.lineage import draw
+from elasticflow.observe.snapshots.page import page, tensors_by_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.observe.snapshots.generations import Generation
+    from elasticflow.observe.snapshots.rows import Row
+
+
+@click.command("show")
+@words_argument("[RUN] [SNAPSHOT]")
+@option_option
+@form_options
+def command(words: tuple[str, ...], options: tuple[str, ...], form: str) -> None:
+    """Show what SNAPSHOT of RUN holds, why it stays, and the run's generations with their snapshots as a tree.
+
+    SNAPSHOT is a name, `latest`, `best` or `step:N`; default: `latest`.
+
+    \b
+    elasticflow snapshots show
+    elasticflow snapshots show mnist step:500
+    elasticflow snapshots show s3://bucket/mnist/20261120-104500-4f2a best --json
+    """
+    place, names = find(words, options)
+    rows = find_rows(place)
+    row = find_one(place, rows, names)
+    with told():
+        lineage = generations(place, rows)
+    if form == "json":
+        print_json(_facts(row, lineage))
+        return
+    click.echo(f"{paint(f'{place.label}  {row.name}', bold=True)}")
+    for text in page(row, place.rules, time.time()):
+        click.echo(_dimmed(text))
+    click.echo("\nlineage")
+    plain = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") != "utf8"
+    for text, is_shown in draw(lineage, rows, row.name, plain=plain):
+        click.echo(f"  {paint(text, bold=True) if is_shown else text}")
+
+
+def _dimmed(text: str) -> str:
+    """Return a line with the name of its fact, up to the first space, in the background."""
+    if not text or text.startswith(" "):
+        return text
+    name, space, rest = text.partition(" ")
+    return paint(name, dim=True) + space + rest
+
+
+def _facts(row: Row, lineage: Sequence[Generation]) -> dict[str, Any]:
+    found = row.manifest
+    facts = {**row.facts(), "lineage": [each.facts() for each in lineage]}
+    if found is None:
+        return facts
+    files = {name: asdict(entry) for name, entry in (found.files | found.borrowed).items()}
+    about = {
+        "files": {name: {**entry, "crc32": list(entry["crc32"])} for name, entry in files.items()},
+        "tensors": tensors_by_prefix(found),
+        "aliases": found.aliases,
+        "memory_formats": found.memory_formats,
+        "fingerprints": found.fingerprints,
+        "versions": found.versions,
+        "seconds": found.seconds,
+        "format": found.format,
+        "run_id": found.run_id,
+    }
+    return {**facts, **about}

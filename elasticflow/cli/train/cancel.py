@@ -1,0 +1,62 @@
+"""`elasticflow cancel [RUN]`: drain a run and stop it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.errors import NotRunningError
+from elasticflow.jobfile.project import here
+from elasticflow.observe.runs import find_run
+from elasticflow.observe.status import is_locked, read_status
+
+if TYPE_CHECKING:
+    from elasticflow.run_folder import RunFolder
+
+_POLL_S = 0.05
+_BETWEEN_SIGNALS_S = 0.5  # less counts as one: a terminal sends some signals twice
+
+
+@click.command("cancel")
+@click.argument("run", required=False)
+@click.option(
+    "--now", is_flag=True, help="Do not wait for a snapshot: what was done since the newest is lost."
+)
+def command(run: str | None, now: bool) -> None:
+    """Have RUN leave after its step, with a snapshot, and wait until it has ended; `resume` goes on with it.
+
+    RUN is a run folder, a run id, or a job's name; default: the newest run.
+
+    \b
+    elasticflow cancel
+    elasticflow cancel mnist --now
+    """
+    folder = find_run(here(), run)
+    supervisor = read_status(folder).pid
+    if supervisor is None:
+        raise NotRunningError(f"run {folder.run_id} is not running here", "`elasticflow runs` lists all runs")
+    click.echo(f"stopping run {folder.run_id} (process {supervisor})", err=True)
+    _signal(supervisor)
+    if now:
+        time.sleep(_BETWEEN_SIGNALS_S)
+        if is_locked(folder):
+            _signal(supervisor)
+    _wait(folder)
+    status = read_status(folder)
+    click.echo(f"run {folder.run_id} is {status.status} at step {status.step}")
+
+
+def _signal(supervisor: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(supervisor, signal.SIGTERM)
+
+
+def _wait(folder: RunFolder) -> None:
+    # The lock is given back after the last event is written.
+    while is_locked(folder):
+        time.sleep(_POLL_S)

@@ -1,0 +1,76 @@
+"""`elasticflow resume [RUN]`: the next launch of a run that can go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.parameters import job_of
+from elasticflow.cli.train.view import log_format_option, shown, warn
+
+if TYPE_CHECKING:
+    from elasticflow.launcher.launch import Request
+
+
+@click.command("resume")
+@click.argument("run", metavar="[RUN]", required=False)
+@click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key for this launch."
+)
+@click.option("--accept-drift", is_flag=True, help="Go on although the job changed the trajectory.")
+@log_format_option
+def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log_format: str) -> int:
+    """Go on with RUN (a run folder, run id or job name) from its newest good snapshot.
+
+    Without RUN: the newest run of this project that is not finished. The job file is read again and compared
+    with what the run was started with; what would corrupt the run is refused.
+
+    \b
+    elasticflow resume
+    elasticflow resume mnist
+    elasticflow resume 20261120-104500-4f2a --set nodes.nproc_per_node=1
+    """
+    from elasticflow.launcher.launch import launch
+
+    request = _request(run, overrides, accept_drift=accept_drift)
+    click.echo(f"resuming run {request.folder.run_id} of job {request.folder.job}", err=True)
+    with shown(log_format, request.folder.path) as show:
+        return launch(request, show, warn)
+
+
+def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool) -> Request:
+    from elasticflow.compiler.inputs.missing_imports import require_importable
+    from elasticflow.compiler.launch_folder.launch_record import last_record
+    from elasticflow.errors import NothingToResumeError
+    from elasticflow.jobfile.project import here
+    from elasticflow.launcher.launch import Request
+    from elasticflow.observe.runs import find_run, is_finished, newest_resumable
+
+    root = here()
+    folder = newest_resumable(root) if run is None else find_run(root, run)
+    if folder is None:
+        raise NothingToResumeError(
+            f"no run under {root / 'runs'} can go on", "start one: elasticflow run JOB"
+        )
+    if is_finished(folder):
+        raise NothingToResumeError(f"run {folder.run_id} is finished", "start a new one: elasticflow run JOB")
+    numbers = folder.launch_numbers()
+    if not numbers:
+        raise NothingToResumeError(f"run {folder.run_id} was never started", "start it: elasticflow run JOB")
+    root = folder.path.parents[2]
+    before = last_record(folder, root, warn)
+    if before.files is None or not (root / before.files[0]).exists():
+        missing = "the job file" if before.files is None else str(root / before.files[0])
+        if overrides:
+            raise NothingToResumeError(
+                f"--set needs the job file, and {missing} is gone", "put it back, or leave out --set"
+            )
+        warn(f"{missing} is gone; going on with the job as recorded in {before.place}")
+        files = tuple(root / name for name in before.files or ("job.toml",))
+        return Request(before.made.job, files, before.overrides, root, folder, accept_drift, case=before.case)
+    overrides = (*before.overrides, *overrides)
+    loaded = job_of(root / before.files[0], overrides, before.case)
+    assert loaded.job is not None
+    require_importable(loaded)
+    return Request(loaded.job, loaded.files, overrides, root, folder, accept_drift, case=before.case)

@@ -1,0 +1,59 @@
+"""How `run` and `resume` show a launch: for people, or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elasticflow.system.records import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    envvar="ELASTICFLOW_LOG_FORMAT",
+    show_default=True,
+    show_envvar=True,
+    help="Lines for people, or every event and metrics line as JSON.",
+)
+
+
+def warn(sentence: str) -> None:
+    """Tell a person something on standard error."""
+    click.echo(f"warning: {printable(sentence)}", err=True)
+
+
+@contextmanager
+def shown(log_format: str, folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield the function that shows one event or metrics record on standard output.
+
+    Args:
+        log_format: `console` or `json`.
+        folder: The run folder, named at the end.
+    """
+    if log_format == "json":
+        yield _print_json
+        return
+    from elasticflow.cli.terminal import short
+    from elasticflow.observe.terminal.live_view import Console
+
+    console = Console.on(sys.stdout, os.environ, short(folder))
+    try:
+        yield console.show
+    finally:
+        console.close()
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    with suppress(OSError, ValueError):  # nobody reads it any more: the run goes on
+        sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()

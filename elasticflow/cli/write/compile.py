@@ -1,0 +1,41 @@
+"""`elasticflow compile JOB -o DIR`: write what would be launched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from elasticflow.cli.parameters import case_option, overrides_option
+
+
+@click.command("compile")
+@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "folder", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where the files go."
+)
+@case_option
+@overrides_option
+@click.option("--force", is_flag=True, help="Replace files that were edited, or that something else made.")
+def command(
+    job_file: Path, folder: Path, case: str | None, overrides: tuple[str, ...], *, force: bool
+) -> None:
+    """Write a job's launch folder: train.py, torchrun.sh, plan.json and what they were made from.
+
+    \b
+    elasticflow compile jobs/mnist.toml -o build
+    bash build/torchrun.sh      plain torchrun, no elasticflow command
+    python build/train.py       one process
+    elasticflow compile jobs/sweep.toml --case lr0.001-seed1 -o build
+    """
+    from elasticflow.cli.terminal import show_warnings
+    from elasticflow.compiler import compile_job
+
+    compiled = compile_job(
+        job_file, folder, overrides=overrides, case=case, environment=os.environ, force=force
+    )
+    show_warnings(compiled.loaded)
+    click.echo(f"wrote {folder}: train.py, torchrun.sh, torchrun.args, plan.json, job.json, sources/")
+    click.echo(f"  several workers: bash {folder}/torchrun.sh")
+    click.echo(f"  one process:     python {folder}/train.py")

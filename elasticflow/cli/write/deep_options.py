@@ -1,0 +1,143 @@
+"""`--deep`: options, the look itself, and what it tells in a line."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from elasticflow.deep_check.check import Look
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.load import LoadedJob
+
+_TRIED_OUT = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation", "train", "ddp")
+
+
+class DeepRequest(NamedTuple):
+    """How the job's own code is tried out: with a step, and for how many seconds at most."""
+
+    takes_step: bool
+    limit_s: int
+
+
+def deep_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--deep`, `--deep-step` and `--deep-timeout`."""
+    for option in (
+        click.option(
+            "--deep-timeout",
+            metavar="SECONDS",
+            type=click.IntRange(1, 86_400),
+            default=60,
+            show_default=True,
+            help="Most time that --deep takes for each job.",
+        ),
+        click.option(
+            "--deep-step",
+            is_flag=True,
+            help="Like --deep; also train one step of a few samples on the CPU, and restart from it.",
+        ),
+        click.option(
+            "--deep",
+            is_flag=True,
+            help="Import and call the job's own code, in a child process: build model and optimizer, read samples.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def look_at(
+    loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest
+) -> tuple[Look, list[Diagnostic]]:
+    """Return what trying out a job without errors tells, and its findings at their places."""
+    from elasticflow.deep_check.check import look
+    from elasticflow.deep_check.diagnostics import diagnostics_of
+    from elasticflow.jobfile.checks import deep_facts
+    from elasticflow.jobfile.job_file import CaseFile
+
+    assert loaded.job is not None
+    found = look(loaded.job, loaded.project_root, limit_s=request.limit_s, takes_step=request.takes_step)
+    file = CaseFile(loaded.path, overrides, loaded.project_root, None)
+    source, facts = file.source_of(loaded.case), found.facts
+    known: Iterable[Diagnostic] = deep_facts.check(
+        source,
+        loaded.job,
+        samples=facts.get("samples"),
+        snapshot_bytes=facts.get("snapshot_bytes"),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+    # What is known now replaces what was told with less knowledge.
+    told = {(each.code, each.where) for each in loaded.diagnostics}
+    known = [each for each in known if (each.code, each.where) not in told]
+    return found, [*diagnostics_of(found, source), *known]
+
+
+def look_at_all(
+    jobs: Sequence[LoadedJob], overrides: Sequence[str], request: DeepRequest
+) -> tuple[list[Diagnostic], str]:
+    """Return the findings about several jobs, and lines that tell what was learnt of each.
+
+    Cases of a file that differ in nothing that is tried out are tried out once.
+    """
+    found: list[Diagnostic] = []
+    lines = []
+    for loaded in jobs:
+        if loaded.has_errors:
+            lines.append(f"{loaded.path}: not tried out: it has errors\n")
+            continue
+        for alike in _alike(loaded, overrides):
+            look, findings = look_at(alike[0], overrides, request)
+            told = _cases_of(alike)
+            found += [each._replace(message=f"{each.message}{told}") for each in findings]
+            text = words_of(look)
+            lines += [f"{loaded.path}{told}: {text}\n"] * bool(text)
+    return found, "".join(lines)
+
+
+def _alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[LoadedJob]]:
+    """Return the cases of a file, or the one job it is, those together that are the same to `--deep`."""
+    import json
+
+    from elasticflow.compiler.inputs.job_json import job_to_json
+    from elasticflow.jobfile.load import require_cases
+
+    if not loaded.cases:
+        return [[loaded]] if loaded.job is not None else []
+    groups: dict[str, list[LoadedJob]] = {}
+    for case in require_cases(loaded.path, overrides, environment=os.environ):
+        assert case.job is not None
+        tables = job_to_json(case.job)
+        what = {name: tables[name] for name in _TRIED_OUT} | {"include": tables["snapshots"]["include"]}
+        groups.setdefault(json.dumps(what, sort_keys=True), []).append(case)
+    return list(groups.values())
+
+
+def _cases_of(alike: Sequence[LoadedJob]) -> str:
+    if alike[0].case is None:
+        return ""
+    more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+    return f" (case {alike[0].case}{more})"
+
+
+def words_of(look: Look) -> str:
+    """Return in words what was learnt; empty if nothing was."""
+    from elasticflow.observe.terminal.formats import plural, size
+
+    facts, parts = look.facts, []
+    if "samples" in facts:
+        of = f" of {facts['sample']}" if "sample" in facts else ""
+        parts.append(f"{plural(facts['samples'], 'sample')}{of}")
+    if "parameters" in facts:
+        frozen = facts["parameters"] - facts["trainable"]
+        parts.append(
+            plural(facts["parameters"], "parameter") + (f", {frozen:,} of them frozen" if frozen else "")
+        )
+    if "snapshot_bytes" in facts:
+        parts.append(f"a snapshot is {size(facts['snapshot_bytes'])}")
+    if "loss" in facts:
+        parts.append(f"loss of the first step {float(facts['loss']):.4g}")
+    return "; ".join([*parts, *look.notes])

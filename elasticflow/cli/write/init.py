@@ -1,0 +1,101 @@
+"""`elasticflow init [MODEL_FILE]`: a job file that runs at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command("init")
+@click.argument("model_file", metavar="[MODEL_FILE]", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Where to write it; default: jobs/NAME.toml."
+)
+@click.option("--name", help="The job's name; default: the model's, or spirals.")
+@click.option("--model", help="Class or function of the file, where it has several.")
+@click.option("--dataset", help="Function or class: NAME of the file or its neighbours, or module:NAME.")
+@click.option("--loss", help="Function of outputs and targets: NAME of the file, or module:NAME.")
+@click.option("--epochs", type=click.IntRange(1), default=None, help="Passes over the data.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=None, help="Samples per step, over all workers."
+)
+@click.option("--workers", type=click.IntRange(1), default=None, help="Workers per machine.")
+@click.option(
+    "--set",
+    "overrides",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="An argument: model.args.width=64, dataset.args.n=9.",
+)
+@click.option("--print", "only_print", is_flag=True, help="Print the job file; write nothing.")
+@click.option(
+    "--gitignore/--no-gitignore", default=None, help="Add runs/ to .gitignore, in a checkout; else asks."
+)
+@click.option("--pre-commit", is_flag=True, help="Have pre-commit check job files.")
+@click.option(
+    "--deep/--no-deep",
+    default=None,
+    help="Try the job out at the end, as `validate --deep` does; default: where torch is installed.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
+def command(
+    model_file: Path | None,
+    output: Path | None,
+    name: str | None,
+    model: str | None,
+    dataset: str | None,
+    loss: str | None,
+    epochs: int | None,
+    batch_size: int | None,
+    workers: int | None,
+    overrides: tuple[str, ...],
+    gitignore: bool | None,
+    *,
+    only_print: bool,
+    pre_commit: bool,
+    deep: bool | None,
+    yes: bool,
+) -> int:
+    """Write a job file that runs at once: for the model in MODEL_FILE, or a small example without one.
+
+    Models, datasets and losses are found by reading the file and its neighbours. What it cannot tell is asked on a
+    terminal. A model without data gets made-up data of its shape, to be replaced; one that no loss of outputs and
+    targets trains gets a training step. Nothing that exists is overwritten. In the end the job is tried out in a
+    process of its own, and what keeps it from training is told.
+
+    \b
+    elasticflow init                                   an example: model, data, job
+    elasticflow init model.py                          asks where there is a choice
+    elasticflow init model.py --model Net --dataset data:faces --set model.args.width=64 -y
+    elasticflow init model.py --print
+    """
+    from elasticflow.cli.write.init_answers import Asked, answers
+    from elasticflow.cli.write.init_files import finish, print_only
+
+    asked = Asked(
+        model_file=model_file,
+        output=output,
+        name=name,
+        model=model,
+        dataset=dataset,
+        loss=loss,
+        epochs=epochs,
+        batch_size=batch_size,
+        workers=workers or _workers(),
+        overrides=overrides,
+        may_ask=not (yes or only_print) and sys.stdin.isatty() and sys.stdout.isatty(),
+    )
+    found = answers(asked)
+    if only_print:
+        return print_only(found)
+    return finish(found, asked, gitignore=gitignore, pre_commit=pre_commit, deep=deep)
+
+
+def _workers() -> int | str:
+    """Return `auto` where there are GPUs: one worker each; else two, as many as show that they share the work."""
+    if Path("/proc/driver/nvidia/version").exists():
+        return "auto"
+    return min(2, os.cpu_count() or 1)

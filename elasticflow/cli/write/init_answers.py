@@ -1,0 +1,394 @@
+"""What the job of `elasticflow init` is to be: by flags, by what the model's file tells, else by asking."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elasticflow.errors import ScaffoldError
+from elasticflow.jobfile.tables.types import ENTRY
+from elasticflow.scaffold import begin
+from elasticflow.scaffold.arguments import coerced
+from elasticflow.scaffold.example import loss_for, made_up_data, made_up_texts
+from elasticflow.scaffold.job_text import Draft
+from elasticflow.scaffold.shapes import shapes_of
+from elasticflow.scaffold.steps import loss_of_outputs, step_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.scaffold.arguments import Argument, Config
+    from elasticflow.scaffold.begin import Option
+    from elasticflow.scaffold.steps import Step
+
+_TABLES = ("model", "optimizer", "dataset")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line; see `elasticflow init --help`."""
+
+    model_file: Path | None
+    output: Path | None
+    name: str | None
+    model: str | None
+    dataset: str | None
+    loss: str | None
+    epochs: int | None
+    batch_size: int | None
+    workers: int | str
+    overrides: tuple[str, ...]
+    may_ask: bool
+
+
+@dataclass
+class Answers:
+    """What is to be written.
+
+    Attributes:
+        root: The project's root.
+        job_file: Where the job goes.
+        draft: What it says.
+        code: Files of code that are written with it, by their path from the root.
+        notes: What a person should know.
+        to_write: The file in which a person has to write the loss before it can train.
+        has_made_up_data: One step of it is quickly taken.
+    """
+
+    root: Path
+    job_file: Path
+    draft: Draft
+    code: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    to_write: str | None = None
+    has_made_up_data: bool = False
+
+
+def answers(asked: Asked) -> Answers:
+    """Return what is to be written.
+
+    Raises:
+        ScaffoldError: something is missing that nobody may be asked for.
+    """
+    from elasticflow.jobfile.project import project_root_of
+
+    beside = asked.output or Path.cwd() / "job.toml"
+    root = project_root_of(beside.resolve())
+    if asked.model_file is None:
+        return _example(asked, root)
+    return _Choice(asked, asked.model_file, root).made()
+
+
+def _example(asked: Asked, root: Path) -> Answers:
+    from dataclasses import replace
+
+    if asked.model or asked.dataset or asked.loss or asked.overrides:
+        raise click.UsageError("--model, --dataset, --loss and --set go with a model file: init FILE.py")
+    name = asked.name or "spirals"
+    if not name.isidentifier():
+        raise ScaffoldError(
+            f'"{name}" cannot be a package', "give a name of letters, digits and _: --name NAME"
+        )
+    draft, code = begin.example(name, asked.workers)
+    draft = replace(
+        draft,
+        epochs=asked.epochs or draft.epochs,
+        global_batch_size=asked.batch_size or draft.global_batch_size,
+    )
+    return Answers(root, asked.output or root / "jobs" / f"{name}.toml", draft, code, has_made_up_data=True)
+
+
+class _Choice:
+    """The job of a model that is there."""
+
+    def __init__(self, asked: Asked, file: Path, root: Path) -> None:
+        self.asked, self.file, self.root = asked, file, root
+        self.options = begin.options_in(file, root)
+        self.given = _texts(asked.overrides)
+        self.arguments: dict[str, dict[str, Any]] = {
+            "optimizer": {name: _value(f"v={text}") for name, text in self.given.get("optimizer", {}).items()}
+        }
+        self.step: Step | None = None
+        self.code: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def made(self) -> Answers:
+        if self.asked.model is None:
+            begin.refuse_pair(self.options)
+        model = self._pick("model", self.asked.model)
+        if model is None:
+            raise ScaffoldError(
+                f"{self.file} defines no nn.Module",
+                "name the file that does, or a function that returns one: --model NAME",
+            )
+        name = self.asked.name or _job_name(model.candidate.name)
+        self._fill("model", model)
+        if (own := begin.own_optimizers(model)) is not None:
+            told = f'optimizer.entry = "{own}", its arguments in optimizer.args'
+            self.notes.append(f"{own} was not taken for the optimizer; to take it: {told}")
+        own_step = begin.first(self.options, "step")
+        if own_step is None and self.asked.loss is None:
+            module = model.place.module
+            self.step = step_for(model.candidate, begin.long_losses(self.file), module)
+        dataset, loss = self._data(model)
+        loss, is_guessed = self._loss(model, loss)
+        entry = own_step.entry if own_step is not None and self.asked.loss is None else None
+        if self.step is not None:
+            entry = self._write_step(self.step)
+        draft = Draft(
+            name=name,
+            path=model.place.path,
+            model=model.entry,
+            dataset=dataset,
+            loss=loss,
+            step=entry,
+            loss_is_guessed=is_guessed,
+            arguments=self.arguments,
+            epochs=self.asked.epochs or 5,
+            global_batch_size=self.asked.batch_size or 32,
+            workers=self.asked.workers,
+        )
+        job_file = self.asked.output or self.root / "jobs" / f"{name}.toml"
+        return Answers(
+            self.root,
+            job_file,
+            draft,
+            self.code,
+            self.notes,
+            to_write=(str(self._beside("step")) if self.step is not None and self.step.is_draft else None),
+            has_made_up_data=any(path.endswith("_data.py") for path in self.code),
+        )
+
+    def _write_step(self, step: Step) -> str:
+        """Have a module written beside the model's that holds *step*, and return its entry."""
+        path = self._beside("step")
+        self.code[path.as_posix()] = step.text
+        does = "a draft of a training step: write the loss there" if step.is_draft else "a training step"
+        self.notes.append(f"{path} holds {does}, since {step.reason}")
+        return f"{begin.place_of(self.root / path, self.root).module}:training_step"
+
+    def _beside(self, what: str) -> Path:
+        """Return a file beside the model's, from the root: `net_step.py`."""
+        folder = self.file.resolve().parent.relative_to(self.root.resolve())
+        stem = self.file.stem if self.file.stem != "__init__" else self.file.resolve().parent.name
+        return folder / f"{stem}_{what}.py"
+
+    def _data(self, model: Option) -> tuple[str, str | None]:
+        """Return the dataset's entry, and the loss that goes with it if that is known."""
+        found = None
+        if self.asked.dataset is not None and ":" in self.asked.dataset:
+            found = begin.option_named(self.asked.dataset, self.root, model.place.path)
+            if found is None:
+                self._take_as_given("dataset")
+                return self.asked.dataset, None
+        found = found or self._pick("dataset", self.asked.dataset)
+        if found is not None:
+            if found.place.path != model.place.path:
+                raise ScaffoldError(f"{found.entry} and {model.entry} are not found from the same folder")
+            self._fill("dataset", found)
+            return found.entry, begin.loss_by_samples(found)
+        shapes = shapes_of(model.candidate, self.arguments.get("model", {}))
+        if shapes is None or (self.step is not None and self.step.is_draft and shapes.outputs is None):
+            if self.asked.may_ask:
+                self._take_as_given("dataset")
+                return _asked_entry(model), None
+            raise ScaffoldError(
+                f"{self.file} has no dataset, and the layers of {model.candidate.name} do not tell what it takes",
+                "write a function that returns samples, and name it: --dataset MODULE:NAME",
+            )
+        path = self._beside("data")
+        follows = shapes.tokens is not None and shapes.tokens == shapes.outputs and self.step is not None
+        text = made_up_texts if follows else made_up_data
+        self.code[path.as_posix()] = text(model.candidate.name, shapes)
+        self.notes.append(f"{path} holds made-up data of the model's shape: put your own in its place")
+        place = begin.place_of(self.root / path, self.root)
+        return f"{place.module}:samples", loss_for(shapes)
+
+    def _loss(self, model: Option, told: str | None) -> tuple[str | None, bool]:
+        """Return the loss, and whether it is a guess.
+
+        Args:
+            model: What gives the outputs.
+            told: What the data's annotations or shapes tell.
+        """
+        if self.asked.loss is not None:
+            if ":" in self.asked.loss:
+                return self.asked.loss, False
+            found = self._pick("loss", self.asked.loss)
+            return (found.entry if found else None), False
+        own = begin.first(self.options, "loss")
+        if own is not None:
+            return own.entry, False
+        fitting, is_guess = loss_of_outputs(model.candidate)
+        return (fitting, is_guess) if told is None or not is_guess else (told, False)
+
+    def _pick(self, kind: str, name: str | None) -> Option | None:
+        """Return the candidate that is named, the only one, the one chosen by a person, or the likeliest."""
+        offered = [each for each in self.options if each.candidate.kind == kind]
+        if name is not None:
+            found = next((each for each in offered if name in {each.candidate.name, each.entry}), None)
+            if found is None:
+                names = ", ".join(each.candidate.name for each in offered) or "none"
+                raise ScaffoldError(f"{self.file} has no {kind} {name}", f"there are: {names}")
+            return found
+        if len(offered) < 2 or not self.asked.may_ask:
+            if len(offered) > 1:
+                whole = [e.candidate.name for e in offered[1:] if not e.candidate.is_part]
+                others = ", ".join(whole or [e.candidate.name for e in offered[1:]])
+                are = "are" if "," in others else "is"
+                self.notes.append(
+                    f"{kind}: {offered[0].entry} was taken; there {are} {others} too: --{kind} NAME"
+                )
+            return offered[0] if offered else None
+        for number, each in enumerate(offered, 1):
+            click.echo(f"  {number}  {each.entry}")
+        chosen = click.prompt(f"which {kind}", type=click.IntRange(1, len(offered)), default=1)
+        return offered[chosen - 1]
+
+    def _fill(self, table: str, option: Option) -> None:
+        """Have a value of the right type for every argument that needs one.
+
+        Raises:
+            ScaffoldError: one has none, and nobody may be asked; or a job file cannot give it.
+        """
+        candidate, texts = option.candidate, self.given.get(table, {})
+        found = self.arguments.setdefault(table, {})
+        known = {each.name: each for each in candidate.arguments}
+        for name, text in texts.items():
+            # One that reading does not show, such as one of **kwargs, is judged in the end.
+            argument = known.get(name)
+            key = f"{table}.args.{name}"
+            if "." not in name:
+                found[name] = _value(f"v={text}") if argument is None else _coerced(argument, key, text)
+        missing = [each for each in candidate.arguments if each.is_required and each.name not in found]
+        self._require(option, table, [each for each in missing if each.takes.config is None])
+        objects = {name.partition(".")[0] for name in texts if "." in name}
+        for each in candidate.arguments:
+            config = candidate.configs.get(each.takes.config or "")
+            if config is not None and (each in missing or each.name in objects):
+                found[each.name] = self._object(config, option, table, each.name)
+            elif each in missing:
+                found[each.name] = self._asked(each, option)
+
+    def _take_as_given(self, table: str) -> None:
+        """Have the values of flags for what is in none of the files that were read."""
+        texts = self.given.get(table, {})
+        self.arguments[table] = {name: _value(f"v={text}") for name, text in texts.items()}
+
+    def _require(self, option: Option, table: str, missing: Sequence[Argument]) -> None:
+        """Raise if some of the arguments cannot be had.
+
+        Raises:
+            ScaffoldError: a job file cannot give one, or nobody may be asked.
+        """
+        objects = [each.name for each in missing if each.takes.is_object]
+        if objects:
+            made = option.candidate.kind
+            raise ScaffoldError(
+                f"{option.entry} needs the argument {objects[0]}, an object that a job file cannot give",
+                f"write a function without it that returns the {made}, and name it: --{made} NAME",
+            )
+        if missing and not self.asked.may_ask:
+            several = "s" if len(missing) > 1 else ""
+            told = ", ".join(f"{each.name} ({each.takes.words})" for each in missing)
+            flags = " ".join(f"--set {table}.args.{each.name}=VALUE" for each in missing)
+            raise ScaffoldError(f"{option.entry} needs the argument{several} {told}", f"give it: {flags}")
+
+    def _object(self, config: Config, option: Option, table: str, path: str) -> dict[str, Any]:
+        """Return a dataclass as a job file names it, its fields written out to be changed.
+
+        Args:
+            config: The dataclass.
+            option: What it is an argument of.
+            table: Of the job file.
+            path: Name of the argument; of a field of it, with the names above it.
+        """
+        given = self.given.get(table, {})
+        wrong = [name for name in given if name.startswith(f"{path}.")]
+        fields: dict[str, Any] = {}
+        for each in config.fields:
+            name = f"{path}.{each.name}"
+            inner = option.candidate.configs.get(each.takes.config or "")
+            wrong = [other for other in wrong if other != name and not other.startswith(f"{name}.")]
+            if inner is not None and (
+                each.is_required or any(other.startswith(f"{name}.") for other in given)
+            ):
+                fields[each.name] = self._object(inner, option, table, name)
+            elif name in given:
+                fields[each.name] = _coerced(each, f"{table}.args.{name}", given[name])
+            elif each.is_required:
+                self._require(option, table, [each._replace(name=name)])
+                fields[each.name] = self._asked(each, option)
+            elif each.default is not None:
+                fields[each.name] = each.default
+        if wrong:
+            names = ", ".join(each.name for each in config.fields)
+            message = f"{config.name} has no {wrong[0].removeprefix(path + '.')}; it has {names}"
+            raise click.BadParameter(message, param_hint="--set")
+        return {"entry": f"{option.place.module}:{config.name}", "args": fields}
+
+    def _asked(self, argument: Argument, option: Option) -> Any:
+        """Return what a person gives for an argument; asked again until it is what the argument takes."""
+        while True:
+            text = click.prompt(f"{option.entry}: {argument.name} ({argument.takes.words})", type=str)
+            try:
+                return coerced(argument.takes, text)
+            except ValueError:
+                click.echo(f"  {text!r} is not {argument.takes.words}")
+
+
+def _asked_entry(model: Option) -> str:
+    """Return the entry that a person names for the data of a model; asked again until it has the form of one."""
+    click.echo(f"there is no dataset, and the layers of {model.candidate.name} do not tell what it takes")
+    while True:
+        text = str(click.prompt("function that returns samples (module:name)", type=str)).strip()
+        if re.fullmatch(ENTRY, text):
+            return text
+        click.echo(f"  {text!r} is not of the form module:name")
+
+
+def _job_name(model: str) -> str:
+    """Return what a job is called after its model: ResNet18 is resnet18, PolicyNetwork policy-network."""
+    return re.sub(r"(?<=[a-z]{4})(?=[A-Z][a-z]{3})", "-", model).lower().strip("_")
+
+
+def _coerced(argument: Argument, key: str, text: str) -> Any:
+    try:
+        return coerced(argument.takes, text)
+    except ValueError:
+        message = f"{key} takes {argument.takes.words}, not {text.strip()}"
+        raise click.BadParameter(message, param_hint="--set") from None
+
+
+def _texts(overrides: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the values of `--set`, as they were typed, by table and argument; `config.width` for an object's field."""
+    found: dict[str, dict[str, str]] = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        table, args, *names = [*key.strip().split("."), "", ""]
+        # A field of an object is model.args.config.width, or as the file has it, model.args.config.args.width.
+        name = ".".join(each for number, each in enumerate(names) if each and (number == 0 or each != "args"))
+        if not equals or table not in _TABLES or args != "args" or not name:
+            raise click.BadParameter(
+                "write it like model.args.width=64; other keys can be edited in the file", param_hint="--set"
+            )
+        found.setdefault(table, {})[name] = value
+    return found
+
+
+def _value(text: str) -> Any:
+    """Return the value of `key=value`, as `--set` reads it everywhere."""
+    from elasticflow.jobfile.text.flags import flag_layer
+    from elasticflow.jobfile.text.read import UnreadableError
+
+    try:
+        raw: Any = flag_layer(text).raw
+    except UnreadableError as error:
+        raise click.BadParameter(f"{text}: no TOML value", param_hint="--set") from error
+    while isinstance(raw, dict) and len(raw) == 1 and text.lstrip().startswith(key := next(iter(raw))):
+        raw, text = raw[key], text.lstrip()[len(key) + 1 :]
+    return raw

@@ -1,0 +1,204 @@
+"""`elasticflow plan JOB`: what a run would do, without running anything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elasticflow.cli.parameters import case_option, job_of, overrides_option
+from elasticflow.cli.write.deep_options import DeepRequest, deep_options
+from elasticflow.errors import ANSWER_IS_NO, FINISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.cli.write.plan_text import Answer, PlanView
+    from elasticflow.compiler.drift.compare import Difference
+    from elasticflow.compiler.plan.forecast import Knowledge
+    from elasticflow.deep_check.check import Look
+    from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.observe.estimates import Lesson
+    from elasticflow.run_folder import RunFolder
+
+_WIDTH = 100  # where there is no terminal
+
+
+@click.command("plan")
+@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@case_option
+@overrides_option
+@click.option(
+    "--diff", "run", metavar="RUN", help="Compare with this run, not with the newest; learn from this run."
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+@deep_options
+def command(
+    job_file: Path,
+    case: str | None,
+    overrides: tuple[str, ...],
+    run: str | None,
+    form: str,
+    *,
+    deep: bool,
+    deep_step: bool,
+    deep_timeout: int,
+) -> int:
+    """Show what a run of a job file would do; nothing is written or run, nor imported unless with --deep.
+
+    What data, model and speed tell comes from the job's newest run, or from --deep, and says so. RUN is a run folder,
+    a run id, or a job's name.
+
+    \b
+    elasticflow plan jobs/mnist.toml
+    elasticflow plan jobs/mnist.toml --set nodes.max=8
+    elasticflow plan jobs/mnist.toml --deep             imports your code, in a child process
+    elasticflow plan jobs/mnist.toml --diff 20261120-104500-4f2a
+    elasticflow plan jobs/mnist.toml --format json
+    elasticflow plan jobs/sweep.toml                   the cases of a file with [matrix]
+    elasticflow plan jobs/sweep.toml --case lr0.001-seed1
+    """
+    from elasticflow.cli.terminal import show_warnings
+    from elasticflow.jobfile.load import is_several
+    from elasticflow.observe.runs import find_run
+
+    if case is None and is_several(job_file, overrides):
+        show_cases(job_file, overrides, form)
+        return FINISHED
+    loaded = job_of(job_file, overrides, case)
+    show_warnings(loaded)
+    against = newest_run(loaded) if run is None else find_run(loaded.project_root, run)
+    look, is_wrong = None, False
+    if deep or deep_step:
+        look, is_wrong = _look(loaded, overrides, DeepRequest(deep_step, deep_timeout))
+    show(loaded, against, form, look=look)
+    return ANSWER_IS_NO if is_wrong else FINISHED
+
+
+def show(
+    loaded: LoadedJob,
+    against: RunFolder | None,
+    form: str = "text",
+    *,
+    look: Look | None = None,
+    asides: dict[str, str] | None = None,
+) -> None:
+    """Print the plan of a job without errors.
+
+    Args:
+        loaded: The job.
+        against: Compared with this run, if any.
+        form: `text` or `json`.
+        look: What `--deep` told.
+        asides: What else is to be said, by the name of a fact.
+    """
+    from elasticflow.cli.terminal import print_json
+    from elasticflow.cli.write.plan_text import PlanView, lines_of
+    from elasticflow.compiler.plan.forecast import forecast
+    from elasticflow.compiler.plan.launch_plan import plan_job
+    from elasticflow.observe.estimates import learn
+
+    job = loaded.job
+    assert job is not None
+    plan = plan_job(job, project_root=loaded.project_root, job_files=loaded.files)
+    lesson = None
+    if against is not None and against.launch_numbers():
+        lesson = learn(against, job, plan, loaded.project_root)
+    known = _knowledge(loaded, lesson, look)
+    answer = _answer((lesson and lesson.drift) or ())
+    view = PlanView(plan.public(), job, known, forecast(job, known), lesson, answer, asides or {})
+    if form == "json":
+        print_json(_facts(view))
+        return
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
+    click.echo("\n".join(lines_of(view, max(60, width))))
+
+
+def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> None:
+    """Print which cases a file has.
+
+    Raises:
+        JobRefusedError: some of them have errors.
+        CaseError: the file has no [matrix].
+    """
+    from elasticflow.cli.case_table import cases_text
+    from elasticflow.cli.terminal import print_json
+    from elasticflow.jobfile.diagnostics.toml_literals import dotted
+    from elasticflow.jobfile.load import require_cases
+
+    jobs = require_cases(job_file, overrides, environment=os.environ)
+    if form == "text":
+        click.echo("\n".join(cases_text(job_file, jobs)))
+        return
+    print_json(
+        [
+            {
+                "case": each.case,
+                "job": each.job and each.job.job.name,
+                "changes": {dotted(key): value for key, value in each.changes.items()},
+            }
+            for each in jobs
+        ]
+    )
+
+
+def newest_run(loaded: LoadedJob) -> RunFolder | None:
+    """Return the newest run of the job that was launched, or None."""
+    from elasticflow.observe.runs import list_runs
+
+    assert loaded.job is not None
+    runs = list_runs(loaded.project_root, loaded.job.job.name)
+    return next((run for run in runs if run.launch_numbers()), None)
+
+
+def _look(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) -> tuple[Look, bool]:
+    """Try the job out; findings go to standard error. Return also whether one is an error."""
+    from elasticflow.cli.write.deep_options import look_at
+    from elasticflow.jobfile.diagnostics.render_text import render
+
+    look, findings = look_at(loaded, overrides, request)
+    if findings:
+        click.echo(render(findings) + "\n", err=True)
+    for note in look.notes:
+        click.echo(f"note: {note}", err=True)
+    return look, any(each.severity == "error" for each in findings)
+
+
+def _knowledge(loaded: LoadedJob, lesson: Lesson | None, look: Look | None) -> Knowledge:
+    """Return what is known: what `--deep` saw now, then what the job file says, then what a run told."""
+    from elasticflow.compiler.plan.forecast import Knowledge, Known
+
+    assert loaded.job is not None
+    facts = {} if lesson is None else dict(lesson.facts)
+    if loaded.job.dataset.samples is not None:
+        facts["samples"] = Known(loaded.job.dataset.samples, "dataset.samples")
+    seen = {} if look is None else look.facts
+    facts |= {name: Known(value, "--deep") for name, value in seen.items() if name in Knowledge._fields}
+    return Knowledge(**facts)
+
+
+def _answer(drift: Sequence[Difference]) -> Answer:
+    weights = {each.weight for each in drift}
+    return "refuses" if "corrupting" in weights else "asks" if "trajectory" in weights else "goes on"
+
+
+def _facts(view: PlanView) -> dict[str, Any]:
+    lesson, known, ahead = view.lesson, view.known, view.ahead
+    samples = known.samples
+    drift = None
+    if lesson is not None and lesson.drift is not None:
+        differences = [each.to_json() for each in lesson.drift]
+        drift = {"run_id": lesson.run_id, "differences": differences, "going_on": view.answer}
+    return {
+        **view.plan.model_dump(mode="json"),
+        "samples": None if samples is None else int(samples.value),
+        "steps": ahead.steps,
+        "steps_per_epoch": ahead.steps_per_epoch,
+        "known": {name: None if each is None else each._asdict() for name, each in known._asdict().items()},
+        "forecast": ahead._asdict(),
+        "drift": drift,
+    }

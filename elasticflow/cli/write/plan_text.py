@@ -1,0 +1,280 @@
+"""A plan in words and tables, for `plan` and `run --dry-run`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from elasticflow.cli.terminal import paint
+from elasticflow.cli.write.plan_table import either, notes, table
+from elasticflow.compiler.drift.table import lines_of as drift_lines
+from elasticflow.compiler.entry_point.values import intervals, measured_weights
+from elasticflow.observe.terminal.formats import plural, size, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from elasticflow.compiler.drift.compare import Difference, Weight
+    from elasticflow.compiler.plan.forecast import Forecast, Knowledge, Known
+    from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.observe.estimates import Lesson
+
+_MARGIN = 13
+_HELD = re.compile(r"(?<=\d) (?=[A-Za-z])|(?<=\brun) (?=\d)")
+Answer = Literal["goes on", "asks", "refuses"]
+_ANSWERS: dict[Answer, str] = {
+    "goes on": "it could go on as this job",
+    "asks": "it could go on as this job, with --accept-drift only",
+    "refuses": "it cannot go on as this job",
+}
+_COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
+
+
+class PlanView(NamedTuple):
+    """What is shown.
+
+    Attributes:
+        plan: The plan.
+        job: The resolved job.
+        known: What is known of data, model and machine, and from where.
+        ahead: What follows from that.
+        lesson: What the run that the job is compared with told; None: there is none.
+        answer: Whether that run could go on as this job.
+        asides: What else is to be said, by the name of a fact.
+    """
+
+    plan: LaunchPlan
+    job: Job
+    known: Knowledge
+    ahead: Forecast
+    lesson: Lesson | None
+    answer: Answer
+    asides: Mapping[str, str]
+
+
+def lines_of(view: PlanView, width: int) -> Iterator[str]:
+    """Yield the lines of the whole plan, at most *width* wide where words can be broken."""
+    for name, text in _facts(view):
+        first, *more = _wrapped(text, width - _MARGIN)
+        yield paint(f"{name:<{_MARGIN}}", bold=True) + first
+        yield from (f"{'':<{_MARGIN}}{line}" for line in more)
+    if view.lesson is not None and view.lesson.drift:
+        yield from _differences(view.lesson.drift, width)
+    yield ""
+    yield from table(view.plan.worlds)
+    for text in notes(view.job, view.plan):
+        yield ""
+        yield from textwrap.wrap(text, width, break_long_words=False)
+    yield ""
+    yield "python -m torch.distributed.run \\"
+    *options, entry_point = view.plan.torchrun_args
+    yield from (f"    {shlex.quote(option)} \\" for option in options)
+    yield f"    {entry_point}"
+    yield ""
+    yield from _environment(view.plan, width)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the text in lines; a number stays with its unit, and a run with its id."""
+    held = _HELD.sub("\0", text)
+    lines = textwrap.wrap(held, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
+
+
+def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
+    plan, job = view.plan, view.job
+    yield "job", f"{plan.job_name} ({', '.join(plan.job_files)}; digest {plan.job_digest[:16]})"
+    yield "nodes", _nodes(view)
+    yield "batch", _batch(view)
+    if view.known.parameters is not None:
+        yield "model", plural(int(view.known.parameters.value), "parameter") + by(view.known.parameters)
+    if job.dataset.shards is not None:
+        shards = plural(job.dataset.shards, "shard")
+        yield "data", f"{shards} of unknown lengths; what a worker reads is whole shards"
+    yield "steps", _steps(view)
+    yield "duration", _duration(view)
+    if job.evaluation is not None:
+        names = ", ".join(dict.fromkeys(["loss", *job.evaluation.metrics])) + _whose(job)
+        times = view.ahead.evaluations
+        often = "" if times is None else f"; {times:,} time{'' if times == 1 else 's'}"
+        yield "evaluation", f"{any_of(intervals(job.evaluation.every))} and at the end: {names}{often}"
+    yield "snapshots", snapshots(view)
+    yield "", written(view)
+    yield "", kept(view)
+    yield "restarts", _restarts(view)
+    yield from view.asides.items()
+    if view.lesson is not None:
+        yield "drift", _drift(view.lesson, view.answer)
+
+
+def _nodes(view: PlanView) -> str:
+    plan = view.plan
+    low, high = plan.nodes_min, plan.nodes_max
+    per_node = {
+        "auto": "one worker per GPU, else per core",
+        "gpu": "one worker per GPU",
+        "cpu": "one worker per core",
+    }
+    each = per_node.get(str(plan.nproc_per_node)) or f"{plural(int(plan.nproc_per_node), 'worker')} each"
+    place = "" if plan.endpoint is None else f", meeting at {plan.endpoint}"
+    return f"{low if low == high else f'{low:,} to {high:,}'}, {each}{place}"
+
+
+def _whose(job: Job) -> str:
+    """Return ` of the averaged weights` where they are not those of the weights themselves."""
+    told = {
+        "raw": "",
+        "ema": " of the averaged weights",
+        "both": " of the averaged weights, and of the raw ones",
+    }
+    return told[measured_weights(job)]
+
+
+def _batch(view: PlanView) -> str:
+    size, known = view.job.dataset.global_batch_size, view.known.samples
+    text = f"{plural(size, 'sample')} per step, at every number of nodes"
+    if known is None or size <= known.value:
+        return text
+    return f"{text}; more than the whole dataset, which has {plural(int(known.value), 'sample')}{by(known)}"
+
+
+def _steps(view: PlanView) -> str:
+    train, dataset, ahead = view.job.train, view.job.dataset, view.ahead
+    later = f"{unknown(view, 'samples')}, or set dataset.samples"
+    if dataset.shards is not None:
+        later = "nobody knows before they are read"
+    epochs = plural(train.epochs or 0, "epoch")
+    if view.known.samples is None or ahead.steps_per_epoch is None:
+        known = (
+            f"{epochs}; how many steps: "
+            if train.steps is None
+            else f"{train.steps:,}; how many an epoch has: "
+        )
+        return known + later
+    per_epoch = either(*ahead.steps_per_epoch)
+    of = f"{plural(int(view.known.samples.value), 'sample')} by {dataset.global_batch_size:,}"
+    told = by(view.known.samples)
+    if train.steps is None:
+        return f"{ahead.steps:,}: {epochs} of {of}, {per_epoch} each{told}"
+    return f"{train.steps:,}; an epoch of {of} has {per_epoch}{told}"
+
+
+def _duration(view: PlanView) -> str:
+    known, ahead = view.known, view.ahead
+    if known.step_s is None:
+        return unknown(view, "step_s").replace(", or with --deep", "")
+    workers = "" if known.workers is None else f" with {plural(int(known.workers.value), 'worker')}"
+    total = "" if ahead.duration_s is None else f"about {span(ahead.duration_s)}, "
+    return f"{total}{span(known.step_s.value)} a step{workers}{by(known.step_s)}"
+
+
+def _restarts(view: PlanView) -> str:
+    table = view.job.restarts
+    refill = f", full again after {table.refill}" if table.refill else ""
+    if table.budget == 0:
+        failures = "the first failure ends the run (exit code 3)"
+    else:
+        failures = (
+            f"{plural(table.budget, 'failure')}{refill}; the next one ends the run (exit code 3). Workers start again at "
+            "once, later ones after a pause of up to 1 min while no progress is made"
+        )
+    return (
+        f"{failures}. No progress for {table.hang_timeout} is a failure, or for less once the run shows what is usual; "
+        "the same error of the job's own code twice without a step between ends the run. Resizes, drains and preemptions are free"
+    )
+
+
+def _drift(lesson: Lesson, answer: Answer) -> str:
+    run = f"run {lesson.run_id}{' (finished)' * lesson.is_finished}"
+    if lesson.drift is None:
+        return f"the job of {run} cannot be read"
+    if not lesson.drift:
+        return f"none since {run}"
+    return f"since {run}; {_ANSWERS[answer]}:"
+
+
+def _differences(drift: Sequence[Difference], width: int) -> Iterator[str]:
+    """Yield the table of differences; a reason that there is no room for stands below."""
+    for line in drift_lines(drift, lambda text, weight: paint(text, _COLOURS[weight], bold=True)):
+        if len(line) <= width:
+            yield line
+            continue
+        head, _, reason = line.rpartition("  ")
+        yield head.rstrip()
+        yield from textwrap.wrap(reason, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
+
+
+def _environment(plan: LaunchPlan, width: int) -> Iterator[str]:
+    """Yield each variable with why it is set, those with the same reason together."""
+    groups: dict[str, list[str]] = {}
+    for name, value in plan.environment.items():
+        groups.setdefault(plan.reasons[name], []).append(f"{name}={shlex.quote(value)}")
+    for reason, settings in groups.items():
+        for line in textwrap.wrap(reason, width - 2):
+            yield paint(f"# {line}", dim=True)
+        yield from settings
+
+
+def by(known: Known) -> str:
+    """Return ` (run 20261120-104500-4f2a)`: who told; the job file itself goes without saying."""
+    return "" if known.source == "dataset.samples" else f" ({known.source})"
+
+
+def any_of(every: Sequence[str]) -> str:
+    """Return `every 10 min or 1 epoch`."""
+    return "every " + " or ".join(every)
+
+
+def unknown(view: PlanView, fact: str) -> str:
+    """Return when a fact will be known, and why the last run does not tell it."""
+    why = "known after the first run, or with --deep"
+    if view.lesson is not None and fact in view.lesson.outdated:
+        return f"{why} (run {view.lesson.run_id} had another {view.lesson.outdated[fact]})"
+    return why
+
+
+def snapshots(view: PlanView) -> str:
+    """Return when and where snapshots are taken."""
+    plan = view.plan.snapshots
+    place = plan.uri or f"runs/{view.plan.job_name}/<run id>"
+    held = f"; held in memory every {plan.memory}" if plan.memory else ""
+    return f"{any_of(plan.every)}, at the end and when asked to leave; in {place}{held}"
+
+
+def written(view: PlanView) -> str:
+    """Return how large they are, and how many bytes that makes."""
+    ahead, known = view.ahead, view.known.snapshot_bytes
+    parts = [
+        f"how large: {unknown(view, 'snapshot_bytes')}"
+        if known is None
+        else f"{size(known.value)} each{by(known)}"
+    ]
+    if ahead.snapshots_per_hour is None:
+        parts.append("how many an hour: known after the first run")
+    else:
+        word = "at least" if ahead.is_least else "about"
+        rate = f"{word} {ahead.snapshots_per_hour:,.0f} an hour"
+        parts.append(
+            rate if ahead.bytes_per_hour is None else f"{rate}, {size(ahead.bytes_per_hour)} an hour"
+        )
+    if ahead.snapshots is not None and not ahead.is_least:
+        total = "" if known is None else f", {size(ahead.snapshots * known.value)}"
+        parts.append(f"{ahead.snapshots:,} in the whole run{total}")
+    return "; ".join(parts)
+
+
+def kept(view: PlanView) -> str:
+    """Return which stay, and how many bytes that are at most."""
+    keep, ahead = view.job.snapshots.keep, view.ahead
+    stay = [f"the last {keep.last}"]
+    stay += [f"the best {keep.best}"] if keep.best is not None else []
+    stay += [f"one every {keep.every}"] if keep.every is not None else []
+    stay += [f"those of the last {keep.within}"] if keep.within is not None else []
+    told = stay[0] if len(stay) == 1 else f"{', '.join(stay[:-1])} and {stay[-1]}"
+    if ahead.kept is None:
+        return f"{told} stay; how many that are: known after the first run"
+    held = "" if ahead.kept_bytes is None else f", {size(ahead.kept_bytes)}"
+    return f"{told} stay: at most {ahead.kept:,}{held}, and one more while it is written"

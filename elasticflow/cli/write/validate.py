@@ -1,0 +1,134 @@
+"""`elasticflow validate FILE...`: check job files without running anything."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from elasticflow.cli.write.deep_options import DeepRequest, deep_options, look_at_all
+from elasticflow.errors import ANSWER_IS_NO, FINISHED
+from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
+from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from elasticflow.jobfile.load import LoadedJob
+
+
+@click.command("validate")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, as --set train.epochs=3."
+)
+@click.option("--strict", is_flag=True, help="Warnings are errors.")
+@click.option(
+    "--output-format",
+    type=click.Choice(FORMATS),
+    default="full",
+    envvar="ELASTICFLOW_OUTPUT_FORMAT",
+    show_default=True,
+    show_envvar=True,
+    help="How findings are printed.",
+)
+@deep_options
+def command(
+    files: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    output_format: str,
+    *,
+    strict: bool,
+    deep: bool,
+    deep_step: bool,
+    deep_timeout: int,
+) -> int:
+    """Check job files: keys, types, the whole node range, and entry points by reading their source.
+
+    Nothing is run or imported, neither your code nor torch, unless with --deep. Exit code 0 without errors, 1 with.
+    What files called base.toml, *.base.toml or _*.toml leave out is not asked for: other files extend them.
+
+    \b
+    elasticflow validate jobs/*.toml
+    elasticflow validate --deep jobs/mnist.toml        calls your code, in a child process
+    elasticflow validate jobs/mnist.toml --set nodes.max=8
+    elasticflow validate --output-format github jobs/*.toml
+    """
+    with _few_collections():
+        jobs = _loaded(files, overrides)
+    found, learnt = [each for job in jobs for each in job.diagnostics], ""
+    if deep or deep_step:
+        deeper, learnt = look_at_all(jobs, overrides, DeepRequest(deep_step, deep_timeout))
+        found += deeper
+    found = in_order(found)  # two jobs may share a base
+    style = cast("Format", output_format)
+    shown = [each for each in found if each.severity != "note" or style in {"json", "sarif"}]
+    if text := render(shown, style, colour=wants_colour()):
+        click.echo(text, color=True)
+    if style in {"full", "concise"}:
+        click.echo(
+            ("\n" if shown and style == "full" else "") + learnt + _summary(found, jobs, strict=strict)
+        )
+    if style == "full" and shown:
+        click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
+    severities = {each.severity for each in found}
+    return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Look for garbage rarely: a short process would spend a twentieth of its time on that."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _loaded(files: Sequence[Path], overrides: Sequence[str]) -> list[LoadedJob]:
+    """Return what became of each file, once however it is spelled."""
+    from elasticflow.jobfile.bases import as_base, is_base
+    from elasticflow.jobfile.load import load_job
+    from elasticflow.jobfile.validate_source import Known
+
+    once = {os.path.realpath(file): file for file in reversed(files)}
+    known = Known.nothing()
+    loaded = [load_job(file, overrides, known=known) for file in reversed(once.values())]
+    return [as_base(each) if is_base(each.path) else each for each in loaded]
+
+
+def wants_colour() -> bool:
+    """Return whether standard output is a terminal that wants colours."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return os.environ.get("FORCE_COLOR", "0") not in {"", "0"} or (
+        sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    )
+
+
+def _summary(found: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, strict: bool) -> str:
+    from elasticflow.jobfile.diagnostics import codes
+
+    numbers = {each: sum(d.severity == each for d in found) for each in ("error", "warning")}
+    counts = [f"{number} {each}{'s' if number > 1 else ''}" for each, number in numbers.items() if number]
+    num_cases = sum(len(job.cases) for job in jobs)
+    cases = f" ({num_cases:,} case{'s' if num_cases > 1 else ''})" if num_cases else ""
+    text = (
+        f"{len(jobs)} file{'s' if len(jobs) > 1 else ''}{cases} checked: {', '.join(counts) or 'no problems'}"
+    )
+    if strict and numbers["warning"]:
+        text += " (with --strict, warnings are errors)"
+    absent = sorted(
+        {_reason(each) for each in found if each.severity == "note" and each.code == codes.NOT_INSTALLED}
+    )
+    return f"{text} (some entry points were not looked at: {', '.join(absent)})" if absent else text
+
+
+def _reason(note: Diagnostic) -> str:
+    return note.message.partition(": ")[2]

@@ -1,0 +1,1 @@
+"""Job -> train.py: the template filled in with the job's values."""

@@ -1,0 +1,112 @@
+"""Job -> train.py: the template's marked lines filled in with this job's values.
+
+Markers of `templates/train.py`, which is itself valid Python with sample values:
+`CODE  # = key` is replaced by values[key] (None drops the line; a comment after the key stays);
+code that ends with `(` goes on to the line of the closing bracket;
+`# if: flag`, `# if: not flag` and `# each: list` open a block that ends at `# end`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from elasticflow.compiler.entry_point.factory_calls import CallForms
+from elasticflow.compiler.entry_point.source_code import layout
+from elasticflow.compiler.entry_point.values import Values, values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from elasticflow.compiler.entry_point.factories import Line
+    from elasticflow.jobfile.tables.job import Job
+
+_MARKED = re.compile(r"(?P<margin> *)(?P<code>.*?)  # = (?P<key>[a-z0-9_.]+)(?P<comment>  # .*)?")
+_OPEN = re.compile(r" *# (?P<kind>if|each): (?P<negated>not )?(?P<key>[a-z0-9_.]+)")
+_END = re.compile(r" *# end")
+
+
+def render(
+    job: Job,
+    *,
+    digest: str,
+    job_file: str,
+    root: str,
+    overrides: Sequence[str] = (),
+    case: str | None = None,
+    forms: CallForms | None = None,
+) -> str:
+    """Return the text of train.py: the same job gives the same text.
+
+    Args:
+        job: The resolved job.
+        digest: Its digest.
+        job_file: Where it was declared, relative to the project root.
+        root: The project root as seen from the launch folder, like `../..`.
+        overrides: The `--set` values it was resolved with.
+        case: The case of the job file's [matrix] that it is.
+        forms: How its factories are called; None: as most are.
+
+    Raises:
+        JobRefusedError: an argument that has no Python literal.
+    """
+    options = [*([] if case is None else [f"--case={case}"]), *(f"--set={text}" for text in overrides)]
+    again = shlex.join(["elasticflow", "compile", job_file, *options])
+    values = values_of(job, root=root, forms=forms or CallForms())
+    values.code |= {
+        "header": _in_docstring(f"Made by elasticflow from {job_file} (job digest {digest[:16]})."),
+        "again": _in_docstring(f"Make it again:          {again} -o DIR"),
+        "digest": f'JOB_DIGEST = "{digest[:16]}"',
+    }
+    lines = template().splitlines()
+    lines[0] = f'"""Train the job `{job.job.name}`.'
+    return "\n".join(_filled(lines, values)) + "\n"
+
+
+def template() -> str:
+    """Return the text of the template."""
+    return (files("elasticflow.compiler.entry_point") / "templates" / "train.py").read_text(encoding="utf-8")
+
+
+def _in_docstring(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+
+
+def _filled(lines: Sequence[str], values: Values) -> Iterator[str]:
+    rest = iter(lines)
+    for line in rest:
+        opening = _OPEN.fullmatch(line)
+        if opening is None:
+            yield from _line(line, rest, values.code)
+            continue
+        block = list(_until_end(rest))
+        if opening["kind"] == "each":
+            for item in values.lists[opening["key"]]:
+                yield from _filled(block, Values(code=item))
+        elif values.flags[opening["key"]] != bool(opening["negated"]):
+            yield from _filled(block, values)
+
+
+def _until_end(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        if _END.fullmatch(line):
+            return
+        yield line
+
+
+def _line(line: str, rest: Iterator[str], code: Mapping[str, Line]) -> Iterator[str]:
+    marked = _MARKED.fullmatch(line)
+    if marked is None:
+        yield line
+        return
+    if marked["code"].endswith("("):
+        closing = marked["margin"] + ")"
+        while next(rest) != closing:
+            pass
+    value = code[marked["key"]]
+    if value is None:
+        return
+    before, expression = value if isinstance(value, tuple) else ("", value)
+    yield layout(expression, indent=len(marked["margin"]), before=before, after=marked["comment"] or "")

@@ -1,0 +1,1 @@
+"""What a launch is made from: job, sources, git, versions, machine."""

@@ -1,0 +1,76 @@
+"""The resolved job as JSON and back, and its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from elasticflow.errors import JobRefusedError
+from elasticflow.jobfile.tables.job import Job
+from elasticflow.redaction import without_secrets
+
+_FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}
+
+
+def job_to_json(job: Job) -> dict[str, Any]:
+    """Return the job as JSON values, every default written out, without secrets of `snapshots`.
+
+    Raises:
+        JobRefusedError: a value that JSON and Python literals do not have (TOML dates and times).
+    """
+    tables = public_tables(job)
+    return {name: to_json(table, f"[{name}]") for name, table in tables.items()}
+
+
+def public_tables(job: Job) -> dict[str, Any]:
+    """Return the job's tables without secrets of `snapshots`: those belong to no record and no comparison."""
+    tables = job.model_dump()
+    return {**tables, "snapshots": without_secrets(tables["snapshots"])}
+
+
+def job_from_json(values: Mapping[str, Any]) -> Job:
+    """Return the job that `job_to_json` described."""
+    return Job.model_validate(from_json(values))
+
+
+def job_digest(job: Job) -> str:
+    """Return the SHA-256 over the job's canonical JSON: equal for equal jobs, however they were written."""
+    text = json.dumps(job_to_json(job), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def to_json(value: Any, where: str = "") -> Any:
+    """Return *value* as JSON has it: tuples as lists, infinities and NaN marked.
+
+    Raises:
+        JobRefusedError: a value that JSON does not have; *where* names it.
+    """
+    match value:
+        case float() if not math.isfinite(value):
+            return {_FLOAT: str(value)}
+        case None | bool() | int() | float() | str():
+            return value
+        case Mapping():
+            dot = " " if where.endswith("]") else "."
+            return {key: to_json(item, f"{where}{dot}{key}") for key, item in value.items()}
+        case list() | tuple():
+            return [to_json(item, f"{where}[{place}]") for place, item in enumerate(value)]
+        case _:
+            raise JobRefusedError(
+                f"{where}: a {type(value).__name__} cannot be an argument",
+                "write it as a string and let the factory parse it",
+            )
+
+
+def from_json(value: Any) -> Any:
+    """Return what `to_json` was given, but for tuples."""
+    if isinstance(value, Mapping):
+        if value.keys() == {_FLOAT}:
+            return float(value[_FLOAT])
+        return {key: from_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    return value

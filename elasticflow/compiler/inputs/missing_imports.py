@@ -1,0 +1,157 @@
+"""What a job needs and this machine does not have, found by reading imports; nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import JobRefusedError
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+from elasticflow.jobfile.diagnostics.render_text import render
+from elasticflow.jobfile.entry_points.uses import uses_in
+from elasticflow.jobfile.python_source.bindings import parse
+from elasticflow.jobfile.python_source.definitions import shown_file
+from elasticflow.jobfile.python_source.installed import install_help, installed_places
+from elasticflow.jobfile.python_source.modules import (
+    CannotTellError,
+    Finder,
+    Module,
+    NoModuleError,
+    NotInstalledError,
+    is_found_by_hooks,
+    source_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.jobfile.tables.job import Job
+
+_MOST_MODULES = 2000
+# A module that changes where Python looks may find what is not found here.
+_CHANGES_PATH = re.compile(r"\bsys\.(?:path|modules|meta_path)\b|\baddsitedir\b|\bpath_hooks\b|\b__path__\b")
+
+
+def require_importable(loaded: LoadedJob) -> None:
+    """Raise if the job's modules import, as they are loaded, a package that is not installed on this machine.
+
+    Entry points count, and what their modules import without condition. What is imported under a condition, inside a
+    function, or by code that changes where Python looks for modules is left to the run; torch to `check_torch`.
+
+    Raises:
+        JobRefusedError: one is missing; the message is the rendered diagnostics.
+    """
+    assert loaded.job is not None
+    imports = missing_imports(loaded.job, loaded.project_root)
+    if imports is None:
+        return
+    torch_help = install_help("torch", _finder(loaded.job, loaded.project_root))
+    of_entries = [
+        each for each in loaded.diagnostics if each.code == codes.NOT_INSTALLED and each.help != torch_help
+    ]
+    missing: dict[str | None, Diagnostic] = {}  # by what is to be done about it
+    for each in (*of_entries, *imports):
+        message = each.message.replace(" is not checked: ", " cannot be imported: ")
+        missing.setdefault(each.help, each._replace(severity="error", message=message))
+    if missing:
+        raise JobRefusedError(render(list(missing.values())))
+
+
+def missing_imports(job: Job, project_root: Path) -> list[Diagnostic] | None:
+    """Return the packages that the modules of the job's factories import and that are not here, each once.
+
+    None if one of these modules changes where Python looks for modules: then reading does not tell.
+    """
+    finder = _finder(job, project_root)
+    found: dict[str, Diagnostic] = {}
+    looked_for = {"torch", "elasticflow", ""}
+    waiting = [use.text.partition(":")[0] for use in uses_in(job.model_dump())]
+    seen: set[str] = set()
+    while waiting and len(seen) < _MOST_MODULES:
+        name = waiting.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        module = _own_module(finder, name)
+        if module is None:
+            continue
+        waiting += [name.rpartition(".")[0]] if "." in name else []  # importing a.b runs a
+        try:
+            text = source_of(module)
+            statements = parse(text)
+        except (CannotTellError, SyntaxError):
+            continue
+        if _CHANGES_PATH.search(text):
+            return None
+        for statement, imported in _imported(statements, module):
+            waiting.append(imported)
+            top = imported.partition(".")[0]
+            if top not in looked_for and _is_missing(finder, top):
+                found[top] = _diagnostic(module, statement, top, text, finder)
+            looked_for.add(top)
+    return list(found.values())
+
+
+def _finder(job: Job, project_root: Path) -> Finder:
+    return Finder(tuple(project_root / part for part in job.job.path), installed_places())
+
+
+def _own_module(finder: Finder, name: str) -> Module | None:
+    top = name.partition(".")[0]
+    if not any((place / f"{top}.py").is_file() or (place / top).is_dir() for place in finder.own):
+        return None
+    try:
+        module = finder.find(name)
+    except (CannotTellError, NoModuleError):
+        return None
+    return module if module.is_own else None
+
+
+def _is_missing(finder: Finder, top: str) -> bool:
+    if top in sys.stdlib_module_names:
+        return False
+    try:
+        finder.find(top)
+    except NotInstalledError:
+        return not is_found_by_hooks(top)
+    except CannotTellError:
+        return False
+    return False
+
+
+def _imported(statements: list[ast.stmt], module: Module) -> Iterator[tuple[ast.stmt, str]]:
+    """Yield what is imported whenever the module is, and the statement that does it."""
+    for each in statements:
+        if isinstance(each, ast.Import):
+            yield from ((each, alias.name) for alias in each.names)
+        elif isinstance(each, ast.ImportFrom):
+            base = each.module or ""
+            if each.level:
+                around = module.package.split(".")
+                base = ".".join([*around[: len(around) - each.level + 1], *([base] if base else [])])
+            yield each, base
+            yield from ((each, f"{base}.{alias.name}") for alias in each.names if alias.name != "*")
+
+
+def _diagnostic(module: Module, statement: ast.stmt, top: str, text: str, finder: Finder) -> Diagnostic:
+    message = f"{module.name} cannot be imported: {top} is not installed here"
+    line, column = statement.lineno, statement.col_offset + 1
+    excerpt = text.splitlines()[line - 1]
+    end = statement.end_col_offset if statement.end_lineno == line else None
+    return Diagnostic(
+        codes.NOT_INSTALLED,
+        "error",
+        message,
+        shown_file(module),
+        line,
+        column,
+        line,
+        (len(excerpt) if end is None else end) + 1,
+        install_help(top, finder),
+        excerpt,
+    )

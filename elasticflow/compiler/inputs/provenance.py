@@ -1,0 +1,155 @@
+"""Where a launch comes from besides its job: git, versions, machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import socket
+import subprocess
+import threading
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.run_folder import RUNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PACKAGES = ("elasticflow", "torch", "numpy", "safetensors", "fsspec")
+_LIMIT_S, _SEARCH_LIMIT_S = 10.0, 3.0
+_UNTRACKED_SUFFIXES = (".py", ".toml")
+_MOST_UNTRACKED, _LARGEST_UNTRACKED = 1000, 1 << 20
+_MOST_CHANGED = 50  # names that are recorded
+
+
+def versions(names: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of Python, of the packages that always take part and of *names*; those absent are left out."""
+    found = {"python": platform.python_version()}
+    for package in dict.fromkeys((*_PACKAGES, *names)):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def versions_of_modules(modules: Iterable[str]) -> dict[str, str]:
+    """Return the version of every distribution that one of the top-level *modules* belongs to; takes a tenth of a second."""
+    owners = metadata.packages_distributions()
+    return versions(sorted({name for module in modules for name in owners.get(module, ())}))
+
+
+def git_state(project_root: Path) -> dict[str, Any] | None:
+    """Return what the project's checkout holds; None outside of git or without it.
+
+    `patch` is the SHA-256 over what differs from the commit, untracked sources included; None when nothing does. The
+    patch itself is recorded nowhere: it may hold anything.
+    """
+    found = _git(project_root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+    if found is None:
+        return None
+    commit, branch = found.splitlines()[:2]
+    status = _git(project_root, "status", "--porcelain", "-z", "--untracked-files=no")
+    changed = sorted(each[3:] for each in (status or "").split("\0") if each[2:3] == " ")
+    untracked = _untracked(project_root)
+    return {
+        "commit": commit,
+        "branch": None if branch == "HEAD" else branch,
+        "is_clean": status == "",
+        "changed": changed[:_MOST_CHANGED],
+        "patch": _patch(project_root, untracked) if changed or untracked else None,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Return what this machine is: host, system, kernel, libc, processor, GPUs and their driver; no library is loaded."""
+    try:
+        system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        system = platform.platform()
+    driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _text("/proc/driver/nvidia/version"))
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    models = [re.search(r"Model:\s*(.+)", _text(card)) for card in cards]
+    return {
+        "host": socket.gethostname(),
+        "os": system,
+        "kernel": platform.release(),
+        "libc": " ".join(platform.libc_ver()).strip() or None,
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpus": [match[1].strip() for match in models if match],
+        "driver": driver[1] if driver else None,
+    }
+
+
+def cpu_model() -> str:
+    """Return the processor's name as the kernel tells it."""
+    match = re.search(r"model name\s*:\s*(.+)", _text("/proc/cpuinfo"))
+    return match[1].strip() if match else platform.machine()
+
+
+def digest_of(path: Path) -> str | None:
+    """Return the SHA-256 of a file; None if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _untracked(project_root: Path) -> list[str]:
+    """Return sources of the project that git does not know, but for run folders, which are full of train.py of ours."""
+    patterns = [f":(exclude){RUNS}/", *(f"*{suffix}" for suffix in _UNTRACKED_SUFFIXES)]
+    words = ("ls-files", "--others", "--exclude-standard", "-z", "--", *patterns)
+    found = _git(
+        project_root, *words, limit_s=_SEARCH_LIMIT_S
+    )  # may look through all the data that lies there
+    return sorted(name for name in (found or "").split("\0") if name)[:_MOST_UNTRACKED]
+
+
+def _patch(project_root: Path, untracked: list[str]) -> str | None:
+    """Return the digest of the diff, read piece by piece: it may be as large as the checkout."""
+    digest = hashlib.sha256()
+    argv = [
+        "git",
+        "-C",
+        str(project_root),
+        "diff",
+        "HEAD",
+        "--binary",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--no-color",
+    ]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        timer = threading.Timer(_LIMIT_S, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        while piece := process.stdout.read(1 << 20):
+            digest.update(piece)
+        timer.cancel()
+    if process.returncode != 0:
+        return None
+    for name in untracked:
+        path = project_root / name
+        if path.is_file() and path.stat().st_size <= _LARGEST_UNTRACKED:
+            digest.update(f"{name}\0{digest_of(path)}\0".encode())
+    return digest.hexdigest()
+
+
+def _git(folder: Path, *arguments: str, limit_s: float = _LIMIT_S) -> str | None:
+    argv = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

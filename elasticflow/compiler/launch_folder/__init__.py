@@ -1,0 +1,1 @@
+"""LaunchPlan -> launch folder on disk, and back."""

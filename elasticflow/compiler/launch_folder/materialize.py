@@ -1,0 +1,211 @@
+"""LaunchPlan -> launch folder, atomically, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.compiler.entry_point import render as train_py
+from elasticflow.compiler.entry_point.factory_calls import call_forms
+from elasticflow.compiler.inputs.job_json import from_json, job_to_json, to_json
+from elasticflow.compiler.inputs.origins import JOB_JSON, Origins
+from elasticflow.compiler.inputs.sources import own_sources
+from elasticflow.compiler.launch_folder.files import write_into, write_new
+from elasticflow.compiler.plan import torchrun
+from elasticflow.compiler.plan.launch_plan import LaunchPlan
+from elasticflow.errors import LaunchFolderError
+from elasticflow.redaction import public_overrides
+from elasticflow.system import records
+from elasticflow.system.records import Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from elasticflow.jobfile.tables.job import Job
+
+PLAN_JSON = "plan.json"
+TRAIN_PY = torchrun.ENTRY_POINT
+TORCHRUN_ARGS = "torchrun.args"
+TORCHRUN_SH = "torchrun.sh"
+SOURCES = "sources"
+
+_LARGEST_SOURCE = 1 << 20
+_WRITTEN = "written"  # in plan.json: SHA-256 of the files as written, to notice edits
+
+
+def materialize(
+    plan: LaunchPlan,
+    job: Job,
+    folder: Path,
+    *,
+    project_root: Path,
+    overrides: Sequence[str] = (),
+    force: bool = False,
+    entry_point: str | None = None,
+    origins: Origins | None = None,
+    drift: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write the launch folder; a folder that did not exist appears complete or not at all.
+
+    Args:
+        plan: What was decided.
+        job: The resolved job it was decided for.
+        folder: Where to write; in a folder that exists only our own files are replaced, one by one.
+        project_root: Folder that the plan's paths are relative to.
+        overrides: The `--set` values the job was resolved with.
+        force: Replace files that were edited, or that something else made.
+        entry_point: An edited train.py to carry forward instead of a new one.
+        origins: What the launch is made from; None: nothing is launched, and the files depend on the job alone.
+        drift: What differs from the launch before, for the record.
+
+    Raises:
+        LaunchFolderError: the folder cannot be written, or holds other or edited files of these names.
+        JobRefusedError: an argument of the job has no Python literal.
+    """
+    try:
+        files = launch_files(
+            plan,
+            job,
+            folder,
+            project_root=project_root,
+            overrides=overrides,
+            entry_point=entry_point,
+            origins=origins,
+            drift=drift,
+        )
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            write_into(folder, files, vouched=_vouched(folder), force=force)
+        else:
+            write_new(folder, files)
+    except OSError as error:
+        remedy = None
+        if isinstance(error, NotADirectoryError | FileExistsError):
+            remedy = "a file stands in the way: name a folder"
+        raise LaunchFolderError(f"cannot write {folder}: {error.strerror or error}", remedy) from error
+
+
+def launch_files(
+    plan: LaunchPlan,
+    job: Job,
+    folder: Path,
+    *,
+    project_root: Path,
+    overrides: Sequence[str] = (),
+    entry_point: str | None = None,
+    origins: Origins | None = None,
+    drift: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, str]:
+    """Return the text of every file of the launch folder by its name; plan.json, which vouches for them, last."""
+    overrides = public_overrides(overrides)
+    root = Path(os.path.relpath(project_root.resolve(), folder.resolve())).as_posix()
+    made = rendered(
+        job,
+        project_root,
+        digest=plan.job_digest,
+        job_file=plan.job_files[0],
+        root=root,
+        overrides=overrides,
+        case=plan.case,
+    )
+    record = {
+        "format": 1,
+        "digest": plan.job_digest,
+        "job": job_to_json(job),
+        "files": list(plan.job_files),
+        "overrides": list(overrides),
+        "case": plan.case,
+        "root": root,
+        **(origins or Origins(own_sources(job, project_root, plan.job_files))).to_json(),
+    }
+    if origins is not None:
+        record["drift"] = list(drift)
+    # A resumed run works from job.json: its job file may be gone. What was launched can be compared later.
+    kept = [*plan.job_files, *(() if origins is None else origins.sources)]
+    texts = {name: _text_of(project_root / name) for name in kept}
+    files = {source_copy(name): text for name, text in texts.items() if text is not None}
+    files |= {
+        JOB_JSON: _json(record),
+        TRAIN_PY: made if entry_point is None else entry_point,
+        TORCHRUN_ARGS: "".join(f"{argument}\n" for argument in plan.torchrun_args),
+        TORCHRUN_SH: torchrun.script(plan.job_name, plan.torchrun_args, plan.environment, plan.reasons),
+    }
+    # job.json tells the state of git and of the machine, so its digest would differ for the same job.
+    written = {name: _sha256(text) for name, text in files.items() if name != JOB_JSON}
+    # An edited train.py that is carried forward stays known as edited.
+    written[TRAIN_PY] = _sha256(made)
+    return files | {PLAN_JSON: _json({**to_json(plan.public().model_dump()), _WRITTEN: written})}
+
+
+def rendered(job: Job, project_root: Path, **facts: Any) -> str:
+    """Return the text of train.py; *facts* as `entry_point.render` takes them."""
+    return train_py.render(job, forms=call_forms(job, project_root), **facts)
+
+
+def source_copy(name: str) -> str:
+    """Return where in a launch folder the copy of a file lies; files beside the project lie under `up/`."""
+    inside = PurePosixPath(*("up" if part == ".." else part for part in PurePosixPath(name).parts))
+    return f"{SOURCES}/{inside.as_posix()}"
+
+
+def read_plan(folder: Path) -> LaunchPlan:
+    """Return the plan that was written to *folder*.
+
+    Raises:
+        LaunchFolderError: no plan.json there, or one that this version cannot read.
+    """
+    values = _read_json(folder / PLAN_JSON)
+    values.pop(_WRITTEN, None)
+    try:
+        return LaunchPlan.model_validate(from_json(values))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # a ValidationError is a ValueError
+        raise LaunchFolderError(
+            f"{folder / PLAN_JSON} is damaged, or was written by another version of elasticflow",
+            "compile the job again",
+        ) from error
+
+
+def digest_as_written(folder: Path) -> str | Damage:
+    """Return the SHA-256 of train.py in *folder* as it was written, or what is wrong with plan.json, which tells it."""
+    path = folder / PLAN_JSON
+    found = records.read(path)
+    if not isinstance(found, dict):
+        return found or Damage(str(path), "is absent")
+    written = found.get(_WRITTEN)
+    digest = written.get(TRAIN_PY) if isinstance(written, dict) else None
+    return digest if isinstance(digest, str) else Damage(str(path), "does not tell what was written")
+
+
+def _vouched(folder: Path) -> dict[str, str | None]:
+    """Return the digests of what we wrote to *folder*; none where plan.json is not ours."""
+    found = records.read(folder / PLAN_JSON)
+    written = found.get(_WRITTEN) if isinstance(found, dict) else None
+    return {**written, PLAN_JSON: None, JOB_JSON: None} if isinstance(written, dict) else {}
+
+
+def _text_of(path: Path) -> str | None:
+    """Return a source file's text; None for what is not there, too large, or no UTF-8."""
+    try:
+        return path.read_bytes().decode() if path.stat().st_size <= _LARGEST_SOURCE else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    found = records.read(path)
+    if isinstance(found, dict):
+        return found
+    raise LaunchFolderError(
+        f"{path} is absent" if found is None else str(found),
+        "is this a folder that `elasticflow compile` made?" if found is None else "compile the job again",
+    )

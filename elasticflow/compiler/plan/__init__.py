@@ -1,0 +1,1 @@
+"""Job -> LaunchPlan: everything a launch needs, decided; pure."""

@@ -1,0 +1,153 @@
+"""How a job's batches and steps fall out, at each world size; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from elasticflow.jobfile.checks import training_length
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.tables.job import Job
+
+MOST_ROWS = 12
+
+
+class Fact(BaseModel):
+    """A frozen record that goes to plan.json and back unchanged."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ExactCost(Fact):
+    """What exact mode costs at one world size, beside batch mode.
+
+    Attributes:
+        batch_micro_batches: Most forwards of one rank per step in batch mode.
+        gradient_copies: Most sums of gradients that one rank holds at once; batch mode holds one.
+        traffic: Bytes that the busiest rank sends per step, as a multiple of a ring all-reduce's; None: nothing is sent.
+    """
+
+    batch_micro_batches: int
+    gradient_copies: int
+    traffic: float | None
+
+
+class WorldRow(Fact):
+    """How the global batch is split at one world size.
+
+    Attributes:
+        nodes: Nodes of this row.
+        world_size: Workers, or None where the number per node is known on the machine only.
+        samples_per_rank: Fewest and most samples one rank takes of a full batch.
+        micro_batches: Most forwards of one rank per step, whose gradients are accumulated.
+        micro_batch_size: Fewest and most samples of one forward.
+        exact: In exact mode: what it costs.
+    """
+
+    nodes: int
+    world_size: int | None
+    samples_per_rank: tuple[int, int] | None = None
+    micro_batches: int | None = None
+    micro_batch_size: tuple[int, int] | None = None
+    exact: ExactCost | None = None
+
+
+def worlds(job: Job) -> Iterator[WorldRow]:
+    """Yield a row for each number of nodes; of a long range for the ends and some between, those that divide evenly."""
+    per_node = job.nodes.nproc_per_node
+    for nodes in _shown(job):
+        yield world_row(job, nodes, nodes * per_node if isinstance(per_node, int) else None)
+
+
+def _shown(job: Job) -> list[int]:
+    low, high, per_node = job.nodes.min, job.nodes.max, job.nodes.nproc_per_node
+    if high - low < MOST_ROWS:
+        return list(range(low, high + 1))
+    chosen = []
+    if isinstance(per_node, int):
+        shared = job.train.virtual_shards or job.dataset.global_batch_size
+        most = min(high - 1, shared // per_node)
+        chosen = [nodes for nodes in range(low + 1, most + 1) if shared % (nodes * per_node) == 0]
+    if len(chosen) < 2:
+        chosen = [low << power for power in range(1, high.bit_length()) if low << power < high]
+    room = MOST_ROWS - 2
+    if len(chosen) > room:  # evenly among those there are, which lie closer where they are small
+        chosen = [chosen[place * (len(chosen) - 1) // (room - 1)] for place in range(room)]
+    return [low, *chosen, high]
+
+
+def world_row(job: Job, nodes: int, world_size: int | None) -> WorldRow:
+    """Return how a full batch is split over *world_size* ranks; unknown where it is None."""
+    if world_size is None:
+        return WorldRow(nodes=nodes, world_size=None)
+    batch, shards = job.dataset.global_batch_size, job.train.virtual_shards
+    parts = job.dataset.shards or batch  # what is shared out: data shards, or samples
+    fewest, most = (n * batch // parts for n in (parts // world_size, -(-parts // world_size)))
+    forwards = -(-most // (job.dataset.micro_batch_size or most))
+    if shards is None:
+        return WorldRow(
+            nodes=nodes,
+            world_size=world_size,
+            samples_per_rank=(fewest, most),
+            micro_batches=forwards,
+            micro_batch_size=_pieces(job, fewest, most),
+        )
+    size = batch // shards  # a forward each
+    return WorldRow(
+        nodes=nodes,
+        world_size=world_size,
+        samples_per_rank=(shards // world_size * size, -(-shards // world_size) * size),
+        micro_batches=-(-shards // world_size),
+        micro_batch_size=(size, size),
+        exact=exact_cost(shards, world_size, forwards),
+    )
+
+
+def _pieces(job: Job, fewest: int, most: int) -> tuple[int, int]:
+    """Return the sizes of the smallest and the largest micro-batch, where a rank's part is cut into even ones."""
+    micro = job.dataset.micro_batch_size
+    if micro is None:
+        return fewest, most
+    cuts = [(part, -(-part // micro)) for part in (fewest, most) if part]
+    return min(part // number for part, number in cuts), max(-(-part // number) for part, number in cuts)
+
+
+def exact_cost(shards: int, world_size: int, batch_micro_batches: int) -> ExactCost:
+    """Return what a step costs when *shards* are added up in the order of one binary tree.
+
+    A rank sends every other one its slice of each subtree sum it holds, and its own finished slice.
+    """
+    sums = copies = 0
+    for rank in range(min(world_size, shards)):
+        low, high = rank * shards // world_size, (rank + 1) * shards // world_size
+        mine, most = _subtrees(low, high, shards)
+        sums, copies = max(sums, mine), max(copies, most)
+    traffic = None if world_size == 1 else (sums + 1) / 2
+    return ExactCost(batch_micro_batches=batch_micro_batches, gradient_copies=copies, traffic=traffic)
+
+
+def _subtrees(low: int, high: int, leaves: int) -> tuple[int, int]:
+    """Return into how many subtrees neighbouring leaves add up, and the most sums held while they do."""
+    number = most = 0
+    while low < high:
+        size = low & -low or 1 << (leaves - 1).bit_length()
+        while low + size > high and high < leaves:  # at the tree's right end, what it lacks counts as there
+            size >>= 1
+        held = min(size, leaves - low)
+        most = max(most, number + held.bit_length())
+        number, low = number + 1, low + size
+    return number, most
+
+
+def num_steps(job: Job, samples: int) -> int:
+    """Return the optimizer steps of a whole run over a dataset of so many samples."""
+    return training_length.num_steps(job.train, job.dataset, samples)
+
+
+def steps_per_epoch(job: Job, samples: int) -> tuple[int, int]:
+    """Return the fewest and the most optimizer steps that end within one epoch; the same at every world size."""
+    return training_length.steps_per_epoch(job.dataset, samples)

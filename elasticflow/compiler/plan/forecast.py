@@ -1,0 +1,191 @@
+"""What a run would come to: steps, time, evaluations, snapshots and their bytes, from what is known."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.compiler.entry_point.values import intervals
+from elasticflow.compiler.plan.batch_split import num_steps, steps_per_epoch
+from elasticflow.jobfile.tables.units import parse_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.jobfile.tables.job import Job
+
+_HOUR_S = 3600.0
+
+
+class Known(NamedTuple):
+    """A fact that the job file alone does not tell, and what told it: `dataset.samples`, `--deep` or `run ID`."""
+
+    value: float
+    source: str
+
+
+class Knowledge(NamedTuple):
+    """Facts of the data, the model and the machine; None: nobody told.
+
+    Attributes:
+        samples: Length of the training data.
+        parameters: Of the model.
+        snapshot_bytes: Of one snapshot.
+        step_s: Seconds from step to step, evaluations and snapshots included.
+        workers: That took so long.
+    """
+
+    samples: Known | None = None
+    parameters: Known | None = None
+    snapshot_bytes: Known | None = None
+    step_s: Known | None = None
+    workers: Known | None = None
+
+
+class Forecast(NamedTuple):
+    """What follows from the job and from what is known; None: it does not.
+
+    Attributes:
+        steps: Of the whole run.
+        steps_per_epoch: Fewest and most.
+        duration_s: Of training.
+        evaluations: Over the whole run, the one at the end included; about, where several intervals meet.
+        snapshots_per_hour: About.
+        snapshots: About, over the whole run.
+        is_least: The rate comes from the clock alone: counted intervals may make it more.
+        bytes_per_hour: Written to the snapshots' place.
+        kept: Most snapshots that stay at the end; while one is written, there is one more.
+        kept_bytes: Of those.
+    """
+
+    steps: int | None
+    steps_per_epoch: tuple[int, int] | None
+    duration_s: float | None
+    evaluations: int | None
+    snapshots_per_hour: float | None
+    snapshots: int | None
+    is_least: bool
+    bytes_per_hour: float | None
+    kept: int | None
+    kept_bytes: float | None
+
+
+class _Pace(NamedTuple):
+    """How far one hour goes, in each unit of intervals that is known."""
+
+    steps: float | None
+    samples: float | None
+    epochs: float | None
+
+    def times_per_hour(self, every: str) -> float | None:
+        interval = parse_interval(every)
+        if interval.unit == "s":
+            return _HOUR_S / interval.amount
+        far = {"step": self.steps, "sample": self.samples, "epoch": self.epochs}[interval.unit]
+        if far is None or self.steps is None:
+            return None
+        return min(far / interval.amount, self.steps)  # due at most once per step
+
+
+def forecast(job: Job, known: Knowledge) -> Forecast:
+    """Return what a run of *job* would come to."""
+    samples = None if known.samples is None else int(known.samples.value)
+    has_end = samples is not None or job.train.steps is not None
+    steps = num_steps(job, samples or 0) if has_end else None
+    step_s = None if known.step_s is None else known.step_s.value
+    duration_s = None if steps is None or step_s is None else steps * step_s
+    pace = _pace(job, samples, step_s)
+    rate, is_least = _rate(job.snapshots.every, pace)
+    number = None if rate is None or duration_s is None else math.floor(rate * duration_s / _HOUR_S) + 1
+    kept = _kept(job, pace, duration_s)
+    kept = kept if number is None or kept is None else min(kept, number)
+    size = None if known.snapshot_bytes is None else known.snapshot_bytes.value
+    return Forecast(
+        steps=steps,
+        steps_per_epoch=None if samples is None else steps_per_epoch(job, samples),
+        duration_s=duration_s,
+        evaluations=_evaluations(job, samples, steps, duration_s),
+        snapshots_per_hour=rate,
+        snapshots=number,
+        is_least=is_least,
+        bytes_per_hour=None if rate is None or size is None else rate * size,
+        kept=kept,
+        kept_bytes=None if kept is None or size is None else kept * size,
+    )
+
+
+def _pace(job: Job, samples: int | None, step_s: float | None) -> _Pace:
+    if not step_s:
+        return _Pace(None, None, None)
+    steps = _HOUR_S / step_s
+    of_epoch = None if samples is None else _epoch_steps(job, samples)
+    return _Pace(steps, steps * job.dataset.global_batch_size, steps / of_epoch if of_epoch else None)
+
+
+def _epoch_steps(job: Job, samples: int) -> float:
+    """Return the steps of an epoch on average: with tail = "spill", an epoch may end within a batch."""
+    if job.dataset.tail == "spill":
+        return samples / job.dataset.global_batch_size
+    return steps_per_epoch(job, samples)[0]
+
+
+def _rate(every: str | list[str], pace: _Pace) -> tuple[float | None, bool]:
+    """Return how often per hour something is due, and whether that is only what the clock makes of it."""
+    texts = intervals(every)
+    timed = [parse_interval(text).amount for text in texts if parse_interval(text).unit == "s"]
+    counted = [pace.times_per_hour(text) for text in texts if parse_interval(text).unit != "s"]
+    rates = [each for each in counted if each is not None]
+    if len(rates) < len(counted):
+        return (_HOUR_S / min(timed), True) if timed else (None, False)
+    rate, fastest = sum(rates), max(rates, default=0.0)
+    if timed and fastest == 0.0:
+        rate = _HOUR_S / min(timed)
+    elif timed:  # the clock starts again at each snapshot: it strikes only in gaps longer than its interval
+        rate += fastest * (math.ceil(_HOUR_S / fastest / min(timed)) - 1)
+    return rate if pace.steps is None else min(rate, pace.steps), False
+
+
+def _kept(job: Job, pace: _Pace, duration_s: float | None) -> int | None:
+    keep = job.snapshots.keep
+    kept: float = keep.last + (keep.best or 0)
+    if keep.every is not None:
+        times = pace.times_per_hour(keep.every)
+        if times is None or duration_s is None:
+            return None
+        kept += times * duration_s / _HOUR_S
+    if keep.within is not None:
+        rate, is_least = _rate(job.snapshots.every, pace)
+        if rate is None or is_least:
+            return None
+        kept += rate * parse_interval(keep.within).amount / _HOUR_S
+    return math.ceil(kept)
+
+
+def _evaluations(job: Job, samples: int | None, steps: int | None, duration_s: float | None) -> int | None:
+    """Return how many there are: one at each multiple of each interval, and one at the end."""
+    if job.evaluation is None or steps is None:
+        return None
+    batch, epochs = job.dataset.global_batch_size, job.train.epochs
+    lengths: dict[str, float | None] = {
+        "step": steps,
+        "sample": steps * batch,
+        "epoch": epochs,
+        "s": duration_s,
+    }
+    if samples is not None and epochs is not None:
+        lengths["sample"] = epochs * samples
+    elif samples is not None and (of_epoch := _epoch_steps(job, samples)):
+        lengths["epoch"] = steps / of_epoch
+    return _due(intervals(job.evaluation.every), lengths)
+
+
+def _due(every: Sequence[str], lengths: dict[str, float | None]) -> int | None:
+    found, is_at_end = 0, False
+    for text in every:
+        interval = parse_interval(text)
+        length = lengths[interval.unit]
+        if length is None:
+            return None
+        found += int(length // interval.amount)
+        is_at_end = is_at_end or length % interval.amount == 0
+    return found if is_at_end else found + 1

@@ -1,0 +1,217 @@
+"""Job -> LaunchPlan: everything a launch needs, decided and checked; pure."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from elasticflow.compiler.entry_point.values import intervals
+from elasticflow.compiler.inputs.job_json import job_digest
+from elasticflow.compiler.plan import batch_split, torchrun
+from elasticflow.compiler.plan.batch_split import Fact, WorldRow
+from elasticflow.jobfile.entry_points.object_arguments import ARGS_OF, objects_of
+from elasticflow.jobfile.tables.units import parse_duration, parse_interval, parse_size
+from elasticflow.redaction import without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from elasticflow.jobfile.entry_points.object_arguments import ObjectArgument
+    from elasticflow.jobfile.tables.job import Job
+
+
+class RestartPlan(Fact):
+    """What failures cost: budget in failures, refill by time or progress, seconds without progress that are a hang."""
+
+    budget: int
+    refill_s: float | None
+    refill_steps: int | None
+    refill_epochs: int | None
+    hang_timeout_s: float
+    grace_s: float
+
+
+class SnapshotPlan(Fact):
+    """Where snapshots go (None: the run folder), when, and which stay; intervals as written in the job file.
+
+    Attributes:
+        uri: As written; a relative path starts at the project root.
+        memory: When they are also held in the node's memory.
+        staging_limit: Most bytes of staging memory on each node.
+        best_mode: Whether the best snapshot's metric is the greatest or the least; None: there is no best.
+    """
+
+    uri: str | None
+    every: tuple[str, ...]
+    keep_last: int
+    keep_best: int | None
+    keep_every: str | None
+    best_mode: Literal["max", "min"] | None
+    options: dict[str, Any]
+    keep_within: str | None = None
+    integrity: Literal["crc32", "sha256"] = "crc32"
+    memory: str | None = None
+    staging_limit: int | None = None
+
+
+class LaunchPlan(Fact):
+    """Everything a launch needs; written to plan.json, read back by `resume`.
+
+    Attributes:
+        format: Version of this record.
+        job_name: The job's name.
+        job_digest: SHA-256 over the resolved job's canonical JSON.
+        job_files: The job file and what it extends, relative to the project root.
+        case: Which case of the job file's [matrix]; None: it has none.
+        module_path: Folders of the job's own code, relative to the project root.
+        modules: Modules of the job's factories: what the fork server imports once.
+        rdzv_backend: Of the store that nodes meet in; static: node ranks are given, not found.
+        is_store_outside: The store is served by neither torchrun nor our supervisor.
+        rdzv_options: How to talk to the store.
+        torchrun_args: torchrun's argv after its own name, entry point last (`train.py`).
+        environment: Variables of the launch, each with its value.
+        reasons: Why each variable is set, by name.
+        start_method: fork (from a warm server) or spawn.
+        seed: Of every random state; 0 in the record of a launch before it was written down.
+        worlds: Batch split at the smallest, largest and some world sizes between.
+    """
+
+    format: Literal[1] = 1
+    job_name: str
+    job_digest: str
+    job_files: tuple[str, ...]
+    module_path: tuple[str, ...]
+    modules: tuple[str, ...]
+    nodes_min: int
+    nodes_max: int
+    nproc_per_node: int | Literal["auto", "gpu", "cpu"]
+    endpoint: str | None
+    interface: str | None
+    rdzv_backend: Literal["c10d", "etcd-v2", "static"]
+    is_store_outside: bool
+    rdzv_options: dict[str, str]
+    torchrun_args: tuple[str, ...]
+    environment: dict[str, str]
+    reasons: dict[str, str]
+    start_method: Literal["fork", "spawn"]
+    restarts: RestartPlan
+    snapshots: SnapshotPlan
+    log_level: str
+    worlds: tuple[WorldRow, ...]
+    case: str | None = None
+    seed: int = 0
+
+    def public(self) -> LaunchPlan:
+        """Return the plan as it may be shown and recorded: without secrets."""
+        snapshots = self.snapshots.model_copy(update=without_secrets(self.snapshots.model_dump()))
+        return self.model_copy(update={"snapshots": snapshots})
+
+
+def plan_job(
+    job: Job, *, project_root: Path, job_files: Sequence[Path], case: str | None = None
+) -> LaunchPlan:
+    """Return everything a launch of *job* needs; reads nothing but its arguments.
+
+    Args:
+        job: The resolved job.
+        project_root: Folder that the paths of the plan are relative to.
+        job_files: The job file first, then what it extends.
+        case: Which case of the job file's [matrix] the job is.
+
+    Raises:
+        JobRefusedError: torchrun could not do what the job asks, or an argument cannot be written down.
+    """
+    variables = torchrun.variables(job)
+    return LaunchPlan(
+        job_name=job.job.name,
+        job_digest=job_digest(job),
+        job_files=tuple(Path(os.path.relpath(path, project_root)).as_posix() for path in job_files),
+        module_path=tuple(job.job.path),
+        modules=_modules(job),
+        nodes_min=job.nodes.min,
+        nodes_max=job.nodes.max,
+        nproc_per_node=job.nodes.nproc_per_node,
+        endpoint=job.nodes.endpoint,
+        interface=job.nodes.interface,
+        rdzv_backend=job.torchrun.rdzv_backend,
+        is_store_outside=job.torchrun.is_store_outside,
+        rdzv_options=torchrun.store_options(job),
+        torchrun_args=torchrun.arguments(job),
+        environment={variable.name: variable.value for variable in variables},
+        reasons={variable.name: variable.reason for variable in variables},
+        start_method=job.torchrun.start_method,
+        restarts=_restarts(job),
+        snapshots=SnapshotPlan(
+            uri=job.snapshots.uri,
+            every=intervals(job.snapshots.every),
+            keep_last=job.snapshots.keep.last,
+            keep_best=job.snapshots.keep.best,
+            keep_every=job.snapshots.keep.every,
+            best_mode=_best_mode(job),
+            options=job.snapshots.options,
+            keep_within=job.snapshots.keep.within,
+            integrity=job.snapshots.integrity,
+            memory=job.snapshots.memory,
+            staging_limit=_bytes(job.snapshots.staging_limit),
+        ),
+        log_level=job.logging.level,
+        worlds=tuple(batch_split.worlds(job)),
+        case=case,
+        seed=job.job.seed,
+    )
+
+
+def entries(job: Job) -> dict[str, str]:
+    """Return every `package.module:attribute` of the job by its key, in the order of the job file."""
+    found = {
+        "model.entry": job.model.entry,
+        "model.loss": job.model.loss,
+        "model.step": job.model.step,
+        "model.loss_count": job.model.loss_count,
+        "optimizer.entry": job.optimizer.entry,
+        "lr_scheduler.entry": job.lr_scheduler.entry if job.lr_scheduler else None,
+        "dataset.entry": job.dataset.entry,
+        "dataset.prepare": job.dataset.prepare,
+        "dataset.collate": job.dataset.collate,
+    }
+    if job.evaluation:
+        found["evaluation.entry"] = job.evaluation.entry
+        found |= {f"evaluation.metrics.{name}": entry for name, entry in job.evaluation.metrics.items()}
+    found |= {".".join(map(str, (*each.path, "entry"))): each.entry for each in _objects(job)}
+    found |= {f"snapshots.include.{name}": entry for name, entry in job.snapshots.include.items()}
+    return {key: entry for key, entry in found.items() if entry is not None}
+
+
+def _objects(job: Job) -> Iterator[ObjectArgument]:
+    return objects_of(
+        {name: table.model_dump() for name in ARGS_OF if (table := getattr(job, name)) is not None}
+    )
+
+
+def _modules(job: Job) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(entry.partition(":")[0] for entry in entries(job).values()))
+
+
+def _best_mode(job: Job) -> Literal["max", "min"] | None:
+    best = job.evaluation.best if job.evaluation else None
+    if best is None:
+        return None
+    return "max" if best.startswith("max ") else "min"
+
+
+def _restarts(job: Job) -> RestartPlan:
+    refill = parse_interval(job.restarts.refill) if job.restarts.refill else None
+    unit, amount = (refill.unit, refill.amount) if refill else (None, 0)
+    return RestartPlan(
+        budget=job.restarts.budget,
+        refill_s=amount if unit == "s" else None,
+        refill_steps=int(amount) if unit == "step" else None,
+        refill_epochs=int(amount) if unit == "epoch" else None,
+        hang_timeout_s=parse_duration(job.restarts.hang_timeout),
+        grace_s=parse_duration(job.snapshots.grace),
+    )
+
+
+def _bytes(size: str | None) -> int | None:
+    return None if size is None else parse_size(size)

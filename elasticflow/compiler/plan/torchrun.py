@@ -1,0 +1,161 @@
+"""Job -> torchrun's argv and environment, each with its reason, and torchrun.sh."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elasticflow.jobfile.tables.units import parse_duration
+from elasticflow.protocol import worker_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from elasticflow.jobfile.tables.job import Job
+
+ENTRY_POINT = "train.py"
+BY_HAND = "by-hand"
+
+# torch waits 30 s for late nodes and 15 s to miss a lost one: 47.7 s for a node loss, 5.6 s with these.
+C10D_CONF: Mapping[str, str | int | float | bool] = {
+    "last_call_timeout": 1,
+    "keep_alive_interval": 1,
+    "keep_alive_max_attempt": 3,
+}
+
+_STORE_OPTIONS = ("protocol", "ca_cert", "ssl_cert", "ssl_cert_key")  # etcd's
+
+_REASONS = {
+    "--nnodes": "fewest and most nodes",
+    "--nproc-per-node": "workers of each node",
+    "--rdzv-backend": "how nodes find each other",
+    "--rdzv-endpoint": "where they do; port 0: a free one, on this machine",
+    "--rdzv-conf": "a late or lost node is noticed in seconds",
+    "--max-restarts": "of each agent; `elasticflow run` counts the whole run's instead",
+    "--monitor-interval": "seconds between looks at the workers",
+    "--shutdown-timeout": "seconds from SIGTERM to SIGKILL: snapshots.grace",
+}
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable of a launch and why it is set."""
+
+    name: str
+    value: str
+    reason: str
+
+
+def variables(job: Job) -> tuple[Variable, ...]:
+    """Return the variables of every process of a launch, in a fixed order."""
+    threads = "workers set their threads themselves; a fork server that ran threads would hang them"
+    found = [
+        Variable(
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+            "1",
+            "torch reuses one store for all restarts, so workers read dead workers' addresses and hang",
+        ),
+        Variable("OMP_NUM_THREADS", "1", threads),
+        Variable("MKL_NUM_THREADS", "1", threads),
+        Variable("OPENBLAS_NUM_THREADS", "1", threads),
+        Variable(
+            "PYTORCH_NVML_BASED_CUDA_CHECK",
+            "1",
+            "asking whether there is a GPU must not open the driver, which would forbid forking",
+        ),
+    ]
+    if job.train.consistency == "exact":
+        reason = "without a fixed workspace cuBLAS may add in another order each time"
+        found.append(Variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", reason))
+    if job.nodes.interface is not None:
+        reason = "workers talk over nodes.interface"
+        found.append(Variable("GLOO_SOCKET_IFNAME", job.nodes.interface, reason))
+        found.append(Variable("NCCL_SOCKET_IFNAME", job.nodes.interface, reason))
+    return tuple(found)
+
+
+def arguments(job: Job) -> tuple[str, ...]:
+    """Return torchrun's argv after its own name, without `--rdzv-id`, entry point last."""
+    table, nodes = job.torchrun, job.nodes
+    flags: dict[str, str | int | float | None] = {
+        "--nnodes": f"{nodes.min}:{nodes.max}",
+        "--nproc-per-node": nodes.nproc_per_node,
+        "--rdzv-backend": table.rdzv_backend,
+        "--rdzv-endpoint": nodes.endpoint or "localhost:0",
+        "--rdzv-conf": _rdzv_conf(job) or None,
+        "--max-restarts": job.restarts.budget,
+        "--monitor-interval": repr(table.monitor_interval).removesuffix(".0"),
+        "--shutdown-timeout": math.ceil(parse_duration(job.snapshots.grace)),
+        "--redirects": table.redirects,
+        "--tee": table.tee,
+        "--local-ranks-filter": table.local_ranks_filter,
+        "--numa-binding": table.numa_binding,
+        "--log-dir": table.log_dir,
+    }
+    return (*(f"{flag}={value}" for flag, value in flags.items() if value is not None), ENTRY_POINT)
+
+
+def store_options(job: Job) -> dict[str, str]:
+    """Return what of the rendezvous configuration says how to talk to the store."""
+    return {key: str(value) for key, value in job.torchrun.rdzv_conf.items() if key in _STORE_OPTIONS}
+
+
+def _rdzv_conf(job: Job) -> str:
+    defaults = C10D_CONF if job.torchrun.rdzv_backend == "c10d" else {}
+    return ",".join(
+        f"{key}={_conf_value(value)}" for key, value in {**defaults, **job.torchrun.rdzv_conf}.items()
+    )
+
+
+def _conf_value(value: str | float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def script(job_name: str, args: Sequence[str], environ: Mapping[str, str], reasons: Mapping[str, str]) -> str:
+    """Return torchrun.sh: the launch by plain torchrun, from any working directory.
+
+    Args:
+        job_name: Name of the job.
+        args: What `arguments` returned.
+        environ: Variables to export.
+        reasons: Why, by name.
+    """
+    *options, entry_point = args
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# Trains the job `{job_name}` with plain torchrun, without elasticflow's command; the same on every node.",
+        "# Options given to this script go to torchrun and win over those below: bash torchrun.sh --nnodes=1",
+        "set -euo pipefail",
+        'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
+        "",
+        "# which run this is: the same id goes on with its snapshots",
+        f'export {worker_environment.RUN_ID}="${{{worker_environment.RUN_ID}:-{BY_HAND}}}"',
+        "# where logs go, and snapshots unless the job names a place",
+        f'export {worker_environment.RUN_FOLDER}="${{{worker_environment.RUN_FOLDER}:-${{here}}}}"',
+    ]
+    reason_before = None
+    for name, value in environ.items():
+        if reasons[name] != reason_before:
+            lines.append(f"# {reasons[name]}")
+        reason_before = reasons[name]
+        lines.append(f"export {name}={shlex.quote(value)}")
+    if "--rdzv-backend=etcd-v2" in options:
+        lines.append(
+            "# etcd remembers for two hours that a rendezvous is over: to go on, add --rdzv-id=ANOTHER-NAME"
+        )
+    lines += ["", "options=(", *(f"    {_option(option)}" for option in options)]
+    if "--rdzv-backend=static" in options:
+        lines.append('    --node-rank="${NODE_RANK:?set NODE_RANK to this node\'s number, from 0}"')
+    lines += [f'    --rdzv-id="${{{worker_environment.RUN_ID}}}"', ")"]
+    lines += [
+        f'exec "${{PYTHON:-python}}" -m torch.distributed.run "${{options[@]}}" "$@" "${{here}}/{entry_point}"',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _option(option: str) -> str:
+    reason = _REASONS.get(option.partition("=")[0])
+    return f"{shlex.quote(option)}  # {reason}" if reason else shlex.quote(option)

@@ -1,0 +1,1 @@
+"""`--deep`: the job's own code tried out in a child process; nothing is launched."""

@@ -1,0 +1,175 @@
+"""`--deep`: a job's own code imported and called in a child process, and what that tells."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import util
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticflow.compiler.entry_point.factory_calls import call_forms
+from elasticflow.compiler.entry_point.render import render
+from elasticflow.compiler.inputs.job_json import job_digest, job_to_json
+from elasticflow.compiler.plan.launch_plan import entries
+from elasticflow.compiler.plan.torchrun import variables
+from elasticflow.deep_check import child_process
+from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
+from elasticflow.launcher.agent.stack_dumps import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from elasticflow.deep_check.child_process import Ended
+    from elasticflow.jobfile.tables.job import Job
+
+LIMIT_S = 60.0
+# What torchrun tells a worker: the job's modules may read it when they are imported.
+_ALONE = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+_WARNINGS = frozenset({"device", "memory", "unknown", "left"})
+_MOST_FRAMES = 4
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong, or could not be found out.
+
+    Attributes:
+        kind: import, factory, result, sample, collate, length, overlap, other_data, state, step, loss, weights, hang, died,
+            left, restart, device, memory, unknown.
+        key: Key of the job file.
+        message: In one line.
+        frames: Where in the job's own code, outermost first.
+        remedy: What to do; may be empty.
+        is_warning: It need not be wrong.
+    """
+
+    kind: str
+    key: str
+    message: str
+    frames: tuple[str, ...] = ()
+    remedy: str = ""
+    is_warning: bool = False
+
+
+class Look(NamedTuple):
+    """What `--deep` found out.
+
+    Attributes:
+        findings: Problems, in the order they were met.
+        facts: `samples`, `evaluation_samples`, `sample`, `parameters`, `trainable`, `snapshot_bytes`, `model_bytes`,
+            `optimizer_bytes`, `loss`: those that could be found out.
+        notes: How, and what was not tried.
+    """
+
+    findings: tuple[Finding, ...]
+    facts: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+_NO_TORCH = Finding(
+    "unknown",
+    "model.entry",
+    "--deep cannot tell anything here: torch is not installed",
+    remedy="pip install 'elasticflow[torch]'",
+    is_warning=True,
+)
+
+
+def look(job: Job, project_root: Path, *, limit_s: float = LIMIT_S, takes_step: bool = False) -> Look:
+    """Try out what the job names, in a child process that ends with all it started.
+
+    Args:
+        job: The resolved job.
+        project_root: Where its code is found.
+        limit_s: Seconds for all of it.
+        takes_step: Also train one step on the CPU.
+
+    Raises:
+        JobRefusedError: an argument of the job cannot be written down.
+    """
+    if util.find_spec("torch") is None:
+        return Look((_NO_TORCH,), {}, ())
+    request = request_of(job, project_root, takes_step=takes_step)
+    environment = {**os.environ, **{each.name: each.value for each in variables(job)}, **_ALONE}
+    argv = [sys.executable, "-X", "faulthandler", "-m", "elasticflow.runtime.deep.main", str(os.getpid())]
+    return look_of(child_process.run(argv, request, environment, limit_s), request["own"], limit_s)
+
+
+def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> dict[str, Any]:
+    """Return what the child is asked (`runtime/deep/main.py`).
+
+    Raises:
+        JobRefusedError: an argument of the job cannot be written down.
+    """
+    return {
+        "job": job_to_json(job),
+        "entries": entries(job),
+        "entry_point": _entry_point(job, project_root),
+        "own": [str((project_root / part).resolve()) for part in job.job.path],
+        "takes_step": takes_step,
+        "is_to_be_apart": is_to_be_apart(job.dataset, job.evaluation),
+    }
+
+
+def _entry_point(job: Job, project_root: Path) -> str:
+    return render(
+        job,
+        digest=job_digest(job),
+        job_file="job.toml",
+        root=str(project_root.resolve()),
+        forms=call_forms(job, project_root),
+    )
+
+
+def look_of(ended: Ended, own: Sequence[str], limit_s: float) -> Look:
+    """Return what a child told, and how it ended if that was not as it should."""
+    findings: list[Finding] = []
+    facts: dict[str, Any] = {}
+    notes: list[str] = []
+    doing, key, is_whole = "starting Python and torch", "model.entry", False
+    for told in ended.messages:
+        if "doing" in told:
+            doing, key = told["doing"], told["key"]
+        elif "problem" in told:
+            is_warning = told.get("is_warning", False) or told["problem"] in _WARNINGS
+            texts = told["message"], tuple(told["frames"]), told["help"]
+            findings.append(Finding(told["problem"], told["key"], *texts, is_warning))
+        facts |= told.get("facts", {})
+        notes += [told["note"]] if "note" in told else []
+        is_whole = is_whole or "end" in told
+    if not is_whole:
+        findings.append(_cut_short(ended, doing, key, own, limit_s))
+    if ended.left:
+        message = f"the job's code leaves processes behind: {', '.join(ended.left)}"
+        remedy = "they were ended; in a run they would outlive their worker"
+        findings.append(Finding("left", "model.entry", message, remedy=remedy, is_warning=True))
+    return Look(tuple(dict.fromkeys(findings)), facts, tuple(dict.fromkeys(notes)))
+
+
+def _cut_short(ended: Ended, doing: str, key: str, own: Sequence[str], limit_s: float) -> Finding:
+    frames = tuple(
+        f"{_short(frame.file)}:{frame.line}, in {frame.function}"
+        for frame in reversed(parse(ended.output))
+        if frame.file.startswith(tuple(f"{folder}{os.sep}" for folder in own))
+    )[-_MOST_FRAMES:]
+    if ended.code is None:
+        message = f"trying the job out was not done after {limit_s:g} s in all; the last of it was {doing}"
+        remedy = "if all of it takes that long here, give it more with --deep-timeout"
+        return Finding("hang", key, message, frames, remedy)
+    if ended.code < 0:
+        name = signal.Signals(-ended.code).name
+        message, remedy = f"{doing} ended the process with {name}", ""
+        if name == "SIGKILL":
+            remedy = "perhaps the machine has too little memory for it"
+    else:
+        message = f"{doing} ended the process with exit code {ended.code}"
+        remedy = "a worker would be gone without a word"
+    last = next((line for line in reversed(ended.output.splitlines()) if line.strip()), "")
+    if not frames and last and ended.code > 0:
+        remedy = f"{remedy}; the last it printed: {last[:160]}"
+    return Finding("died", key, message, frames, remedy)
+
+
+def _short(file: str) -> str:
+    return os.path.relpath(file) if file.startswith(f"{os.getcwd()}{os.sep}") else file  # noqa: PTH109

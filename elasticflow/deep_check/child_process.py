@@ -1,0 +1,159 @@
+"""A child process that runs the job's own code, which may do anything: watched, limited, ended with all it started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MARK = "ELASTICFLOW_PROBE"  # in the environment of everything the child starts, wherever it goes
+_KEPT_BYTES = 1 << 16  # of what it prints: the end
+_LOOK_S = 0.02
+_STACKS_S = 1.0  # faulthandler writes them at once
+_LEAVE_S = 0.3  # what the child started may still be ending with it
+
+
+class Ended(NamedTuple):
+    """How a child ended.
+
+    Attributes:
+        code: Its exit code, negative for a signal; None: it ran past the limit.
+        messages: What it told, in order.
+        output: The end of what it printed; after the limit, or a fatal signal, the stacks too.
+        left: What it had started and left running, by name; ended now.
+    """
+
+    code: int | None
+    messages: list[dict[str, Any]]
+    output: str
+    left: list[str]
+
+
+def run(
+    argv: Sequence[str], request: Mapping[str, Any], environment: Mapping[str, str], limit_s: float
+) -> Ended:
+    """Run a child to its end, or to the limit; nothing it started lives afterwards.
+
+    Args:
+        argv: Command; the number of the pipe for messages is added at the end.
+        request: Given as JSON on standard input.
+        environment: Of the child.
+        limit_s: Seconds.
+    """
+    mark = secrets.token_hex(8)
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as stdin, os.fdopen(reading, "rb", buffering=0) as told:
+        stdin.write(json.dumps(request).encode())
+        stdin.seek(0)
+        process = subprocess.Popen(
+            [*argv, str(writing)],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            env={**environment, MARK: mark},
+            pass_fds=(writing,),
+            start_new_session=True,  # so that all it starts can be found
+        )
+        os.close(writing)
+        assert process.stdout is not None
+        with process.stdout as printed:
+            try:
+                watched = _Watched(process, told, printed)
+                is_over = watched.until_end(limit_s)
+                if not is_over:
+                    process.send_signal(signal.SIGABRT)  # faulthandler writes the stacks
+                    watched.until_end(_STACKS_S)
+                left = _left(process.pid, mark) if is_over else []
+            finally:
+                _end_all(process.pid, mark)
+                process.kill()
+                process.wait()
+            watched.read(0)
+    code = process.returncode if is_over else None
+    return Ended(code, watched.messages(), watched.printed.decode("utf-8", "replace"), left)
+
+
+class _Watched:
+    """A child's two pipes, read while it runs. Others may hold them open, so nobody waits for their end."""
+
+    def __init__(self, process: subprocess.Popen[bytes], told: IO[bytes], printed: IO[bytes]) -> None:
+        self._process, self._told = process, bytearray()
+        self.printed = bytearray()
+        self._selector = selectors.DefaultSelector()
+        for pipe, kept in ((told, self._told), (printed, self.printed)):
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, kept)
+
+    def until_end(self, limit_s: float) -> bool:
+        """Read until the child has ended; return whether that was within the limit."""
+        deadline = time.monotonic() + limit_s
+        while self._process.poll() is None:
+            if time.monotonic() > deadline:
+                return False
+            self.read(_LOOK_S)
+        self.read(0)
+        return True
+
+    def read(self, wait_s: float) -> None:
+        """Take in what is there."""
+        for key, _ in self._selector.select(wait_s):
+            piece = os.read(key.fd, 1 << 20)
+            if not piece:
+                self._selector.unregister(key.fileobj)
+            key.data.extend(piece)
+        del self.printed[:-_KEPT_BYTES]
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return what the child told; a torn line is left out."""
+        found = []
+        for line in self._told.split(b"\n"):
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return [each for each in found if isinstance(each, dict)]
+
+
+def _left(session: int, mark: str) -> list[str]:
+    if not _others(session, mark):
+        return []
+    time.sleep(_LEAVE_S)
+    return sorted(_others(session, mark).values())
+
+
+def _end_all(session: int, mark: str) -> None:
+    if not Path("/proc/self").exists():  # macOS: what left the group is not found
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(session, signal.SIGKILL)
+    for _ in range(100):  # what forks faster than it is found ends with the last of them
+        found = _others(session, mark)
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _others(session: int, mark: str) -> dict[int, str]:
+    """Return pid and name of what lives of the session, or left it with our mark."""
+    found: dict[int, str] = {}
+    sign = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            name, _, rest = (folder / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
+            state, _, _, of_session = rest.split()[:4]
+            is_ours = int(of_session) == session or sign in (folder / "environ").read_bytes().split(b"\0")
+            if is_ours and state not in "ZX":
+                found[int(folder.name)] = name
+    return found

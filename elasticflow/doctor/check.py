@@ -1,0 +1,63 @@
+"""What was looked at, how it is, what that means and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.jobfile.tables.job import Job
+
+Verdict = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        topic: Head it stands under: "python", "torch", "machine", "network", "storage", "project".
+        name: What was looked at, in a word or two.
+        verdict: Whether it is as it should be.
+        fact: How it is.
+        meaning: What follows for a run; empty when all is well.
+        remedy: What to do about it; empty when nothing has to be done.
+    """
+
+    topic: str
+    name: str
+    verdict: Verdict
+    fact: str
+    meaning: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What is asked of the machine.
+
+    Attributes:
+        root: The project's root, or the folder to stand for it.
+        workers: Training processes that one node starts.
+        loaders: Loader processes of each worker; None: no job tells.
+        job: The job; None: any.
+        job_file: Its file; None without a job.
+    """
+
+    root: Path
+    workers: int
+    loaders: int | None = None
+    job: Job | None = None
+    job_file: Path | None = None
+
+    @property
+    def is_for_several_machines(self) -> bool:
+        """Whether the job may have more than one node."""
+        return self.job is not None and self.job.nodes.max > 1
+
+
+def ok(topic: str, name: str, fact: str) -> Finding:
+    """Return a finding that all is well."""
+    return Finding(topic, name, "ok", fact)

@@ -1,0 +1,51 @@
+"""All questions, in the order in which they are shown."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from elasticflow.doctor.check import Needs
+from elasticflow.doctor.machine import machine
+from elasticflow.doctor.network import network
+from elasticflow.doctor.project import packages, project
+from elasticflow.doctor.store import stores
+from elasticflow.doctor.torch_probe import TorchProbe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from elasticflow.doctor.check import Finding
+    from elasticflow.jobfile.tables.job import Job
+
+
+def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[Finding]:
+    """Yield every finding as it is made; nothing is left behind, also when the caller stops in between.
+
+    torch comes last: it is imported meanwhile, in a child.
+
+    Args:
+        needs: What is asked of the machine.
+        wait: Called with what takes its time.
+    """
+    probe = TorchProbe()
+    try:
+        yield from packages()
+        yield from machine(needs)
+        yield from network(needs)
+        yield from stores(needs)
+        yield from project(needs)
+        yield from probe.findings(needs, wait)
+    finally:
+        probe.close()
+
+
+def needs_of(root: Path, job: Job | None = None, job_file: Path | None = None) -> Needs:
+    """Return what *job*, or any job, asks of this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if job is None:
+        return Needs(root, cores)
+    per_node = job.nodes.nproc_per_node
+    workers = per_node if isinstance(per_node, int) else cores
+    return Needs(root, workers, job.dataset.num_workers, job, job_file)

@@ -1,0 +1,164 @@
+"""Faults on cue: named points in the code where a test kills, stops, delays or fails the process.
+
+`reach("point")` does nothing unless the process' main armed it from `ELASTICFLOW_FAULTS`, a list of clauses:
+
+    commit.before_manifest=kill@2, shares.mid_write=stall:3@1 rank=0, storage.write=raise:ENOSPC@3-5 cue=/tmp/cue
+
+A clause names a point and an act. `kill` is SIGKILL of the process itself, `stop` SIGSTOP, `stall:S` sleeps S seconds,
+`raise:ERRNO` raises that OSError, `flip` flips a bit of what the process exposed. `@N` or `@N-M` says at which arrivals in this process it acts (every one without
+it), `rank=R` in which worker, `generation=G` in which generation's workers. With `cue=PATH` it acts only if that file is
+there, and takes it away by renaming it to PATH.<process id>: whoever comes later is left alone, and the test knows whom
+it met. For tests; the variable is no part of the command's interface.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+VARIABLE = "ELASTICFLOW_FAULTS"
+
+POINTS = {
+    # A worker trains.
+    "training.step": "a step is finished and reported, nothing of a snapshot has begun",
+    # A worker takes a snapshot.
+    "snapshot.before_capture": "the state is about to be read; also once after the first step, to learn its size",
+    "snapshot.after_capture": "the state was read, nothing is copied",
+    "snapshot.mid_copy": "half of the tensors are copied into staging memory",
+    "snapshot.after_copy": "all is copied, the writer does not know it",
+    "snapshot.after_stage": "the share was handed to the writer",
+    # A worker goes on from one.
+    "tier.before_seal": "a slot of the memory tier is filled, it does not count yet",
+    "restore.before_recall": "the writer is not asked what it holds in memory",
+    "restore.before_read": "the candidates are known, none was read",
+    "restore.mid_load": "the writer, or who verifies, is about to read a block",
+    "restore.before_apply": "a snapshot is read and verified on every rank",
+    "restore.mid_apply": "before each part of the live state (model, optimizer ...) takes its content",
+    # The writer takes a share and writes it.
+    "writer.hello": "a worker greeted, it has no answer",
+    "writer.before_settle": "a new generation is here, older snapshots may be open",
+    "writer.reserve": "a worker asked for staging memory",
+    "writer.received": "a share was handed over, nothing of it is on the store",
+    "shares.before_write": "a share is about to be written",
+    "shares.mid_write": "before each piece of a share goes to the store",
+    "shares.after_write": "a share is on the store",
+    "shares.before_state": "rank 0's share is on the store, state.json is not",
+    "shares.after_state": "state.json is on the store",
+    # The writer commits.
+    "commit.settled": "all shares of this node are on the store or failed",
+    "commit.before_fence": "the record is made, the fence is not asked",
+    "commit.before_manifest": "all files are checked, there is no manifest",
+    "commit.before_rename": "the manifest is in the hidden folder (local disks only)",
+    "commit.committed": "the snapshot is committed, nobody was told",
+    "commit.told": "the commit was reported, retention is to come",
+    # Retention.
+    "retention.before": "it is known what goes, nothing is removed",
+    "retention.between": "a snapshot's manifest is removed, its files are not",
+    "retention.before_sweep": "what retention does not keep is removed, leftovers are not",
+    # Any file.
+    "storage.write": "a file is about to be written",
+    "storage.create": "a file is about to be made if it is not there",
+    "storage.read": "a file is about to be opened or read",
+    "storage.remove": "a file or folder is about to be removed",
+}
+
+_CLAUSE = re.compile(
+    r"(?P<point>[a-z_]+\.[a-z_]+)=(?P<act>kill|stop|stall:(?P<seconds>\d+(\.\d+)?)|raise:(?P<name>E[A-Z0-9]+)|flip)"
+    r"(@(?P<first>\d+)(-(?P<last>\d+))?)?(\s+rank=(?P<rank>\d+))?(\s+generation=(?P<generation>\d+))?"
+    r"(\s+cue=(?P<cue>\S+))?"
+)
+
+
+@dataclass
+class _Fault:
+    act: str
+    seconds: float
+    error: str
+    first: int | None
+    last: int | None
+    cue: str | None
+    arrivals: int = 0
+
+    def is_now(self) -> bool:
+        self.arrivals += 1
+        if self.first is not None and not self.first <= self.arrivals <= (self.last or self.first):
+            return False
+        return self.cue is None or _take(self.cue)
+
+    def strike(self, point: str) -> None:
+        match self.act:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                # To this very thread: a signal to the process lets it run on until another thread has taken it.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            case "stall":
+                time.sleep(self.seconds)
+            case "flip":
+                for action in _exposed:
+                    action()
+            case _:
+                code = getattr(errno, self.error)
+                raise OSError(code, f"{os.strerror(code)} (at {point}, on cue)")
+
+
+_armed: dict[str, list[_Fault]] = {}
+_exposed: list[Callable[[], None]] = []
+_lock = threading.Lock()
+
+
+def arm(environment: Mapping[str, str]) -> None:
+    """Have the points that `ELASTICFLOW_FAULTS` in *environment* names act from now on; without it, none does.
+
+    Raises:
+        ValueError: a clause is not understood, or names no point.
+    """
+    _armed.clear()
+    for clause in filter(None, map(str.strip, environment.get(VARIABLE, "").split(","))):
+        found = _CLAUSE.fullmatch(clause)
+        if found is None or found["point"] not in POINTS:
+            raise ValueError(f"{VARIABLE}: cannot act on `{clause}`")
+        here = environment.get("RANK"), environment.get("ELASTICFLOW_GENERATION")
+        wanted = found["rank"], found["generation"]
+        if any(want is not None and want != is_ for want, is_ in zip(wanted, here, strict=True)):
+            continue
+        first, last = (None if found[key] is None else int(found[key]) for key in ("first", "last"))
+        act, seconds = found["act"].partition(":")[0], float(found["seconds"] or 0)
+        fault = _Fault(act, seconds, found["name"] or "", first, last, found["cue"])
+        _armed.setdefault(found["point"], []).append(fault)
+
+
+def expose(action: Callable[[], None]) -> None:
+    """Have *action*, which flips a bit of what this process holds, called by the act `flip`."""
+    _exposed.append(action)
+
+
+def reach(point: str) -> None:
+    """Act if a test asked for it at *point*, a key of POINTS; otherwise this costs one look at an empty dict."""
+    if _armed:
+        _strike(point)
+
+
+def _strike(point: str) -> None:
+    for fault in _armed.get(point, ()):
+        with _lock:  # released before the act: a stall delays its own thread only
+            is_now = fault.is_now()
+        if is_now:
+            fault.strike(point)
+
+
+def _take(path: str) -> bool:
+    try:
+        os.rename(path, f"{path}.{os.getpid()}")  # noqa: PTH104  # one act, so that one process has it
+    except FileNotFoundError:
+        return False
+    return True

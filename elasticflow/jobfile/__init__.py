@@ -1,0 +1,1 @@
+"""A job file as declared: read, checked, explained; never runs anything of the job."""

@@ -1,0 +1,229 @@
+"""What needs several tables, or is not built yet: closed forms over the whole node range."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.checks import (
+    data_shards,
+    evaluation_data,
+    exact,
+    failure_costs,
+    never_due,
+    schedules,
+)
+from elasticflow.jobfile.checks.worlds import largest_world_size
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.entry_points.free_tables import secrets, values
+from elasticflow.jobfile.entry_points.object_arguments import check_objects
+from elasticflow.jobfile.entry_points.uses import inside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.tables.job import DatasetTable, NodesTable
+    from elasticflow.jobfile.text.source import Source
+
+Tables = dict[str, Any]
+
+_URIS = (("snapshots", "uri"), ("model", "weights"), ("torchrun", "log_dir"))
+_NO_PLACE = {  # where snapshots cannot be written, and why
+    re.compile(r"(^|::)memory://", re.IGNORECASE): "is the memory of one process, and a run has several",
+    re.compile(r"(^|::)https?://", re.IGNORECASE): "can only be read: http does not write",
+}
+
+
+def check(source: Source, tables: Tables) -> list[Diagnostic]:
+    """Return every problem between tables; a table that is itself wrong is left out of *tables*."""
+    return [
+        *_batch(source, tables),
+        *_best(source, tables),
+        *_measured(source, tables),
+        *exact.check(source, tables),
+        *data_shards.check(source, tables),
+        *evaluation_data.check(source, tables),
+        *_not_built(source, tables),
+        *_schedule(source, tables),
+        *check_lengths(source, tables),
+        *failure_costs.check(source, tables),
+        *_optimizer(source, tables),
+        *_rendezvous(source, tables),
+        *_several_machines(source, tables),
+        *_one_node_only(source, tables),
+        *_uris(source),
+        *_not_shared(source, tables),
+        *values(source),
+        *check_objects(source),
+        *secrets(source),
+    ]
+
+
+def check_lengths(source: Source, tables: Tables) -> list[Diagnostic]:
+    """Return what does not fit the length of training; of a trial, cut short by a flag, only what fails or is a flag's."""
+    found = [*schedules.check(source, tables), *never_due.check(source, tables)]
+    key = "steps" if "steps" in inside(source.raw, "train") else "epochs"
+    is_trial = not found or source.problem("", "", ("train", key)).is_flag
+    return [each for each in found if each.severity == "error" or each.is_flag or not is_trial]
+
+
+def _batch(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    dataset: DatasetTable | None = tables.get("dataset")
+    nodes: NodesTable | None = tables.get("nodes")
+    if dataset is None:
+        return
+    size, path = dataset.global_batch_size, ("dataset", "global_batch_size")
+    if nodes is not None:
+        workers, is_exact = largest_world_size(nodes)
+        if size < workers:
+            per_node = f"{nodes.nproc_per_node} per node" if is_exact else "at least one per node"
+            message = f"dataset.global_batch_size ({size}) is smaller than the largest world size ({workers})"
+            remedy = (
+                f"nodes.max is {nodes.max} with {per_node}, so {workers} workers may share a batch:\n"
+                f"raise the batch to {workers} or more, or lower nodes.max"
+            )
+            yield source.problem(codes.BATCH_TOO_SMALL, message, path, remedy=remedy)
+    if dataset.samples is not None and dataset.tail == "drop" and dataset.samples < size:
+        message = f"no step is ever made: an epoch has {dataset.samples} samples, a batch {size}, and the tail is dropped"
+        yield source.problem(
+            codes.NO_STEP, message, path, remedy='use a smaller batch, or tail = "spill" or "short"'
+        )
+    elif dataset.samples is not None and dataset.samples < size:
+        message = (
+            f"one batch of {size:,} samples is more than the whole dataset, which has {dataset.samples:,}"
+        )
+        remedy = f"a pass over the data is not even one step: use a batch of at most {dataset.samples:,}"
+        yield source.problem(codes.BATCH_OVER_DATA, message, path, severity="warning", remedy=remedy)
+
+
+def _best(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    snapshots = tables.get("snapshots")
+    if snapshots is None or snapshots.keep.best is None or "evaluation" not in tables:
+        return
+    evaluation, path = tables["evaluation"], ("snapshots", "keep", "best")
+    if evaluation is None:
+        message = "snapshots.keep.best needs to know what is best, and there is no [evaluation]"
+        remedy = 'add [evaluation] with best = "max accuracy", or leave keep.best out'
+        yield source.problem(codes.NO_METRIC, message, path, remedy=remedy)
+    elif evaluation.best is None:
+        message = "snapshots.keep.best needs to know what is best, and evaluation.best is not given"
+        names = sorted({*evaluation.metrics, "loss"})
+        example = "min loss" if names == ["loss"] else f"max {names[0]}"
+        remedy = f'add to [evaluation]: best = "{example}"'
+        yield source.problem(codes.NO_METRIC, message, path, remedy=remedy)
+
+
+def _measured(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    evaluation, train = tables.get("evaluation"), tables.get("train")
+    if evaluation is None:
+        return
+    if "loss" in evaluation.metrics:
+        message = "evaluation.metrics has a metric named `loss`, which every evaluation measures already"
+        remedy = "leave it out: `loss` is what the training step gives, as a mean over the whole set; or give it another name"
+        yield source.problem(codes.LOSS_TWICE, message, ("evaluation", "metrics", "loss"), remedy=remedy)
+    if evaluation.weights in {"ema", "both"} and train is not None and train.ema is None:
+        message = f'evaluation.weights = "{evaluation.weights}" measures averaged weights, and train.ema is not given'
+        remedy = "add to [train]: ema = 0.999; or leave evaluation.weights out"
+        yield source.problem(codes.NO_AVERAGE, message, ("evaluation", "weights"), remedy=remedy)
+
+
+def _not_built(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    logging = tables.get("logging")
+    asked: list[tuple[KeyPath, str]] = []
+    if logging is not None and logging.sinks:
+        asked.append(
+            (("logging", "sinks"), "leave it out; all metrics are in the run folder's metrics.jsonl")
+        )
+    for path, remedy in asked:
+        message = f"{dotted(path)} is not supported by this version"
+        yield source.problem(codes.NOT_BUILT, message, path, remedy=remedy)
+
+
+def _schedule(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    scheduler = tables.get("lr_scheduler")
+    if scheduler is not None and scheduler.entry.endswith(":ReduceLROnPlateau"):
+        message = "ReduceLROnPlateau needs a metric at each step, and a schedule is stepped without one"
+        remedy = "use a schedule of steps alone, such as torch.optim.lr_scheduler:CosineAnnealingLR"
+        yield source.problem(codes.NEEDS_METRIC, message, ("lr_scheduler", "entry"), remedy=remedy)
+
+
+def _optimizer(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    optimizer = tables.get("optimizer")
+    if optimizer is not None and re.fullmatch(r"torch\.optim(\.lbfgs)?:LBFGS", optimizer.entry):
+        message = "LBFGS evaluates the loss several times within a step, and a step has one gradient here"
+        remedy = "use an optimizer of one gradient per step, such as torch.optim:AdamW"
+        yield source.problem(codes.NEEDS_CLOSURE, message, ("optimizer", "entry"), remedy=remedy)
+
+
+def _rendezvous(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    nodes, torchrun = tables.get("nodes"), tables.get("torchrun")
+    if nodes is None or torchrun is None:
+        return
+    backend, path = torchrun.rdzv_backend, ("torchrun", "rdzv_backend")
+    if backend == "static" and nodes.min != nodes.max:
+        message = f'"static" needs a fixed number of nodes, and they are {nodes.min} to {nodes.max}'
+        remedy = "set nodes.min and nodes.max to the same number, or use c10d"
+        yield source.problem(codes.RENDEZVOUS, message, path, remedy=remedy)
+    if nodes.endpoint is None and (backend != "c10d" or torchrun.is_store_outside):
+        what, path = (
+            (f'"{backend}"', path) if backend != "c10d" else ("is_host = false", ("torchrun", "rdzv_conf"))
+        )
+        message = f"{what} needs to know where the rendezvous is, and nodes.endpoint is not given"
+        remedy = 'add to [nodes]: endpoint = "host:port"'
+        yield source.problem(codes.RENDEZVOUS, message, path, remedy=remedy)
+
+
+def _several_machines(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
+    if nodes is None:
+        return
+    if nodes.max > 1 and nodes.endpoint is None:
+        message = f"nodes.max is {nodes.max}, but without nodes.endpoint no second machine can join"
+        remedy = (
+            'add to [nodes]: endpoint = "host:29400" (the first machine), if there is more than one machine'
+        )
+        yield source.problem(codes.NO_ENDPOINT, message, ("nodes", "max"), severity="warning", remedy=remedy)
+    if nodes.endpoint is not None and nodes.max > 1 and snapshots is not None and _is_local(snapshots.uri):
+        where = "in the run folder" if snapshots.uri is None else f"at {show(snapshots.uri)}"
+        message = f"snapshots are kept {where}: every machine must see the same folder there"
+        remedy = 'set snapshots.uri to an object store ("s3://bucket/name") or to a shared file system'
+        path = ("snapshots", "uri") if snapshots.uri is not None else ("nodes", "endpoint")
+        yield source.problem(codes.LOCAL_SNAPSHOTS, message, path, severity="warning", remedy=remedy)
+
+
+def _one_node_only(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
+    if nodes is not None and nodes.max > 1 and snapshots is not None and snapshots.memory is not None:
+        message = f"snapshots.memory covers one node, and nodes.max is {nodes.max}"
+        remedy = (
+            "while workers are on several nodes, a crash goes back to the newest snapshot on the store:\n"
+            "choose snapshots.every for that"
+        )
+        path = ("snapshots", "memory")
+        yield source.problem(codes.ONE_NODE_ONLY, message, path, severity="warning", remedy=remedy)
+
+
+def _uris(source: Source) -> list[Diagnostic]:
+    if not any(key in inside(source.raw, table) for table, key in _URIS):
+        return []
+    from elasticflow.jobfile.checks import uris  # most jobs keep their snapshots in the run folder
+
+    return [*uris.check(source, _URIS)]
+
+
+def _not_shared(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+    snapshots = tables.get("snapshots")
+    uri = "" if snapshots is None else snapshots.uri or ""
+    for kind, why in _NO_PLACE.items():
+        if kind.search(uri):
+            remedy = "leave uri out (snapshots go to the run folder), or name a folder or an object store"
+            yield source.problem(
+                codes.NOT_SHARED, f"snapshots.uri {why}", ("snapshots", "uri"), remedy=remedy
+            )
+
+
+def _is_local(uri: str | None) -> bool:
+    return uri is None or "://" not in uri or uri.startswith(("file://", "local://"))

@@ -1,0 +1,73 @@
+"""What `dataset.shards`, data that can only be read in order, needs of the other keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.checks.exact import nearest
+from elasticflow.jobfile.checks.worlds import largest_world_size
+from elasticflow.jobfile.diagnostics import codes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.tables.job import DatasetTable, NodesTable, TrainTable
+    from elasticflow.jobfile.text.source import Source
+
+_SHARDS = ("dataset", "shards")
+
+
+def check(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+    """Yield what is wrong with a job's data shards, and what cannot be promised for them."""
+    dataset: DatasetTable | None = tables.get("dataset")
+    if dataset is None or dataset.shards is None:
+        return
+    train: TrainTable | None = tables.get("train")
+    yield from _world(source, dataset.shards, tables.get("nodes"))
+    yield from _batch(source, dataset.shards, dataset.global_batch_size)
+    if dataset.tail == "drop":
+        message = 'dataset.tail = "drop" needs the length of the data, which data shards do not tell'
+        remedy = 'use "spill" (the last batch of an epoch goes on in the next one) or "short"'
+        yield source.problem(codes.DATA_SHARDS, message, ("dataset", "tail"), remedy=remedy)
+    if dataset.samples is not None:
+        message = (
+            "dataset.samples is the length of data that is read by index, and data shards do not tell theirs"
+        )
+        yield source.problem(codes.DATA_SHARDS, message, ("dataset", "samples"), remedy="leave it out")
+    if train is not None and train.virtual_shards is not None and dataset.shards % train.virtual_shards:
+        message = f"dataset.shards ({dataset.shards}) is not a multiple of train.virtual_shards ({train.virtual_shards})"
+        shards = -(-dataset.shards // train.virtual_shards) * train.virtual_shards
+        remedy = f"each virtual shard reads its own data shards: use shards = {shards}"
+        yield source.problem(codes.DATA_SHARDS, message, _SHARDS, remedy=remedy)
+    yield _promise(source, is_exact=train is not None and train.consistency == "exact")
+
+
+def _world(source: Source, shards: int, nodes: NodesTable | None) -> Iterator[Diagnostic]:
+    if nodes is None:
+        return
+    workers, is_exact = largest_world_size(nodes)
+    if shards < workers:
+        message = f"dataset.shards ({shards}) is smaller than the largest world size ({workers}{'' if is_exact else ' or more'})"
+        remedy = f"every worker reads whole shards: set shards to {workers} or more, or lower nodes.max"
+        yield source.problem(codes.DATA_SHARDS, message, _SHARDS, remedy=remedy)
+
+
+def _batch(source: Source, shards: int, size: int) -> Iterator[Diagnostic]:
+    if size % shards:
+        message = f"dataset.global_batch_size ({size}) is not a multiple of dataset.shards ({shards})"
+        rounded = max(1, round(size / shards)) * shards
+        remedy = f"a step takes equally much of every shard: use shards = {nearest(size, shards)}, or a batch of {rounded}"
+        yield source.problem(codes.DATA_SHARDS, message, _SHARDS, remedy=remedy)
+
+
+def _promise(source: Source, *, is_exact: bool) -> Diagnostic:
+    what = "the same bits at any world size" if is_exact else "every sample once"
+    message = f"{what}, if every data shard yields the same each time it is read: that is not checked"
+    remedy = (
+        "give each shard an order of its own (sorted files, no threads that race).\n"
+        "A run that goes on reads the shards anew up to where it was, unless they have a method skip(n)"
+    )
+    if is_exact:
+        remedy += ".\nWhere a virtual shard's data is used up before that of others, batches are smaller until the epoch ends"
+    return source.problem(codes.NOT_CHECKED, message, _SHARDS, severity="warning", remedy=remedy)

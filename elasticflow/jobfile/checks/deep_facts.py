@@ -1,0 +1,67 @@
+"""Checks that need what only the data and the model tell: told by `--deep`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.checks.all import check_lengths
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.tables.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.text.source import Source
+
+_LIMIT = ("snapshots", "staging_limit")
+_HELD = 3  # copies the memory tier keeps of each worker's part: two held and one being written
+
+
+def check(
+    source: Source, job: Job, *, samples: int | None, snapshot_bytes: int | None, memory_bytes: int | None
+) -> Iterator[Diagnostic]:
+    """Yield what is wrong given more facts than the job file has.
+
+    Args:
+        source: The job's keys and their places.
+        job: The job, which has no errors.
+        samples: Length of the dataset.
+        snapshot_bytes: Size of a whole snapshot.
+        memory_bytes: Main memory of this machine, taken for that of each node.
+    """
+    tables: dict[str, Any] = {name: getattr(job, name) for name in type(job).model_fields}
+    if samples is not None and job.dataset.samples is None:
+        tables["dataset"] = job.dataset.model_copy(update={"samples": samples})
+        yield from check_lengths(source, tables)
+    if snapshot_bytes is not None:
+        yield from _staging(source, job, snapshot_bytes, memory_bytes)
+
+
+def _staging(source: Source, job: Job, snapshot_bytes: int, memory_bytes: int | None) -> Iterator[Diagnostic]:
+    """The memory that snapshots take is most where the nodes are fewest: each stages its part."""
+    nodes, snapshots = job.nodes.min, job.snapshots
+    part = -(-snapshot_bytes // nodes)
+    held = _HELD * snapshot_bytes if snapshots.memory is not None and nodes == 1 else 0
+    needed = max(part, held)
+    if snapshots.staging_limit is not None and needed > parse_size(snapshots.staging_limit):
+        message = f"snapshots.staging_limit is too small: each node takes {gib(needed)} for snapshots"
+        remedy = f"raise it to {gib(needed)} or more, or train on more nodes: each stages a smaller part"
+        yield source.problem(codes.STAGING_MEMORY, message, _LIMIT, severity="warning", remedy=remedy)
+    elif memory_bytes is not None and part + held > memory_bytes:
+        what = "staging a snapshot and holding it in memory" if held else "staging a snapshot"
+        message = f"{what} takes {gib(part + held)} on each node, and this machine has {gib(memory_bytes)}"
+        remedy = "train on more nodes: each stages a smaller part"
+        if held:
+            remedy = (
+                f"leave snapshots.memory out (it holds {_HELD} copies), or train on nodes with more memory"
+            )
+        path: KeyPath = ("snapshots", "memory") if held else ("snapshots",)
+        yield source.problem(codes.STAGING_MEMORY, message, path, severity="warning", remedy=remedy)
+
+
+def gib(size: int) -> str:
+    """Return a size for people: `1.5 GiB`, or in MiB below one."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{max(1, round(size / 2**20))} MiB"

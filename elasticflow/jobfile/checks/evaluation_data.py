@@ -1,0 +1,45 @@
+"""Whether a job is evaluated on what it is trained on, as far as its file tells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.diagnostics import codes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.tables.job import DatasetTable, EvaluationTable
+    from elasticflow.jobfile.text.source import Source
+
+ALLOW = 'if that is meant, say so with evaluation.overlap = "allowed"'
+
+
+def check(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+    """Yield a warning if [evaluation] names what [dataset] names, and does not say that this is meant."""
+    dataset, evaluation = tables.get("dataset"), tables.get("evaluation")
+    if dataset is None or evaluation is None or evaluation.overlap == "allowed":
+        return
+    if is_training_data(dataset, evaluation):
+        with_arguments = " with the same arguments" if dataset.args else ""
+        message = f"evaluation.entry is dataset.entry{with_arguments}: metrics are of the training data"
+        remedy = f"name the data that is held back, or give evaluation.args; {ALLOW}"
+        yield source.problem(
+            codes.EVALUATES_TRAINING, message, ("evaluation", "entry"), severity="warning", remedy=remedy
+        )
+
+
+def is_training_data(dataset: DatasetTable, evaluation: EvaluationTable) -> bool:
+    """True if both tables make the same call, which returns the same data."""
+    return dataset.shards is None and (dataset.entry, dataset.args) == (evaluation.entry, evaluation.args)
+
+
+def is_to_be_apart(dataset: DatasetTable, evaluation: EvaluationTable | None) -> bool:
+    """True if samples of the evaluation are to be looked up in the training data, which the file does not rule out."""
+    return (
+        evaluation is not None
+        and evaluation.overlap == "reported"
+        and dataset.shards is None
+        and not is_training_data(dataset, evaluation)
+    )

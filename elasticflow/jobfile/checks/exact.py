@@ -1,0 +1,98 @@
+"""What `train.consistency = "exact"` needs of the other tables."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.checks.worlds import largest_world_size
+from elasticflow.jobfile.diagnostics import codes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.tables.job import DatasetTable, NodesTable
+    from elasticflow.jobfile.text.source import Source
+
+_SHARDS = ("train", "virtual_shards")
+
+
+def check(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+    """Yield what is wrong with the virtual shards of a job."""
+    train, dataset, nodes, ddp = (tables.get(name) for name in ("train", "dataset", "nodes", "ddp"))
+    if train is None:
+        return
+    if train.consistency != "exact":
+        if train.virtual_shards is not None:
+            message = 'train.virtual_shards belongs to train.consistency = "exact"'
+            remedy = 'leave it out, or add consistency = "exact"'
+            yield source.problem(codes.VIRTUAL_SHARDS, message, _SHARDS, remedy=remedy)
+        return
+    if train.virtual_shards is None:
+        message = 'train.consistency = "exact" needs train.virtual_shards'
+        remedy = "set it to the most workers the job will ever have, or more: it cannot change during a run"
+        yield source.problem(codes.VIRTUAL_SHARDS, message, ("train", "consistency"), remedy=remedy)
+    else:
+        yield from _world(source, train.virtual_shards, nodes)
+        yield from _batch(source, train.virtual_shards, dataset, nodes)
+    for key, value in ddp.model_dump().items() if ddp is not None else ():
+        if value not in (None, False):
+            message = (
+                f'ddp.{key} is an option of DistributedDataParallel, which consistency = "exact" does without'
+            )
+            remedy = "leave it out"
+            if key == "sync_batchnorm":
+                remedy += ": running statistics are the mean over all shards anyway"
+            yield source.problem(codes.VIRTUAL_SHARDS, message, ("ddp", key), remedy=remedy)
+
+
+def _world(source: Source, shards: int, nodes: NodesTable | None) -> Iterator[Diagnostic]:
+    if nodes is None:
+        return
+    workers, is_exact = largest_world_size(nodes)
+    if shards < workers:
+        message = f"train.virtual_shards ({shards}) is smaller than the largest world size ({workers}{'' if is_exact else ' or more'})"
+        remedy = f"every worker needs a shard: set virtual_shards to {workers} or more, or lower nodes.max"
+        yield source.problem(codes.VIRTUAL_SHARDS, message, _SHARDS, remedy=remedy)
+
+
+def _batch(
+    source: Source, shards: int, dataset: DatasetTable | None, nodes: NodesTable | None
+) -> Iterator[Diagnostic]:
+    if dataset is None:
+        return
+    size, micro = dataset.global_batch_size, dataset.micro_batch_size
+    if size % shards:
+        message = f"dataset.global_batch_size ({size}) cannot be cut into {shards} equal shards"
+        fewest = 1 if nodes is None else largest_world_size(nodes)[0]  # each worker needs one
+        batches = " or ".join(
+            str(each) for each in (size // shards * shards, -(-size // shards) * shards) if each
+        )
+        remedy = f"use a batch of {batches}"
+        if fewest <= size:
+            remedy = f"use virtual_shards = {nearest(size, shards, fewest)}, or a batch of {batches}"
+        yield source.problem(codes.VIRTUAL_SHARDS, message, _SHARDS, remedy=remedy)
+    elif micro is not None and micro < size // shards:
+        message = (
+            f"dataset.micro_batch_size ({micro}) is smaller than a virtual shard ({size // shards} samples)"
+        )
+        remedy = f'with "exact" a shard is one forward: use virtual_shards = {_at_least(size, -(-size // micro))}, or leave micro_batch_size out'
+        yield source.problem(codes.VIRTUAL_SHARDS, message, ("dataset", "micro_batch_size"), remedy=remedy)
+
+
+def nearest(size: int, shards: int, fewest: int = 1) -> str:
+    """Return the divisors of *size* next to *shards* that are at least *fewest*."""
+    found = {d for d in _divisors(size) if d >= fewest}
+    below = max((d for d in found if d < shards), default=0)
+    above = min((d for d in found if d > shards), default=0)
+    return " or ".join(str(d) for d in (below, above) if d)
+
+
+def _at_least(size: int, shards: int) -> int:
+    return min(d for d in _divisors(size) if d >= shards)
+
+
+def _divisors(size: int) -> set[int]:
+    # Batches have at most 10^9 samples: some 30,000 trials.
+    return {d for n in range(1, math.isqrt(size) + 1) if size % n == 0 for d in (n, size // n)}

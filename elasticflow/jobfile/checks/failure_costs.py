@@ -1,0 +1,56 @@
+"""What a failure and a preemption cost, as far as the job file tells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.tables.units import parse_duration, parse_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.tables.launching import RestartsTable, SnapshotsTable
+    from elasticflow.jobfile.text.source import Source
+
+# Within it a worker ends its step, agrees with the others, stages and commits: less is too little on any machine.
+_LEAST_GRACE_S = 1.0
+
+
+def check(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+    """Yield a warning for a grace that nothing fits into, and for a budget that refills faster than snapshots come."""
+    snapshots: SnapshotsTable | None = tables.get("snapshots")
+    restarts: RestartsTable | None = tables.get("restarts")
+    if snapshots is None:
+        return
+    if parse_duration(snapshots.grace) < _LEAST_GRACE_S:
+        message = (
+            f'snapshots.grace is "{snapshots.grace}": a preempted worker has no time to leave with a snapshot'
+        )
+        remedy = (
+            "within it a step ends and a snapshot is written: give it the time between the signal and the kill,\n"
+            "such as Slurm's KillWait (30 s) or Kubernetes' terminationGracePeriodSeconds (30 s)"
+        )
+        yield source.problem(
+            codes.SHORT_GRACE, message, ("snapshots", "grace"), severity="warning", remedy=remedy
+        )
+    if restarts is not None and restarts.refill is not None:
+        yield from _refill(source, restarts.refill, snapshots.every)
+
+
+def _refill(source: Source, refill: str, every: str | list[str]) -> Iterator[Diagnostic]:
+    """A time refills whether or not anything is kept; steps and epochs do only as training gets further."""
+    due = [parse_interval(each) for each in ([every] if isinstance(every, str) else every)]
+    if parse_interval(refill).unit != "s" or any(each.unit != "s" for each in due):
+        return
+    first = min(due, key=lambda each: each.amount)
+    if parse_interval(refill).amount < first.amount:
+        message = f'restarts.refill ("{refill}") is shorter than the time between snapshots ({first})'
+        remedy = (
+            "a job that fails between the two goes back to the same snapshot for ever, and the budget never stops it:\n"
+            'take snapshots more often, or refill by progress, such as "1000 steps"'
+        )
+        yield source.problem(
+            codes.ENDLESS_REFILL, message, ("restarts", "refill"), severity="warning", remedy=remedy
+        )

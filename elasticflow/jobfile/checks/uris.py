@@ -1,0 +1,123 @@
+"""URIs and paths that name no place: a slash too few, a protocol that does not exist, a variable nobody expands."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.storage.urls import EXTRAS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.text.source import Source
+
+_WELL_KNOWN = ("file", "local", "memory", *EXTRAS)
+_PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_FEW_SLASHES = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?::/?|//)(?=[^/:])")
+_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)|%([A-Za-z_][A-Za-z0-9_]*)%")
+_PASSWORD = re.compile(r"(?<=://)[^/@]+(?=@)")
+_OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
+
+
+def check(source: Source, keys: tuple[tuple[str, str], ...]) -> Iterator[Diagnostic]:
+    """Yield the values of *keys*, URIs and paths, that name no place."""
+    for table, key in keys:
+        value, written = _text(source.raw, table, key), _text(source.written or source.raw, table, key)
+        if found := _unexpanded(written, key) or _wrong(value, key):
+            message, remedy = found
+            path = (table, key)
+            yield source.problem(codes.NO_SUCH_PLACE, f"{dotted(path)} {message}", path, remedy=remedy)
+
+
+def _text(raw: dict[str, Any], table: str, key: str) -> str:
+    inside = raw.get(table)
+    value = inside.get(key) if isinstance(inside, dict) else None
+    return value if isinstance(value, str) else ""
+
+
+def _unexpanded(uri: str, key: str) -> tuple[str, str] | None:
+    """Return the variable that a URI, as it is written, holds in the way of a shell."""
+    found = _VARIABLE.search(_PASSWORD.sub(lambda password: "x" * len(password[0]), uri))
+    if found:
+        name = found[1] or found[2]
+        name = "HOME" if name == "USERPROFILE" else name
+        meant = f"{uri[: found.start()]}${{env:{name}}}{uri[found.end() :]}"
+        return f"holds {found[0]}, which nothing expands", f"write {key} = {_shown(meant)}"
+    if key != "uri" and uri.startswith("~"):
+        meant = "${env:HOME}" + uri[1:]
+        return "begins with ~, which nothing expands", f"write {key} = {_shown(meant)}"
+    return None
+
+
+def _wrong(uri: str, key: str) -> tuple[str, str] | None:
+    """Return what is wrong with a URI, and what to do."""
+    if uri != uri.strip():
+        return "begins or ends with a blank", f"write {key} = {_shown(uri.strip())}"
+    if _OF_WINDOWS.match(uri):
+        return (
+            "is a path of Windows, and jobs run on Linux",
+            "name a folder as Linux does, or an object store",
+        )
+    return None if key == "log_dir" else _wrong_protocol(uri, key)
+
+
+def _wrong_protocol(uri: str, key: str) -> tuple[str, str] | None:
+    first = uri.rpartition("::")[2]  # what fsspec reads through: simplecache::s3://bucket
+    found = _PROTOCOL.match(first)
+    if found is None:
+        few = _FEW_SLASHES.match(first)
+        if few is None or few[1].lower() not in _WELL_KNOWN:
+            return None  # a path
+        meant = (
+            f"{few[1]}://{'/' if few[1].lower() in {'file', 'local'} else ''}{first[few.end() :].lstrip('/')}"
+        )
+        return (
+            "would be a folder of that name: two slashes follow a protocol",
+            f"write {key} = {_shown(meant)}",
+        )
+    protocol, rest = found[1].lower(), first[found.end() :]
+    if not _is_known(protocol):
+        near = nearest(protocol, _WELL_KNOWN, 0.5)
+        meant = f"did you mean {_shown(near[0] + '://' + rest)}?\n" if near else ""
+        return f'has the protocol "{protocol}", which does not exist', f"{meant}{_protocols()}"
+    if protocol in EXTRAS and not rest.strip("/"):
+        return "names no bucket or host", f'write {key} = "{protocol}://bucket/name"'
+    if EXTRAS.get(protocol) in {"s3", "gcs"} and rest.startswith("/"):
+        meant = f"{protocol}://{rest.lstrip('/')}"
+        return "names no bucket: three slashes follow the protocol", f"write {key} = {_shown(meant)}"
+    return None
+
+
+def _is_known(protocol: str) -> bool:
+    """Return whether the protocol is one of ours or of fsspec's, which packages may add to; asked for rare ones only."""
+    if protocol in _WELL_KNOWN:
+        return True
+    from importlib.metadata import entry_points
+
+    if any(each.name == protocol for each in entry_points(group="fsspec.specs")):
+        return True
+    from fsspec.registry import known_implementations, registry
+
+    return protocol in known_implementations or protocol in registry
+
+
+def _protocols() -> str:
+    by_extra: dict[str, list[str]] = {}
+    for protocol, extra in EXTRAS.items():
+        by_extra.setdefault(extra, []).append(f"{protocol}://")
+    told = [
+        f"{', '.join(names)} (elasticflow[{extra}])" for extra, names in by_extra.items() if extra != "http"
+    ]
+    return f"there are {', '.join(told[:2])},\n{', '.join(told[2:])}, others that fsspec knows, and folders"
+
+
+def _shown(uri: str) -> str:
+    """Return a URI as it can be pasted, without a password."""
+    from elasticflow.redaction import mask_url
+
+    return show(mask_url(uri)) if len(uri) < 50 else f'"{mask_url(uri)}"'

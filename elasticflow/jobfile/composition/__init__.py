@@ -1,0 +1,1 @@
+"""One file, several jobs: the matrix, and references to what lies outside."""

@@ -1,0 +1,218 @@
+"""[matrix] -> cases: which keys each changes, and what it is called."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.composition.axes import AXES, Axis, leaves, read_axes
+from elasticflow.jobfile.composition.exclusions import read_exclusions
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.source import Source
+
+MOST_CASES = 5_000
+MOST_LETTERS = 100
+_ABSURD = 10**12  # beyond it nobody reads the number, and Python may not write it
+_MOST_SIZES = 8
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_OWN = {("job", "name"): "a case's job is called after the job and the case", ("matrix",): "a case has no cases", ("extends",): "files are extended by files"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job of a matrix.
+
+    Attributes:
+        name: Unique within the matrix.
+        raw: The keys it changes.
+        moves: Where they stand in [matrix], by the beginnings of their paths.
+        place: Where to point at when the case as a whole is meant.
+    """
+
+    name: str
+    raw: dict[str, Any]
+    moves: dict[KeyPath, KeyPath]
+    place: KeyPath
+
+    def changes(self) -> dict[KeyPath, Any]:
+        """Return the keys it changes by their whole paths."""
+        return dict(leaves(self.raw))
+
+
+def expand(source: Source, *, checks_keys: bool = True) -> tuple[list[Case], list[Diagnostic]]:
+    """Return the cases of a file whose [matrix] has the right types, and what is wrong with it.
+
+    The combinations of the axes come first, the last axis changing fastest; then the cases given by name. Whether the
+    axes are keys of a job is looked at with *checks_keys* only.
+    """
+    table = source.raw["matrix"]
+    axes, problems = read_axes(source)
+    excluded, more = read_exclusions(source, axes)
+    problems += [*more, *_own_keys(source, axes), *(_unknown_keys(source, axes) if checks_keys else ())]
+    given = table.get("cases", {})
+    # Before anything is expanded: a few axes of many values are more than any machine holds.
+    count = math.prod(len(axis.values) for axis in axes) * bool(axes) + len(given)
+    if count > MOST_CASES:
+        sizes = " x ".join(str(len(axis.values)) for axis in axes[:_MOST_SIZES])
+        made = f" ({sizes} by its axes)" if 1 < len(axes) <= _MOST_SIZES else ""
+        number = f"{count:,}" if count < _ABSURD else f"more than {_ABSURD:,}"
+        message = f"the matrix makes {number} cases{made}, and at most {MOST_CASES:,} are allowed"
+        remedy = "fewer values, or several files"
+        problems.append(
+            source.problem(codes.TOO_MANY_CASES, message, ("matrix",), at_key=True, remedy=remedy)
+        )
+    if problems:
+        return [], problems
+    cases = [each for each in _combinations(axes) if not excluded.covers(each[1])]
+    named = [_of_axes(name, chosen) for name, chosen in cases]
+    for name, keys in given.items():
+        place = ("matrix", "cases", name)
+        named.append(Case(name, keys, {(): place}, place))
+    if not named:
+        message = f"the matrix makes no case{': all combinations of its axes are excluded' if axes else ''}"
+        remedy = "give it axes, such as optimizer.args.lr = [1e-3, 3e-3] in [matrix.axes], or take it out"
+        remedy = "take an exclusion out" if axes else remedy
+        problems = [source.problem(codes.NO_CASES, message, ("matrix",), at_key=True, remedy=remedy)]
+    problems += _names(source, named)
+    return [] if problems else named, [*problems, *_overridden(source, axes)]
+
+
+Chosen = tuple[tuple[Axis, int], ...]
+
+
+def _combinations(axes: list[Axis]) -> Iterator[tuple[str, Chosen]]:
+    if not axes:
+        return
+    labels = _labels(axes)
+    for numbers in itertools.product(*(range(len(axis.values)) for axis in axes)):
+        chosen = tuple(zip(axes, numbers, strict=True))
+        parts = [_part(labels[axis.path], axis.values[number]) for axis, number in chosen]
+        yield "-".join(parts), chosen
+
+
+def _of_axes(name: str, chosen: Chosen) -> Case:
+    raw: dict[str, Any] = {}
+    moves: dict[KeyPath, KeyPath] = {(): ("matrix", "axes")}
+    for axis, number in chosen:
+        inner = raw
+        for part in axis.path[:-1]:
+            inner = inner.setdefault(str(part), {})
+        inner[str(axis.path[-1])] = axis.values[number]
+        moves[axis.path] = ("matrix", "axes", *axis.path, number)
+    return Case(name, raw, moves, moves[chosen[-1][0].path])
+
+
+def _labels(axes: list[Axis]) -> dict[KeyPath, str]:
+    """Return what each axis is called in names: its key's last part, or as many as tell it from the others."""
+    found = {}
+    for axis in axes:
+        others = [each.path for each in axes if each is not axis]
+        length = next(
+            n for n in range(1, len(axis.path) + 1) if not any(o[-n:] == axis.path[-n:] for o in others)
+        )
+        found[axis.path] = ".".join(map(str, axis.path[-length:]))
+    return found
+
+
+def _part(label: str, value: object) -> str:
+    """Return an axis' part of a name: `lr0.001`, `precision_bf16`, `entry_Net`."""
+    if isinstance(value, bool):
+        return f"{label}_{str(value).lower()}"
+    if isinstance(value, int | float):
+        return f"{label}{value}".replace("+", "")
+    text = str(value)
+    if re.fullmatch(r"[\w.]+:[\w.]+", text):  # an entry point: its name is enough
+        text = text.partition(":")[2]
+    text = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-")
+    return f"{label}{text}" if text[:1].isdigit() else f"{label}_{text}"
+
+
+def _own_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
+    """Yield the keys that no case may change."""
+    given = source.raw["matrix"].get("cases", {})
+    for path, why in _OWN.items():
+        found = [("matrix", "axes", *path)] if any(axis.path[: len(path)] == path for axis in axes) else []
+        found += [("matrix", "cases", name, *path) for name, keys in given.items() if _has(keys, path)]
+        for place in found:
+            message = f"a case cannot change {dotted(path)}: {why}"
+            yield source.problem(codes.CASE_KEY, message, place, at_key=True, remedy="take it out")
+
+
+def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
+    """Yield the axes that are no keys: once, and not for each of their values."""
+    from elasticflow.jobfile.tables.job import (  # completion of case names does without pydantic
+        RESERVED_TABLES,
+        Job,
+    )
+    from elasticflow.jobfile.tables.validate import model_of
+
+    for axis in axes:
+        table = axis.path[0]
+        is_known = table in Job.model_fields and (
+            len(axis.path) == 1 or axis.path[1] in model_of(str(table)).model_fields
+        )
+        if not is_known and axis.path not in _OWN and axis.path[0] not in {"matrix", *RESERVED_TABLES}:
+            from elasticflow.jobfile.tables.pydantic_messages import unknown_key
+
+            found = unknown_key(axis.path[:2], axis.values)
+            remedy = found.belongs.in_axis() if found.belongs else None
+            yield source.problem(
+                found.code, found.message, (*AXES, *axis.path[:2]), at_key=True, remedy=remedy
+            )
+
+
+def _overridden(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
+    """Yield a warning for each axis whose key a flag sets."""
+    for axis in axes:
+        place = source.look(axis.path)
+        if place is not None and not place[0].is_file:
+            key = dotted(axis.path)
+            message = f"{key} is an axis, and the flag wins: its cases differ in name only"
+            remedy = f"change the axis instead: --set 'matrix.axes.{key}=[...]'"
+            yield source.problem(
+                codes.AXIS_OVERRIDDEN, message, axis.path, at_key=True, severity="warning", remedy=remedy
+            )
+
+
+def _has(keys: object, path: KeyPath) -> bool:
+    for part in path:
+        if not isinstance(keys, dict) or part not in keys:
+            return False
+        keys = keys[part]
+    return True
+
+
+def _names(source: Source, cases: list[Case]) -> Iterator[Diagnostic]:
+    """Yield what is wrong with the names of cases; of those that are no names the first."""
+    job = source.raw.get("job", {})
+    name = job.get("name") if isinstance(job, dict) else None
+    remedy = (
+        'names are made of the values, anything but letters, digits, "." and "_" as "-":\n'
+        "name such cases yourself, [matrix.cases.NAME], and take their values off the axes"
+    )
+    seen: set[str] = set()
+    is_told = False
+    for case in cases:
+        whole = f"{name}-{case.name}" if isinstance(name, str) else case.name
+        if case.name in seen:
+            message = f"two cases would be called {show(case.name)}"
+            yield source.problem(codes.CASE_NAME, message, case.place, at_key=True, remedy=remedy)
+        elif not (NAME.fullmatch(case.name) and len(whole) <= MOST_LETTERS) and not is_told:
+            is_told = True
+            message = f"a case's job would be called {show(whole)}: a name has at most {MOST_LETTERS} letters"
+            if len(whole) <= MOST_LETTERS:
+                message = (
+                    f'{show(case.name)} is no name for a case: it may have letters, digits, ".", "_" and "-"'
+                )
+            yield source.problem(codes.CASE_NAME, message, case.place, at_key=True, remedy=remedy)
+        seen.add(case.name)

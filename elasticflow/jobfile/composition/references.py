@@ -1,0 +1,227 @@
+"""`${env:NAME}`, `${job.name}` and their kind in the job's texts.
+
+They are looked up once, after files, case and flags have been merged and before any table is validated. A key that
+may hold them is marked so in its model. Elsewhere they are refused: what is trained stands in the file, only where
+it is trained may come from outside.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.python_source.known_calls import content_of
+from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.tables.types import MayRefer, Spelled, Variable
+from elasticflow.jobfile.tables.validate import model_of
+from elasticflow.redaction import is_secret, without_password
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.source import Source
+
+_MARK = re.compile(r"\$\$\{|\$\{(?P<inside>[^{}]*)\}|\$\{")
+_VARIABLE = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
+_ENDS_PASSWORD = frozenset("/@:?#&")  # and would leave the rest of it in records
+_LEAST = 4  # shorter values stand in too many words
+_FACTS = ("job.name", "job.seed", "matrix.case")
+_FORMS = "${env:NAME}, ${env:NAME:-default}, ${job.name}, ${job.seed} and, in a case, ${matrix.case}"
+
+
+@dataclass
+class References:
+    """Looks up the references of one job.
+
+    Attributes:
+        source: The merged job.
+        case: Its case, if it is one of a matrix.
+        environment: Variables by name. None: they are not looked up, so that a file is judged alike on every machine;
+            a hook or CI does not have them, and what is not set there is no mistake of the file.
+        problems: What is wrong with them.
+        hidden: Secrets that were looked up: no message may show them.
+        secrets: The texts that hold them, by key.
+    """
+
+    source: Source
+    case: str | None
+    environment: Mapping[str, str] | None
+    problems: list[Diagnostic] = field(default_factory=list)
+    hidden: set[str] = field(default_factory=set)
+    secrets: dict[KeyPath, Spelled] = field(default_factory=dict)
+
+    def resolved(self) -> Source:
+        """Return the source with every reference replaced."""
+        raw = {
+            name: self._value(table, (name,)) if "${" in str(content_of(table)) else table
+            for name, table in self.source.raw.items()
+        }
+        return replace(self.source, raw=raw, written=self.source.raw)
+
+    def mask(self, found: Diagnostic) -> Diagnostic:
+        """Return a diagnostic without the secrets that were looked up."""
+        if not self.hidden:
+            return found
+        return found._replace(
+            message=self._masked(found.message), help=found.help and self._masked(found.help)
+        )
+
+    def _masked(self, text: str) -> str:
+        for value in sorted(self.hidden, key=len, reverse=True):
+            for form in (value, show(value)[1:-1]):
+                text = text.replace(form, "***")
+            # A long text is shown cut off, perhaps in the middle of the secret.
+            cut = next((n for n in range(len(value) - 1, 0, -1) if f'{value[:n]}..."' in text), 0)
+            text = text.replace(f'{value[:cut]}..."', '***..."') if cut else text
+        return text
+
+    def _value(self, value: Any, path: KeyPath) -> Any:
+        if isinstance(value, str):
+            return self._text(value, path) if "${" in value else value
+        if not isinstance(value, dict | list):
+            return value
+        if isinstance(value, dict):
+            return {key: self._value(each, (*path, key)) for key, each in value.items()}
+        return [self._value(each, (*path, number)) for number, each in enumerate(value)]
+
+    def _text(self, text: str, path: KeyPath) -> str:
+        place = _marker(path)
+        if place is None and any(found[0] != "$${" for found in _MARK.finditer(text)):
+            self._refuse_here(path)
+            return text
+        is_open, last = False, 0
+        spelled: list[str | Variable] = []
+        secrets: dict[Variable, str] = {}
+        for found in _MARK.finditer(text):
+            spelled.append(text[last : found.start()])
+            last = found.end()
+            value = "${" if found[0] == "$${" else self._look_up(found, path, secrets)
+            is_open |= value is None
+            spelled.append(found[0] if value is None else value)
+        spelled.append(text[last:])
+        result = "".join(secrets[each] if isinstance(each, Variable) else each for each in spelled)
+        self.hidden |= {value for value in secrets.values() if len(value) >= _LEAST}
+        if secrets:
+            self.secrets[path] = tuple(each for each in spelled if each)
+        if path == ("snapshots", "uri") and any(set(value) & _ENDS_PASSWORD for value in secrets.values()):
+            message = "snapshots.uri: a looked-up secret holds characters that end a password in a URL"
+            remedy = "percent-encode it in the variable: / is %2F, @ is %40, : is %3A"
+            self._say(codes.SECRET_RECORDED, message, path, remedy)
+        return place.instead if is_open and place is not None and place.instead else result
+
+    def _look_up(
+        self, found: re.Match[str], path: KeyPath, secrets: dict[Variable, str]
+    ) -> str | Variable | None:
+        """Return what a reference stands for, a variable if that is secret; None if that is not known here."""
+        inside = found["inside"]
+        if inside is None:
+            self._say(
+                codes.NO_REFERENCE,
+                f"{dotted(path)}: a reference that begins here does not end",
+                path,
+                "close it with }; $${ stands for ${ itself",
+            )
+            return None
+        fact = self._facts().get(inside)
+        if fact is not None:
+            return fact
+        variable = _VARIABLE.fullmatch(inside)
+        if variable is None:
+            self._unknown(inside, path)
+            return None
+        name, default = variable["name"], variable["default"]
+        is_told_secret = is_secret(name) or any(is_secret(str(part)) for part in path[2:])
+        if is_told_secret and not self._stays_out(found[0], path):
+            self._recorded(found[0], path)
+            return None
+        value = default if self.environment is None else self.environment.get(name)
+        if default is not None:
+            value = value or default  # as in a shell: also for one that is set to nothing
+        if value is None:
+            self._not_set(name, path)
+        elif is_told_secret and self.environment is not None:
+            secrets[Variable(name, default)] = value
+            return Variable(name, default)
+        return value
+
+    def _facts(self) -> dict[str, str]:
+        job = self.source.raw.get("job", {})
+        name, seed = (job.get("name"), job.get("seed", 0)) if isinstance(job, dict) else (None, None)
+        facts = {"job.name": name, "job.seed": str(seed), "matrix.case": self.case}
+        return {key: value for key, value in facts.items() if isinstance(value, str)}
+
+    def _stays_out(self, reference: str, path: KeyPath) -> bool:
+        """Return whether records leave out what stands here (`secrecy.without_secrets`)."""
+        if path == ("snapshots", "uri"):
+            written = self._written(path).replace(reference, "REFERENCE")
+            return "REFERENCE" not in without_password(written)
+        return path[:2] == ("snapshots", "options") and any(is_secret(str(part)) for part in path[2:])
+
+    def _written(self, path: KeyPath) -> str:
+        value: Any = self.source.raw
+        for part in path:
+            value = value[part]
+        return str(value)
+
+    def _refuse_here(self, path: KeyPath) -> None:
+        if path[0] not in Job.model_fields:
+            return  # an unknown table is refused as a whole
+        message = f"{dotted(path)} takes no references"
+        remedy = (
+            f"write the value itself ($${{ stands for ${{);\nreferences may stand in {', '.join(_places())}"
+        )
+        self._say(codes.NO_REFERENCE_HERE, message, path, remedy)
+
+    def _unknown(self, inside: str, path: KeyPath) -> None:
+        if inside == "matrix.case":
+            message, remedy = "${matrix.case} is known in the cases of a [matrix] only", "use ${job.name}"
+        else:
+            message = f"{dotted(path)}: there is no {show('${' + inside + '}')[1:-1]}"
+            near = nearest(inside, _FACTS)
+            near += [f"env:{inside}"] if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", inside) else []
+            remedy = f"there are {_FORMS};\n$${{ stands for ${{ itself"
+            remedy = f"did you mean ${{{near[0]}}}?\n{remedy}" if near else remedy
+        self._say(codes.NO_REFERENCE, message, path, remedy)
+
+    def _recorded(self, reference: str, path: KeyPath) -> None:
+        message = f"{dotted(path)} is written into the run's records, and {reference} looks like a secret"
+        remedy = "read the variable in your own code: workers have the environment of the command"
+        if path[0] == "snapshots":
+            remedy = "secrets may stand as the password of snapshots.uri, and in snapshots.options at keys named like one"
+        self._say(codes.SECRET_RECORDED, message, path, remedy)
+
+    def _not_set(self, name: str, path: KeyPath) -> None:
+        if self.environment is None:
+            message = f"{dotted(path)} is known where the job runs: ${{env:{name}}} is not looked up here"
+            note = self.source.problem(codes.NOT_SET, message, path, severity="note")
+            self.problems.append(note)
+        else:
+            message = f"the variable {name} is not set, and {dotted(path)} needs it"
+            self._say(codes.NOT_SET, message, path, f"set it, or give a default: ${{env:{name}:-default}}")
+
+    def _say(self, code: str, message: str, path: KeyPath, remedy: str) -> None:
+        self.problems.append(self.source.problem(code, message, path, remedy=remedy))
+
+
+def _marker(path: KeyPath) -> MayRefer | None:
+    """Return the mark of the key that *path* is, or lies in; None where no references may stand."""
+    if len(path) < 2 or path[0] not in Job.model_fields:
+        return None
+    known = model_of(str(path[0])).model_fields.get(str(path[1]))
+    return next((mark for mark in known.metadata if isinstance(mark, MayRefer)), None) if known else None
+
+
+def _places() -> list[str]:
+    """Return every key that may hold references."""
+    return [
+        f"{table}.{key}"
+        for table in Job.model_fields
+        for key in model_of(table).model_fields
+        if _marker((table, key))
+    ]

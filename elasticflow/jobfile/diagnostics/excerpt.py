@@ -1,0 +1,99 @@
+"""The line of a file that a diagnostic shows, secrets masked, and the carets under it."""
+
+from __future__ import annotations
+
+import re
+
+from elasticflow.redaction import is_secret
+
+_WIDTH = 110
+_TAB = "    "
+# Patterns are compiled when a line is shown; most files have nothing to say.
+# What must never reach a terminal or a CI log: values of secret-looking keys, and passwords in URLs.
+_VALUE = (
+    r"(?<![\w-])(?P<key>[\w-]{1,200})(?P<equals>[\"']?[ \t]*=[ \t]*)"
+    r"(?:(?P<quote>\"\"\"|'''|[\"'])(?P<value>.*?)(?P<end>(?P=quote)|$)|(?P<bare>[^\s\"',{}\[\]]+))"
+)
+_USER = r"(?<=://)[^/@\s\"']+(?=@)"
+_QUERY = r"(?<=[?&])(?P<key>[\w-]{1,200})=(?P<value>[^&#\s\"']+)"
+_NUMBER = r"[+-]?[0-9][0-9_.eE+-]*|true|false"
+
+
+def line_at(text: str, start: int) -> str:
+    """Return the line of *text* that an offset lies in, secrets masked."""
+    begin, end = text.rfind("\n", 0, start) + 1, text.find("\n", start)
+    line = text[begin : end if end >= 0 else len(text)]
+    for quotes in ('"""', "'''"):
+        if text.count(quotes, 0, begin) % 2:  # the line begins inside a text of several lines
+            opened = text.rfind(quotes, 0, begin)
+            first = text[text.rfind("\n", 0, opened) + 1 : opened + 3] + "x"
+            inside, close, rest = line.partition(quotes)
+            if mask_secrets(first) != first:
+                return "*" * len(inside) + close + mask_secrets(rest)
+    return mask_secrets(line)
+
+
+def mask_secrets(line: str) -> str:
+    """Return *line* with each secret-looking value replaced by as many stars."""
+    line = re.sub(_USER, lambda found: "*" * len(found[0]), line)
+    line = re.sub(
+        _QUERY, lambda m: f"{m['key']}={'*' * len(m['value'])}" if is_secret(m["key"]) else m[0], line
+    )
+    return re.sub(_VALUE, _masked, line)
+
+
+def _masked(found: re.Match[str]) -> str:
+    key = found["key"].lower()
+    if not (key == "key" or is_secret(key)) or "tokeniz" in key or re.fullmatch(_NUMBER, found["bare"] or ""):
+        return found[0]
+    before = found["key"] + found["equals"]
+    if found["bare"] is not None:
+        return before + "*" * len(found["bare"])
+    return f"{before}{found['quote']}{'*' * len(found['value'])}{found['end']}"
+
+
+def printable(text: str) -> str:
+    """Return *text* with what a terminal would obey, and what no encoding can write, as replacement characters."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def layout(line: str, column: int, end_column: int | None) -> tuple[str, str]:
+    """Return the part of a line around a span, and blanks and carets to stand below it.
+
+    Args:
+        line: The line; it may hold anything.
+        column: Where the span begins, from 1, in code points.
+        end_column: Where it ends, exclusive; None: at the end of the line or later.
+    """
+    first = max(0, column - 1 - _WIDTH // 2) if len(line) > _WIDTH else 0
+    last = min(len(line), first + _WIDTH)
+    lead, tail = "..." * (first > 0), "..." * (last < len(line))
+    shown = "".join(map(_shown, line[first:last]))
+    begin = lead + line[first : column - 1]
+    meant = line[column - 1 : last if end_column is None else min(last, end_column - 1)]
+    return f"{lead}{shown}{tail}", " " * _width(begin) + "^" * max(1, _width(meant))
+
+
+def _shown(c: str) -> str:
+    return _TAB if c == "\t" else printable(c)
+
+
+def _width(text: str) -> int:
+    """Return how many columns a terminal takes for a text."""
+    if text.isascii():
+        return len(text) + text.count("\t") * (len(_TAB) - 1)
+    from unicodedata import category, east_asian_width
+
+    widths = (
+        len(_TAB)
+        if c == "\t"
+        else 0
+        if category(c) in {"Mn", "Me"}
+        else 2
+        if east_asian_width(c) in "WF"
+        else 1
+        for c in text
+    )
+    return sum(widths)

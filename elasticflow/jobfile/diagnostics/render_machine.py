@@ -1,0 +1,105 @@
+"""Diagnostics for machines: JSON, GitHub's workflow commands, SARIF."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from elasticflow import __version__
+from elasticflow.jobfile.diagnostics import codes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+
+_SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def as_json(diagnostics: Sequence[Diagnostic]) -> str:
+    """Return a list of objects: code, severity, message, file, line, column, end_line, end_column, help.
+
+    Lines and columns count from 1, columns in code points, the end is exclusive; null where there is none.
+    """
+    keys = ("code", "severity", "message", "file", "line", "column", "end_line", "end_column", "help")
+    return json.dumps([{key: getattr(each, key) for key in keys} for each in diagnostics], indent=2, ensure_ascii=False)  # fmt: skip
+
+
+def as_github(each: Diagnostic) -> str:
+    """Return the workflow command that annotates a line of a pull request; columns only within one line."""
+    facts = {"title": f"elasticflow ({each.code})"}
+    if not each.is_flag:
+        facts["file"] = each.file
+    if each.line is not None and not each.is_flag:
+        facts |= {"line": str(each.line), "col": str(each.column)}
+        facts |= {"endLine": str(each.end_line), "endColumn": str(each.end_column)}
+        if each.line != each.end_line:  # GitHub takes columns within one line only
+            del facts["col"], facts["endColumn"]
+    text = f"{each.where}: {each.message}" + (f"\n  help: {each.help}" if each.help else "")
+    kind = "notice" if each.severity == "note" else each.severity
+    values = ",".join(
+        f"{key}={_escaped(value).replace(':', '%3A').replace(',', '%2C')}" for key, value in facts.items()
+    )
+    return f"::{kind} {values}::{_escaped(text)}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def as_sarif(diagnostics: Sequence[Diagnostic]) -> str:
+    """Return a SARIF 2.1.0 log: paths relative to the folder the command ran in, columns in code points."""
+    used = sorted({each.code for each in diagnostics})
+    driver = {
+        "name": "elasticflow",
+        "version": __version__,
+        "rules": [_rule(code) for code in used],
+    }
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "originalUriBaseIds": {"%SRCROOT%": {"description": {"text": "The folder the command ran in."}}},
+        "results": [_result(each, used.index(each.code)) for each in diagnostics],
+    }
+    log = {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json.dumps(log, indent=2, ensure_ascii=False)
+
+
+def _rule(code: str) -> dict[str, Any]:
+    from elasticflow.jobfile.diagnostics.explanations import EXPLANATIONS
+
+    names = {value: name for name, value in vars(codes).items() if name.isupper()}
+    explained = EXPLANATIONS[code]
+    return {
+        "id": code,
+        "name": names[code].title().replace("_", ""),
+        "shortDescription": {"text": explained.title},
+        "fullDescription": {"text": explained.why},
+        "help": {"text": explained.text(), "markdown": explained.markdown()},
+    }
+
+
+def _result(each: Diagnostic, index: int) -> dict[str, Any]:
+    text = each.message + (f"\nhelp: {each.help}" if each.help else "")
+    found: dict[str, Any] = {"ruleId": each.code, "ruleIndex": index, "level": each.severity}
+    return found | {"message": {"text": text}, "locations": [_location(each)]}
+
+
+def _location(each: Diagnostic) -> dict[str, Any]:
+    if each.is_flag:
+        return {"logicalLocations": [{"name": each.file, "kind": "parameter"}]}
+    path = PurePath(each.file)
+    place: dict[str, Any] = {"uri": quote(path.as_posix()), "uriBaseId": "%SRCROOT%"}
+    if path.is_absolute():
+        place = {"uri": f"file://{quote(path.as_posix())}"}
+    location: dict[str, Any] = {"artifactLocation": place}
+    if each.line is not None:
+        location["region"] = {
+            "startLine": each.line,
+            "startColumn": each.column,
+            "endLine": each.end_line,
+            "endColumn": each.end_column,
+        }
+    return {"physicalLocation": location}

@@ -1,0 +1,139 @@
+"""What a job calls a function with, against what it takes."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.entry_points import own_steps
+from elasticflow.jobfile.entry_points.dataclass_tables import dataclasses_meant
+from elasticflow.jobfile.entry_points.free_tables import not_passable
+from elasticflow.jobfile.entry_points.uses import takes_optimizers
+from elasticflow.jobfile.python_source.parameters import Misfit, misfits
+
+if TYPE_CHECKING:
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.entry_points.named_entry import NamedEntry
+    from elasticflow.jobfile.python_source.definitions import Definition
+    from elasticflow.jobfile.python_source.parameters import Signature
+
+
+class ArgumentFindings:
+    """The check of an entry point's arguments.
+
+    Args:
+        entry: The entry point.
+        found: What it names.
+        signature: What that takes.
+
+    Attributes:
+        depends_on_others: What was found is of other keys of the job, too, than the entry and its arguments.
+    """
+
+    def __init__(self, entry: NamedEntry, found: Definition, signature: Signature) -> None:
+        self._entry, self._found, self._signature = entry, found, signature
+        # A step's third argument, where it is no method: the optimizers, if it is called so.
+        self._third_of_step: str | None = None
+        self.depends_on_others = False
+
+    def all(self) -> list[Diagnostic]:
+        """Return what is wrong with them."""
+        given = len(self._entry.use.given)
+        beside: list[Diagnostic] = []
+        names = [each.name for each in (*self._signature.positional_only, *self._signature.positional)]
+        if self._entry.use.path == ("model", "step") and given == 2:
+            self._third_of_step = next(iter(names[2:3]), None)
+        if self._entry.use.path == ("model", "step") and takes_optimizers(names):
+            self.depends_on_others, given = True, given + 1
+            beside = list(own_steps.misfits(self._entry.source))
+        arguments = self._entry.named_arguments()
+        beside += [
+            self._plain(each) for each in dataclasses_meant(self._signature, arguments, self._entry.resolver)
+        ]
+        twice = [Misfit("twice", name) for name in self._entry.use.named if name in arguments]
+        arguments = {**arguments, **dict.fromkeys(self._entry.use.named, 0)}
+        return beside + [
+            self._misfit(each, arguments)
+            for each in [*twice, *misfits(self._signature, given, arguments)]
+            if not (each.kind == "missing" and self._entry.use.is_partial)
+            if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
+            if each.kind != "unknown" or each.name.isidentifier()  # else said already
+        ]
+
+    def _plain(self, meant: tuple[str, Definition]) -> Diagnostic:
+        """Return what is wrong with a plain table where a dataclass is taken."""
+        name, kind = meant
+        assert isinstance(kind.node, ast.ClassDef)
+        message = f'{self._entry.use.text} takes {kind.node.name} as "{name}", not a plain table'
+        entry = f"{kind.module.name}:{kind.node.name}"
+        remedy = f'write {name} = {{ entry = "{entry}", args = {{ ... }} }}\ndefined at {self._found.place}'
+        where = (*(self._entry.use.args or ()), name)
+        return self._entry.source.problem(codes.BAD_ARGUMENT_TYPE, message, where, remedy=remedy)
+
+    def _misfit(self, misfit: Misfit, arguments: dict[str, Any]) -> Diagnostic:
+        here = f"defined at {self._found.place}"
+        at_key = (*(self._entry.use.args or ()), misfit.name)
+        if misfit.name in self._entry.use.named and misfit.kind != "twice":
+            message = f'{self._entry.use.text} takes no whole number as "{misfit.name}"'
+            remedy = "with dataset.shards it is called for each data shard, with shard (its number, from 0) and shards (how many)"
+            return self._entry.problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
+        match misfit.kind:
+            case "unknown":
+                message = f'{self._entry.use.text} takes no argument "{misfit.name}"'
+                remedy = f"{self._instead(misfit, at_key)}\n{here}"
+                return self._entry.problem(codes.BAD_ARGUMENT, message, remedy, path=at_key)
+            case "twice":
+                message = f'{self._entry.use.text} gets "{misfit.name}" from elasticflow already'
+                return self._entry.problem(codes.BAD_ARGUMENT, message, "leave it out", path=at_key)
+            case "type":
+                message = f'{self._entry.use.text} takes {misfit.wanted} as "{misfit.name}", not {show(arguments[misfit.name])}'
+                value = arguments[misfit.name]
+                remedy = f"did you mean {misfit.near}?\n{here}" if misfit.near else here
+                if misfit.near and isinstance(value, str) and misfit.near[0] not in "\"'[":
+                    remedy = f"without quotes: {misfit.name} = {misfit.near}\n{here}"
+                return self._entry.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
+            case "missing":
+                message = f'{self._entry.use.text} needs the argument "{misfit.name}"'
+                remedy = self._how_to_give(misfit.name)
+                return self._entry.problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
+            case "places":
+                given, number = ", ".join(self._entry.use.given), len(self._entry.use.given)
+                several = "s" if number > 1 else ""
+                message = f"{self._entry.use.text} is called with {number} argument{several} ({given}), but takes {misfit.wanted}"
+                return self._entry.problem(codes.BAD_ARGUMENT, message, f"let it take {given}\n{here}")
+
+    def _how_to_give(self, name: str) -> str:
+        """Return how an argument that is needed gets a value."""
+        if self._entry.use.args is not None:
+            if self._entry.use.is_argument:
+                return f"add to {dotted(self._entry.use.args)}: {name} = ..."
+            return f"add to [{self._entry.use.path[0]}]: args = {{ {name} = ... }}"
+        if name == self._third_of_step:
+            return 'call it "optimizers" to be given what optimizer.entry returns'
+        given = ", ".join(self._entry.use.given) or "nothing"
+        return (
+            f"{'.'.join(map(str, self._entry.use.path))} is called with {given}: give the argument a default"
+        )
+
+    def _instead(self, misfit: Misfit, path: KeyPath) -> str:
+        """Return what an argument that is not taken was meant to be: another one, or a key of the table around."""
+        from elasticflow.jobfile.tables.foreign_names import meaning_of
+        from elasticflow.jobfile.tables.misplaced_keys import has_header
+        from elasticflow.jobfile.tables.type_descriptions import keys_at
+
+        table, args = path[:1], path[:-1]
+        near, meaning = misfit.near, meaning_of(misfit.name)
+        if near is None and meaning is not None and meaning.key.startswith(f"{dotted(args)}."):
+            name = meaning.key.removeprefix(f"{dotted(args)}.")
+            near = name if name in misfit.wanted.split(", ") else None
+        if near is not None:
+            return f'did you mean "{near}"?'
+        if len(args) == 2 and misfit.name in keys_at(table):
+            where = (
+                f"above [{dotted(args)}]" if has_header(self._entry.source, args) else f"out of {args[-1]}"
+            )
+            return f"it is a key of [{dotted(table)}]: move it up, {where}"
+        return f"it takes: {misfit.wanted}"

@@ -1,0 +1,261 @@
+"""The functions and classes a job names: there, callable, and taking the arguments.
+
+Reads source only: user code never runs here, and torch is neither needed nor loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, listing, nearest
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.entry_points.argument_findings import ArgumentFindings
+from elasticflow.jobfile.entry_points.dataset_protocol import why_not_map_style
+from elasticflow.jobfile.entry_points.included_state import why_not_stateful
+from elasticflow.jobfile.entry_points.named_entry import NamedEntry
+from elasticflow.jobfile.entry_points.uses import inside, uses_in
+from elasticflow.jobfile.python_source.classes import lineage
+from elasticflow.jobfile.python_source.definitions import (
+    Definition,
+    MethodError,
+    NoAttributeError,
+    Plain,
+    UnreadableModuleError,
+)
+from elasticflow.jobfile.python_source.installed import install_help, installed_places, looked_in, shown
+from elasticflow.jobfile.python_source.known_calls import KnownCalls, content_of
+from elasticflow.jobfile.python_source.makes import wrong_kind
+from elasticflow.jobfile.python_source.modules import (
+    CannotTellError,
+    Finder,
+    Module,
+    NoModuleError,
+    NotInstalledError,
+    is_found_by_hooks,
+)
+from elasticflow.jobfile.python_source.resolve import Resolver
+from elasticflow.jobfile.python_source.signatures import signature_of
+from elasticflow.jobfile.tables.types import ENTRY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.text.source import Source
+
+_MOST_NAMED = 8
+
+
+def check_entry_points(source: Source, root: Path, known: KnownCalls | None = None) -> list[Diagnostic]:
+    """Return what is wrong with the job's entry points, also in tables that have other problems.
+
+    *known*: what was found out about other jobs of the file; added to.
+    """
+    known = known or KnownCalls()
+    parts = inside(source.raw, "job").get("path", ["."])
+    parts = [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
+    is_there = ["\0" not in part and (root / part).is_dir() for part in parts]
+    found = [
+        source.problem(
+            codes.NO_FOLDER,
+            f"the folder {show(part)} of job.path does not exist",
+            ("job", "path", number),
+            remedy=f"paths start at the project's root, {shown(root)}",
+        )
+        for number, part in enumerate(parts)
+        if not is_there[number]
+    ]
+    own = tuple(root / part for part, good in zip(parts, is_there, strict=True) if good)
+    if own not in known.resolvers:
+        known.resolvers[own] = Resolver(Finder(own, installed_places()))
+    for use in uses_in(source.raw):
+        entry = NamedEntry(source, known.resolvers[own], use, known)
+        check, call = _Check(entry), (own, use, content_of(entry.named_arguments()))
+        if re.fullmatch(ENTRY, use.text) and call not in known.clean:
+            problems = check.run()
+            found += problems
+            known.clean |= set() if problems or check.depends_on_others else {call}
+    return found
+
+
+class _Check:
+    """The check of one entry point."""
+
+    def __init__(self, entry: NamedEntry) -> None:
+        self._entry, self.source, self.resolver, self.use = entry, entry.source, entry.resolver, entry.use
+        self.module, self.attribute = entry.module, entry.attribute
+        self.depends_on_others = False  # on other keys of the job than the entry and its arguments
+
+    def run(self) -> list[Diagnostic]:
+        """Return its problems; a note where reading does not tell."""
+        try:
+            if self.use.is_object:
+                return self._object()
+            found = self._entry.once("entry", lambda: self.resolver.entry(self.module, self.attribute))
+            if isinstance(found, Definition):
+                if self.use.args is None and isinstance(found.node, ast.ClassDef):
+                    return [self._a_class(found)]
+                return self._kind(found) or [*self._arguments(found), *self._length(found)]
+            return [self._not_callable(found)]
+        except NoModuleError as error:
+            return [self._no_module(error)]
+        except NoAttributeError as error:
+            methods = error.methods if self.use.as_method is not None else ()
+            beside = sorted({*error.beside, *methods})
+            near = nearest(error.name, beside)
+            remedy = f'did you mean "{near[0]}"?' if near else listing(beside)
+            return [self._entry.problem(codes.NO_ATTRIBUTE, f"{error.module} has no {error.name}", remedy)]
+        except UnreadableModuleError as error:
+            version = f"{sys.version_info.major}.{sys.version_info.minor}"
+            message = f"not valid Python {version}: {error}"
+            remedy = "importing it will fail, unless training runs with a newer Python"
+            return [self._entry.problem(codes.UNREADABLE_MODULE, message, remedy, "warning")]
+        except NotInstalledError as error:
+            return [self._not_installed(str(error))]
+        except MethodError as error:
+            return [self._entry.note(str(error))] if self.use.as_method is None else self._method(error)
+        except CannotTellError as error:
+            return [self._entry.note(str(error))]
+
+    def _method(self, found: MethodError) -> list[Diagnostic]:
+        """Return what is wrong with a method that is called on the model."""
+        owner = found.owner.node
+        model = self._class_of_model()
+        if model is None or found.owner in model:
+            self._entry.use = self.use = self.use._replace(given=self.use.as_method or ())
+            return self._arguments(found.definition)
+        assert isinstance(owner, ast.ClassDef)
+        entry = inside(self.source.raw, "model").get("entry")
+        message = f"{self.use.text} is a method of {owner.name}, but the model is made by {entry}"
+        remedy = f"name a method of the model's own class, or a function\ndefined at {found.definition.place}"
+        return [self._entry.problem(codes.FOREIGN_METHOD, message, remedy)]
+
+    def _class_of_model(self) -> list[Definition] | None:
+        """Return the model's class and those it inherits from; None where reading does not tell."""
+        entry = inside(self.source.raw, "model").get("entry")
+        if not isinstance(entry, str) or not re.fullmatch(ENTRY, entry):
+            return None
+        module, _, attribute = entry.partition(":")
+        try:
+            found = self.resolver.entry(module, attribute)
+            if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef):
+                return lineage(found, self.resolver)
+        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+            pass
+        return None
+
+    def _object(self) -> list[Diagnostic]:
+        found = why_not_stateful(self.resolver, self.module, self.attribute)
+        if found is None:
+            return []
+        reason, place = found
+        remedy = "name an object of the module that has the methods state_dict() and load_state_dict(state)"
+        at = "" if place is None else f"\ndefined at {place}"
+        return [self._entry.problem(codes.NO_STATE, f"{self.use.text} {reason}", f"{remedy}{at}")]
+
+    def _a_class(self, found: Definition) -> Diagnostic:
+        given = ", ".join(self.use.given) or "nothing"
+        message = f"{self.use.text} is a class, and is called with {given}: that makes an object of it"
+        from elasticflow.jobfile.python_source.bare_names import with_module
+
+        function = "name a function"
+        if self.use.path == ("model", "loss"):
+            near = with_module(self.use.path, self.attribute, is_exact=True)
+            function = f'name a function, such as "{near or "torch.nn.functional:cross_entropy"}"'
+        return self._entry.problem(codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {found.place}")
+
+    def _not_callable(self, found: Module | Plain) -> Diagnostic:
+        words, inside = found.words if isinstance(found, Plain) else "a module", ""
+        if isinstance(found, Module):
+            inside = f' in it: "{found.name}:..."'
+        message = f"{self.use.text} cannot be called: it is {words}"
+        return self._entry.problem(codes.NOT_CALLABLE, message, f"name a class or a function{inside}")
+
+    def _no_module(self, error: NoModuleError) -> Diagnostic:
+        parent, _, last = error.name.rpartition(".")
+        if last == "py":
+            message = f"{self.module} is a file: an entry names the module, without .py"
+            return self._entry.problem(codes.NO_MODULE, message, f'did you mean "{parent}:{self.attribute}"?')
+        near = nearest(last, error.beside)
+        remedy = f'did you mean "{parent}.{near[0]}"?' if near else listing(error.beside, f"{parent}.")
+        if not error.package.is_own:
+            remedy = "\n".join(filter(None, [remedy, f"{parent} is the installed one: {error.package.file}"]))
+        return self._entry.problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
+
+    def _not_installed(self, top: str) -> Diagnostic:
+        finder = self.resolver.finder
+        if (module := SHORT_MODULES.get(self.module)) is not None:
+            message = f"there is no module {top}: a job file takes whole names"
+            return self._entry.problem(codes.NO_MODULE, message, f'did you mean "{module}:{self.attribute}"?')
+        if is_found_by_hooks(top):
+            return self._entry.note(f"{top} is not installed as files")
+        near = nearest(top, finder.names())
+        if not near:
+            message = f"{self.use.text} is not checked: {top} is not installed here"
+            return self._entry.problem(codes.NOT_INSTALLED, message, install_help(top, finder), "note")
+        message = f"there is no module {top} on the job's path, and it is not installed here"
+        remedy = f'did you mean "{near[0]}"? (looked in {looked_in(finder)})'
+        is_sure = finder.has_torch or self._is_in(top, near[0])
+        return self._entry.problem(codes.NO_MODULE, message, remedy, "error" if is_sure else "warning")
+
+    def _is_in(self, top: str, near: str) -> bool:
+        """Return whether the entry is found once its top-level module is called *near*.
+
+        Without torch this may be a hook's environment: `datasets` beside a dataset.py can be the installed package.
+        """
+        if self.module.partition(".")[0] != top:
+            return False  # the module is there, and something in it is imported from *top*
+        try:
+            self.resolver.entry(near + self.module.removeprefix(top), self.attribute)
+        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+            return False
+        return True
+
+    def _arguments(self, found: Definition) -> list[Diagnostic]:
+        try:
+            signature = self._entry.once("signature", lambda: signature_of(found, self.resolver))
+        except NotInstalledError as error:
+            return [self._not_installed(str(error))]
+        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError) as error:
+            return [self._entry.note(str(error))]
+        check = ArgumentFindings(self._entry, found, signature)
+        problems = check.all()
+        self.depends_on_others = check.depends_on_others
+        return problems
+
+    def _kind(self, found: Definition) -> list[Diagnostic]:
+        wrong = self._entry.once(
+            "kind", lambda: wrong_kind(self.use.path, found, self.resolver), *self.use.path
+        )
+        if wrong is None:
+            return []
+        key, wanted = dotted(self.use.path), wrong.wanted
+        message = f"{self.use.text} {wrong.found}, and {key} names what makes {wanted.words} ({wanted.base})"
+        near = wrong.beside if len(wrong.beside) == 1 else nearest(self.attribute, wrong.beside)
+        remedy = f"name a class that inherits from {wanted.base}, or a function that makes one"
+        if near:
+            remedy = f'did you mean "{self.module}:{near[0]}"?'
+        elif wrong.is_loader:
+            remedy = "name the dataset itself: its samples are shared out and put into batches by elasticflow"
+        elif wrong.beside:
+            remedy = f"name {wanted.words} instead: {', '.join(wrong.beside[:_MOST_NAMED])}"
+        return [self._entry.problem(codes.WRONG_KIND, message, f"{remedy}\ndefined at {found.place}")]
+
+    def _length(self, found: Definition) -> list[Diagnostic]:
+        if self.use.path not in {("dataset", "entry"), ("evaluation", "entry")} or self.use.named:
+            return []
+        try:
+            reason = self._entry.once("length", lambda: why_not_map_style(found, self.resolver))
+        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+            return []
+        if reason is None:
+            return []
+        remedy = "a dataset needs __len__ and __getitem__, so that every sample is seen once at any number of workers"
+        if self.use.path == ("dataset", "entry"):
+            remedy += ";\ndata that can only be read in order is read in shards: set dataset.shards (elasticflow explain EF309)"
+        message = f"{self.use.text} {reason}"
+        return [self._entry.problem(codes.NO_LENGTH, message, f"{remedy}\ndefined at {found.place}")]

@@ -1,0 +1,102 @@
+"""Values of the free tables (`args`, `options`), which no model checks."""
+
+from __future__ import annotations
+
+import datetime as dt
+import keyword
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import redaction
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.entry_points.object_arguments import objects_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.source import Source
+
+_FREE = (("model", "args"), ("optimizer", "args"), ("lr_scheduler", "args"), ("dataset", "args"), ("evaluation", "args"), ("snapshots", "options"))  # fmt: skip
+
+
+def values(source: Source) -> Iterator[Diagnostic]:
+    """Yield the values of free tables that cannot be passed on to a call."""
+    for table, name in _FREE:
+        free = _inside(source.raw, (table, name))
+        if name == "args":
+            yield from _names(source, free, (table, name))
+            for each in objects_in(free, (table, name)):
+                yield from _names(source, each.args, (*each.path, "args"))
+        for path, value in _leaves(free, (table, name)):
+            reason = not_passable(value)
+            if reason is not None:
+                message, remedy = reason
+                yield source.problem(codes.NOT_PASSABLE, f"{dotted(path)} is {message}", path, remedy=remedy)
+
+
+def _names(source: Source, arguments: dict[str, Any], path: KeyPath) -> Iterator[Diagnostic]:
+    """Yield the keys that cannot be names of arguments."""
+    for key in arguments:
+        if not key.isidentifier() or keyword.iskeyword(key):
+            message = f"{show(key)} cannot be the name of an argument"
+            remedy = "an argument is a Python name: letters, digits and _"
+            near = re.sub(r"\W+", "_", key)
+            if near != key and near.isidentifier() and not keyword.iskeyword(near):
+                remedy = f'did you mean "{near}"? {remedy[0].upper()}{remedy[1:]}'
+            yield source.problem(codes.NOT_PASSABLE, message, (*path, key), at_key=True, remedy=remedy)
+
+
+def not_passable(value: object) -> tuple[str, str] | None:
+    """Return what a value is that cannot be passed on or kept in JSON without loss, and the remedy."""
+    if isinstance(value, dt.date | dt.time):
+        return "a date or time, which cannot be passed on", "write it as a text in quotes"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "not a finite number", "leave it out, or have your own function turn a word into it"
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return "a whole number beyond 64 bits", "write it as a text in quotes"
+    return None
+
+
+def secrets(source: Source) -> Iterator[Diagnostic]:
+    """Yield a warning for each secret in the file, which is checked in and copied into every run folder."""
+    written = source.written or source.raw  # what was looked up is not in the file
+    remedy = "take it out: credentials come from the machine's role or from the environment"
+    for path, value in _leaves(_inside(written, ("snapshots", "options")), ("snapshots", "options")):
+        is_told = any(redaction.is_secret(str(part)) for part in path[2:])
+        if isinstance(value, str) and is_told and _own_part(value):
+            message = f"{dotted(path)} looks like a secret, and a job file is checked in"
+            here = f'{remedy}, such as {path[-1]} = "${{env:NAME}}"'
+            yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=here)
+    uri = _inside(written, ("snapshots",)).get("uri")
+    if isinstance(uri, str) and re.search(r"://[^/@]*:[^/@]+@", _own_part(uri)):
+        message = "snapshots.uri holds a password, and a job file is checked in"
+        here = f'{remedy}, such as "://me:${{env:NAME}}@"'
+        yield source.problem(
+            codes.SECRET_IN_FILE, message, ("snapshots", "uri"), severity="warning", remedy=here
+        )
+
+
+def _own_part(text: str) -> str:
+    """Return a text without its references."""
+    return re.sub(r"\$\{[^{}]*\}", "", text)
+
+
+def _inside(raw: object, names: tuple[str, ...]) -> dict[str, Any]:
+    for name in names:
+        raw = raw.get(name, {}) if isinstance(raw, dict) else {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def _leaves(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, (*path, number))
+    else:
+        yield path, value

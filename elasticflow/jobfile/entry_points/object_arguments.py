@@ -1,0 +1,130 @@
+"""Objects among the arguments of a factory: `config = { entry = "model:GPTConfig", args = { n_layer = 4 } }`.
+
+A table is an object if its keys are `entry` and, where wanted, `args` and `partial`, and its `entry` is a text of the form
+`package.module:attribute`. Every other table is a dict. A dict that looks like an object is made by one:
+`{ entry = "builtins:dict", args = { entry = "a:b" } }`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.python_source.annotations import Made
+from elasticflow.jobfile.tables.types import ENTRY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.source import Source
+
+ARGS_OF = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation")
+"""Tables whose `args` may hold objects."""
+_KEYS = ("entry", "args", "partial")
+_FORM = 'an object is { entry = "module:name", args = { ... } }, with partial = true for a functools.partial'
+
+
+class ObjectArgument(NamedTuple):
+    """One object of the job file.
+
+    Attributes:
+        path: Of its table.
+        entry: `package.module:attribute`.
+        args: Its own arguments.
+        is_partial: A `functools.partial` is meant, not what the call returns.
+    """
+
+    path: KeyPath
+    entry: str
+    args: dict[str, Any]
+    is_partial: bool
+
+
+def object_of(value: object, path: KeyPath = ()) -> ObjectArgument | None:
+    """Return the object that a value among arguments means; None if it means itself."""
+    if not isinstance(value, dict) or not _is_meant(value):
+        return None
+    args, is_partial = value.get("args", {}), value.get("partial", False)
+    if not isinstance(args, dict) or not isinstance(is_partial, bool):
+        return None  # refused by `check_objects`
+    return ObjectArgument(path, value["entry"], args, is_partial)
+
+
+def _is_meant(value: dict[str, Any]) -> bool:
+    entry = value.get("entry")
+    return isinstance(entry, str) and value.keys() <= set(_KEYS) and re.fullmatch(ENTRY, entry) is not None
+
+
+def objects_in(arguments: object, path: KeyPath) -> Iterator[ObjectArgument]:
+    """Yield every object among arguments, also inside other objects, lists and dicts; the outer ones first."""
+    for inner_path, value in _tables_in(arguments, path):
+        found = object_of(value, inner_path)
+        if found is not None:
+            yield found
+
+
+def objects_of(raw: dict[str, Any]) -> Iterator[ObjectArgument]:
+    """Yield every object of a merged job."""
+    for name in ARGS_OF:
+        table = raw.get(name)
+        if isinstance(table, dict):
+            yield from objects_in(table.get("args"), (name, "args"))
+
+
+def marked(value: Any) -> Any:
+    """Return a value of the job file with its objects marked as `Made`."""
+    if isinstance(value, dict):
+        inner = {key: marked(each) for key, each in value.items()}
+        return Made(inner) if object_of(value) else inner
+    return [marked(each) for each in value] if isinstance(value, list) else value
+
+
+def check_objects(source: Source) -> Iterator[Diagnostic]:
+    """Yield what is wrong with objects, and the tables that are dicts though they look like objects."""
+    for name in ARGS_OF:
+        table = source.raw.get(name)
+        if isinstance(table, dict):
+            for path, value in _tables_in(table.get("args"), (name, "args")):
+                if isinstance(value.get("entry"), str):
+                    yield from _wrong(source, path, value)
+
+
+def _wrong(source: Source, path: KeyPath, value: dict[str, Any]) -> Iterator[Diagnostic]:
+    entry, others = str(value["entry"]), [key for key in value if key not in _KEYS]
+    if _is_meant(value):
+        for key, kind, words in (("args", dict, "a table"), ("partial", bool, "true or false")):
+            if not isinstance(value.get(key, kind()), kind):
+                message = f"{dotted((*path, key))} must be {words}, not {show(value[key])}"
+                yield source.problem(codes.OBJECT_ARGUMENT, message, (*path, key), remedy=_FORM)
+    elif others and re.fullmatch(ENTRY, entry):
+        names = ", ".join(others)
+        message = f"{dotted(path)} is a plain dict: beside `entry` it holds {names}"
+        remedy = f"{_FORM}: its arguments stand in args"
+        yield source.problem(codes.OBJECT_ARGUMENT, message, path, severity="warning", remedy=remedy)
+    elif not others and len(value) > 1:
+        message = f"{dotted(path)} is a plain dict: its `entry` is {show(entry)}, which names no attribute of a module"
+        head, _, last = entry.removesuffix(".py").rpartition(".")
+        near = f"{head}:{last}" if head and re.fullmatch(ENTRY, f"{head}:{last}") else None
+        remedy = f"{f'did you mean {show(near)}? ' if near else ''}{_FORM}"
+        yield source.problem(
+            codes.OBJECT_ARGUMENT, message, (*path, "entry"), severity="warning", remedy=remedy
+        )
+
+
+def _tables_in(
+    value: object, path: KeyPath, *, is_arguments: bool = True
+) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    """Yield every table below a table of arguments; those of arguments themselves are no values."""
+    if isinstance(value, dict):
+        if not is_arguments:
+            yield path, value
+        is_object = not is_arguments and object_of(value) is not None
+        for key, inner in value.items():
+            yield from _tables_in(inner, (*path, key), is_arguments=is_object and key == "args")
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _tables_in(inner, (*path, number), is_arguments=False)

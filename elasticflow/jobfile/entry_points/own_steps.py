@@ -1,0 +1,74 @@
+"""What a step that takes (model, batch, optimizers), and moves them itself, cannot be combined with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import show
+from elasticflow.jobfile.entry_points.uses import inside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.source import Source
+
+_Value = tuple[str, str]
+"""Why it cannot be done, and what to do."""
+
+_CAST = (
+    "it runs forward and backward itself",
+    "leave it out; write `with torch.autocast(...)` around the forwards in the step",
+)
+_BY_VALUE: dict[tuple[str, str], dict[str, _Value]] = {
+    ("train", "consistency"): {
+        "exact": (
+            "it would cut a batch into virtual shards, whose gradients move the weights once, together",
+            'use consistency = "batch": the same bits at the same number of workers',
+        ),
+    },
+    ("train", "on_nonfinite"): {
+        "skip": ("half of a step may be done when that is known", 'use on_nonfinite = "stop"'),
+    },
+    ("train", "precision"): {"bf16": _CAST, "fp16": _CAST},
+}
+_BY_KEY: dict[tuple[str, str], _Value] = {
+    ("dataset", "micro_batch_size"): (
+        "it is called once, with all of a worker's share",
+        "leave it out; cut the share in the step, if memory asks for it",
+    ),
+    ("model", "loss_count"): ("workers are weighted by their samples there", "leave it out"),
+}
+_DDP = (
+    "gradients are exchanged when an optimizer moves, without DistributedDataParallel",
+    "leave it out",
+)
+_BEST = (
+    "its loss cannot be measured without training",
+    "name a metric: metrics are called with (model, batch)",
+)
+
+
+def misfits(source: Source) -> Iterator[Diagnostic]:
+    """Yield what stands in the job beside such a step and cannot be done."""
+    for path, (why, remedy) in _found(source.raw):
+        value = inside(source.raw, str(path[0]))[str(path[1])]
+        what = f"{path[0]}.{path[1]} = {show(value)} cannot be combined with a step that moves its optimizers"
+        yield source.problem(codes.OWN_STEP, f"{what}: {why}", path, remedy=remedy)
+
+
+def _found(raw: dict[str, Any]) -> Iterator[tuple[KeyPath, _Value]]:
+    for (table, key), values in _BY_VALUE.items():
+        value = inside(raw, table).get(key)
+        if isinstance(value, str) and value in values:
+            yield (table, key), values[value]
+    for (table, key), texts in _BY_KEY.items():
+        if key in inside(raw, table):
+            yield (table, key), texts
+    for key in inside(raw, "ddp"):
+        yield ("ddp", key), _DDP
+    best = inside(raw, "evaluation").get("best")
+    if isinstance(best, str) and best.split()[1:] == ["loss"]:
+        yield ("evaluation", "best"), _BEST

@@ -1,0 +1,122 @@
+"""A job file and the cases of its [matrix], each a source of its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.tables.validate import read_table
+from elasticflow.jobfile.text.layers import MovedLayer, lay, without
+from elasticflow.jobfile.text.source import load
+from elasticflow.jobfile.validate_source import Judge, Judged, Known
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from elasticflow.jobfile.composition.matrix import Case
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.text.source import Source
+
+_MATRIX = "matrix"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+
+
+class CaseFile:
+    """A job file as read, its [matrix] expanded.
+
+    Args:
+        path: The job file.
+        overrides: `--set` values.
+        root: The project's root.
+        environment: Variables that references name; None: they are not looked up.
+        known: What other files have told; added to.
+
+    Attributes:
+        files: The job file and every file it extends.
+        cases: The cases by name; none without a [matrix], or with one that is wrong.
+        problems: Why a text or [matrix] could not be read, and warnings about [matrix].
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        overrides: Sequence[str],
+        root: Path,
+        environment: Mapping[str, str] | None,
+        known: Known | None = None,
+    ) -> None:
+        self.path = path
+        self.root = root
+        self._source = load(path, overrides)
+        self._judge = Judge(root, environment, known)
+        self.files = self._source.files
+        self.problems: list[Diagnostic] = list(self._source.problems)
+        self.cases: dict[str, Case] = self._expanded() if self.has_matrix else {}
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the job file itself could be read."""
+        return any(layer.is_file for layer in self._source.layers)
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether something could not be read: what it would have given is not there."""
+        return any(each.severity == "error" for each in self.problems)
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether the file is several jobs."""
+        return _MATRIX in self._source.raw
+
+    def judge(self, name: str | None) -> Judged:
+        """Return what becomes of a case; without a name, of the file without its [matrix]."""
+        if not self.is_read:
+            return Judged(None, [])
+        is_part = self.has_errors
+        if name is None:
+            raw = without(self._source.raw, (_MATRIX,))
+            return self._judge.judge(replace(self._source, raw=raw), is_part=is_part)
+        return self._judge.judge(self._of(self.cases[name]), name, is_part=is_part)
+
+    def source_of(self, name: str | None) -> Source:
+        """Return the merged keys of a case, each with its place; without a name, of the file."""
+        return self._source if name is None else self._of(self.cases[name])
+
+    def _expanded(self) -> dict[str, Case]:
+        from elasticflow.jobfile.composition.matrix import expand  # most files have none
+
+        _, problems = read_table(self._source, _MATRIX)
+        cases, more = ([], []) if problems else expand(self._source)
+        self.problems += [*problems, *more]
+        return {case.name: case for case in cases}
+
+    def _of(self, case: Case) -> Source:
+        """Return the source of a case: its keys lie over the files and under the flags."""
+        layers = self._source.layers
+        flags = [layer for layer in layers if not layer.is_file]
+        own = MovedLayer(case.raw, case.moves, self._source.look)
+        raw = self._below
+        for layer in (own, *flags):
+            raw = lay(raw, layer)
+        raw = without(raw, (_MATRIX,))
+        if (name := _job_name(raw)) is not None:
+            raw["job"] = {**raw["job"], "name": f"{name}-{case.name}"}
+        in_files = [layer for layer in layers if layer.is_file]
+        return replace(self._source, raw=raw, layers=(*in_files, own, *flags))
+
+    @cached_property
+    def _below(self) -> dict[str, Any]:
+        raw: dict[str, Any] = {}
+        for layer in self._source.layers:
+            raw = lay(raw, layer) if layer.is_file else raw
+        return raw
+
+
+def _job_name(raw: dict[str, Any]) -> str | None:
+    """Return the job's name if it is one: a wrong one is told as it is written."""
+    job = raw.get("job")
+    name = job.get("name") if isinstance(job, dict) else None
+    return name if isinstance(name, str) and re.fullmatch(_NAME, name) else None

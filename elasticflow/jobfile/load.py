@@ -1,0 +1,175 @@
+"""Job file -> Job: every problem of every file and every case at once, each with its place."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticflow.errors import CaseError, JobRefusedError
+from elasticflow.jobfile.diagnostics.diagnostic import in_order
+from elasticflow.jobfile.diagnostics.render_text import render
+from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.job_file import CaseFile
+from elasticflow.jobfile.project import project_root_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.validate_source import Judged, Known
+
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+_MOST_LISTED = 12
+
+
+class LoadedJob(NamedTuple):
+    """What became of a job file, or of one of its cases.
+
+    Attributes:
+        path: The job file as it was named.
+        project_root: Where the job's own code is found from.
+        files: The job file and every file it extends.
+        job: The job; None when a diagnostic is an error, and for a file with [matrix] as a whole.
+        diagnostics: Errors, warnings and notes in order of their place.
+        case: The case this is, of a file with [matrix].
+        cases: Names of all cases, where the file with [matrix] as a whole is meant.
+        changes: The keys that the case changes, and their values.
+    """
+
+    path: Path
+    project_root: Path
+    files: tuple[Path, ...]
+    job: Job | None
+    diagnostics: list[Diagnostic]
+    case: str | None = None
+    cases: tuple[str, ...] = ()
+    changes: Mapping[KeyPath, Any] = MappingProxyType({})
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether a diagnostic is an error."""
+        return any(each.severity == "error" for each in self.diagnostics)
+
+
+def load_job(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    case: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    known: Known | None = None,
+) -> LoadedJob:
+    """Return the job, or every reason why there is none; never raises for what the file holds.
+
+    A file with [matrix] is several jobs: without *case* all of them are checked.
+
+    Args:
+        path: The job file.
+        overrides: `key=value` texts that win over the file.
+        case: Which case of the file's [matrix] is meant.
+        environment: Variables that `${env:NAME}` names. None: they are not looked up.
+        known: What other files of this command have told; added to.
+
+    Raises:
+        CaseError: the file has no such case.
+    """
+    root = project_root_of(path)
+    file = CaseFile(path, overrides, root, environment, known)
+    if case is not None and file.is_read and not file.has_matrix:
+        raise CaseError(f"{path} has no [matrix], so there is no case {case}", "leave out --case")
+    if case is not None and file.cases:
+        return _loaded(file, file.judge(_find(file, case)), case)
+    if not file.cases:  # no matrix; or a wrong one, and at least the rest of the file can be judged
+        return _loaded(file, file.judge(None))
+    return _as_a_whole(file, [file.judge(name) for name in file.cases])
+
+
+def require_job(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    case: str | None = None,
+    environment: Mapping[str, str] | None = _NO_VARIABLES,
+) -> LoadedJob:
+    """Return the loaded job, which has no errors; arguments as for `load_job`.
+
+    Raises:
+        JobRefusedError: it has; the message is the rendered diagnostics.
+        CaseError: the file has a [matrix], and *case* is none of its cases.
+    """
+    loaded = load_job(path, overrides, case=case, environment=environment)
+    _refuse_errors(loaded)
+    if loaded.cases:
+        message = f"{path} is {len(loaded.cases)} job{'s' if len(loaded.cases) > 1 else ''}, one for each case of its [matrix]"
+        raise CaseError(message, f"say which one: --case {loaded.cases[0]}\n{_listed(loaded.cases, path)}")
+    return loaded
+
+
+def require_cases(
+    path: Path, overrides: Sequence[str] = (), *, environment: Mapping[str, str] | None = _NO_VARIABLES
+) -> list[LoadedJob]:
+    """Return every case of a file with [matrix], none of which has errors; arguments as for `load_job`.
+
+    Raises:
+        JobRefusedError: one of them has; the message is the rendered diagnostics.
+        CaseError: the file has no [matrix].
+    """
+    file = CaseFile(path, overrides, project_root_of(path), environment)
+    judged = [file.judge(name) for name in file.cases]
+    if not judged:
+        _refuse_errors(_loaded(file, file.judge(None)))
+        raise CaseError(f"{path} has no [matrix]: it is one job", "leave out --all")
+    _refuse_errors(_as_a_whole(file, judged))
+    return [_loaded(file, each, name) for name, each in zip(file.cases, judged, strict=True)]
+
+
+def is_several(path: Path, overrides: Sequence[str] = ()) -> bool:
+    """Return whether a file has a [matrix]: it is several jobs."""
+    return CaseFile(path, overrides, project_root_of(path), None).has_matrix
+
+
+def _loaded(file: CaseFile, judged: Judged, case: str | None = None) -> LoadedJob:
+    found = in_order([*file.problems, *judged.diagnostics])
+    job = None if file.has_errors else judged.job
+    changes: Mapping[KeyPath, Any] = {} if case is None else file.cases[case].changes()
+    return LoadedJob(file.path, file.root, file.files, job, found, case, changes=changes)
+
+
+def _as_a_whole(file: CaseFile, judged: list[Judged]) -> LoadedJob:
+    """Return the file with the findings of all cases: those of some cases alone name them."""
+    names: dict[Diagnostic, list[str]] = {}
+    for name, each in zip(file.cases, judged, strict=True):
+        for diagnostic in each.diagnostics:
+            names.setdefault(diagnostic, []).append(name)
+    told = [
+        each if len(some) == len(judged) else each._replace(message=f"{each.message} ({_told(some, judged)})")
+        for each, some in names.items()
+    ]
+    found = in_order([*file.problems, *told])
+    return LoadedJob(file.path, file.root, file.files, None, found, cases=tuple(file.cases))
+
+
+def _told(some: list[str], judged: list[Judged]) -> str:
+    return f"case {some[0]}" if len(some) == 1 else f"{len(some)} of {len(judged)} cases, such as {some[0]}"
+
+
+def _refuse_errors(loaded: LoadedJob) -> None:
+    if loaded.has_errors:
+        raise JobRefusedError(render([each for each in loaded.diagnostics if each.severity != "note"]))
+
+
+def _find(file: CaseFile, case: str) -> str:
+    if case in file.cases:
+        return case
+    near = nearest(case, file.cases)
+    told = f'did you mean "{near[0]}"?' if near else _listed(tuple(file.cases), file.path)
+    raise CaseError(f"{file.path} has no case {case}", told)
+
+
+def _listed(names: tuple[str, ...], path: Path) -> str:
+    shown = f"cases: {', '.join(names[:_MOST_LISTED])}"
+    more = len(names) - _MOST_LISTED
+    return shown if more <= 0 else f"{shown} and {more} more: elasticflow plan {path}"

@@ -1,0 +1,24 @@
+"""Where a job file's project begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def project_root_of(path: Path) -> Path:
+    """Return the nearest folder at or above the job file's that holds pyproject.toml or .git.
+
+    Without one it is the job file's folder, or the folder above when that is called `jobs`.
+    """
+    folder = path.absolute().parent
+    if ".." in folder.parts:  # else what lies above it is not what its name says
+        folder = folder.resolve()
+    for candidate in (folder, *folder.parents):
+        if (candidate / "pyproject.toml").is_file() or (candidate / ".git").exists():
+            return candidate
+    return folder.parent if folder.name == "jobs" else folder
+
+
+def here() -> Path:
+    """Return the project root above the working folder."""
+    return project_root_of(Path.cwd() / "job.toml")

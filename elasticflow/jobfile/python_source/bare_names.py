@@ -1,0 +1,84 @@
+"""The entry point that a name without its module stands for, of those torch has for a key."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
+from elasticflow.jobfile.python_source.installed import installed_places
+from elasticflow.jobfile.python_source.modules import (
+    CannotTellError,
+    Finder,
+    NoModuleError,
+    NotInstalledError,
+)
+from elasticflow.jobfile.python_source.resolve import Resolver
+
+if TYPE_CHECKING:
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+
+_HOMES = {
+    ("optimizer", "entry"): "torch.optim",
+    ("lr_scheduler", "entry"): "torch.optim.lr_scheduler",
+    ("model", "loss"): "torch.nn.functional",
+}
+# What schedules are called elsewhere.
+_NAMES = {
+    "cosine": "CosineAnnealingLR",
+    "linear": "LinearLR",
+    "constant": "ConstantLR",
+    "onecycle": "OneCycleLR",
+}
+
+
+def with_module(path: KeyPath, name: str, *, is_exact: bool = False) -> str | None:
+    """Return `module:name` for a bare name; None where torch has nothing like it.
+
+    Args:
+        path: The key.
+        name: The name; of a class of losses also the function that does the same is found.
+        is_exact: Its spelling is right.
+    """
+    home = _HOMES.get((str(path[0]), str(path[-1])))
+    name = re.sub(r"\s*\(.*\)$", "", name, flags=re.DOTALL)
+    name = re.sub(r"[\s-]+", "_", name)
+    if home is None or not re.fullmatch(r"\w+", name):
+        return None
+    resolver = Resolver(Finder((), installed_places()))
+    wishes = [_NAMES.get(name.lower(), name), *(_as_function(name) if path[-1] == "loss" else [])]
+    for wish in wishes:
+        try:
+            if isinstance(resolver.entry(home, wish), Definition):
+                return f"{home}:{wish}"
+        except NotInstalledError:
+            return f"{home}:{wish}"
+        except CannotTellError:
+            if path[-1] == "loss":  # torch makes some of its functions by calls
+                return f"{home}:{wish}"
+        except (NoAttributeError, NoModuleError, UnreadableModuleError):
+            continue
+    if is_exact:
+        return None
+    is_loss = path[-1] == "loss"
+    names = [each for each in _names_in(resolver, home) if not is_loss or "loss" in each or "entropy" in each]
+    small = {each.lower(): each for each in names}
+    near = nearest(wishes[0].lower().replace("_torch", "").replace("_", ""), small)
+    return f"{home}:{small[near[0]]}" if near else None
+
+
+def _names_in(resolver: Resolver, home: str) -> list[str]:
+    try:
+        resolver.entry(home, "__no_such_name__")
+    except NoAttributeError as error:
+        return error.beside
+    except (CannotTellError, NoModuleError, UnreadableModuleError):
+        pass
+    return []
+
+
+def _as_function(name: str) -> list[str]:
+    """Return what the function of a loss may be called: CrossEntropyLoss is cross_entropy, MSELoss mse_loss."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    return [words.removesuffix("_loss"), words, f"{words}_loss"]

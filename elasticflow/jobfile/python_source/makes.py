@@ -1,0 +1,153 @@
+"""What an entry point makes, as far as its bases or its return annotation show it: a model, an optimizer, a dataset ....
+
+Reads source only; where reading does not show it, nothing is said.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.jobfile.python_source.bindings import parse
+from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
+from elasticflow.jobfile.python_source.import_origins import dotted_names, origin
+from elasticflow.jobfile.python_source.modules import CannotTellError, NoModuleError, source_of
+
+if TYPE_CHECKING:
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.python_source.modules import Module
+    from elasticflow.jobfile.python_source.resolve import Resolver
+
+
+class Kind(NamedTuple):
+    """A kind of object.
+
+    Attributes:
+        words: What one is.
+        base: The class of torch that all inherit from.
+    """
+
+    words: str
+    base: str
+
+
+MODEL = Kind("a model", "torch.nn.Module")
+OPTIMIZER = Kind("an optimizer", "torch.optim.Optimizer")
+SCHEDULE = Kind("a schedule", "torch.optim.lr_scheduler.LRScheduler")
+DATASET = Kind("a dataset", "torch.utils.data.Dataset")
+LOADER = Kind("a loader", "torch.utils.data.DataLoader")
+
+_WANTED: dict[KeyPath, Kind] = {
+    ("model", "entry"): MODEL,
+    ("optimizer", "entry"): OPTIMIZER,
+    ("lr_scheduler", "entry"): SCHEDULE,
+    ("dataset", "entry"): DATASET,
+    ("evaluation", "entry"): DATASET,
+}
+# By the module that defines the base in torch's source, and by what imports call it where torch is not installed.
+_BASES = {
+    "torch.nn.modules.module.Module": MODEL, "torch.nn.Module": MODEL,
+    "torch.optim.optimizer.Optimizer": OPTIMIZER, "torch.optim.Optimizer": OPTIMIZER,
+    "torch.optim.lr_scheduler.LRScheduler": SCHEDULE,
+    "torch.utils.data.dataset.Dataset": DATASET, "torch.utils.data.Dataset": DATASET, "torch.utils.data.IterableDataset": DATASET,
+    "torch.utils.data.dataloader.DataLoader": LOADER, "torch.utils.data.DataLoader": LOADER,
+}  # fmt: skip
+# Modules whose classes are of the kind.
+_HOMES = {
+    OPTIMIZER: tuple(
+        f"torch.optim.{each}" for each in ("adam", "adamw", "sgd", "rmsprop", "adagrad", "nadam", "radam")
+    ),
+    SCHEDULE: ("torch.optim.lr_scheduler",),
+    MODEL: (),
+    DATASET: (),
+}
+_NOT_TOLD = (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError)
+_MOST_LEVELS = 10
+
+
+class Wrong(NamedTuple):
+    """An entry point makes something that its key is not for.
+
+    Attributes:
+        found: What it makes, in words.
+        wanted: What the key is for.
+        beside: Classes beside it that are of that kind.
+        is_loader: It makes batches, not samples.
+    """
+
+    found: str
+    wanted: Kind
+    beside: list[str]
+    is_loader: bool = False
+
+
+def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> Wrong | None:
+    """Return what the entry point of a key makes if that is certainly not what the key is for."""
+    wanted = _WANTED.get(path)
+    if wanted is None:
+        return None
+    if definition.module.name in _HOMES[wanted]:
+        return None  # most often so, and torch's bases take milliseconds to read
+    node = definition.node
+    if isinstance(node, ast.ClassDef):
+        kinds = _kinds(definition, resolver)
+        what = "is"
+    else:
+        kinds = _returned(definition, resolver)
+        what = "returns"
+    if wanted in kinds:
+        return None
+    if kinds:
+        first = min(kinds)
+        beside = _beside(definition, wanted, resolver)
+        return Wrong(f"{what} {first.words} ({first.base})", wanted, beside, first is LOADER)
+    return None
+
+
+def _kinds(definition: Definition, resolver: Resolver, level: int = 0) -> set[Kind]:
+    """Return the kinds that a class is, by all the bases that can be read."""
+    node, module = definition.node, definition.module
+    known = _BASES.get(f"{module.name}.{getattr(node, 'name', '')}")
+    if known:
+        return {known}
+    if not isinstance(node, ast.ClassDef) or level > _MOST_LEVELS:
+        return set()
+    return {kind for base in node.bases for kind in _kinds_of_name(module, base, resolver, level + 1)}
+
+
+def _kinds_of_name(module: Module, name: ast.expr, resolver: Resolver, level: int) -> set[Kind]:
+    known = _BASES.get(origin(module, name))
+    names = dotted_names(name)
+    if known or not names:
+        return {known} if known else set()
+    try:
+        found = resolver.dotted(module, names)
+    except (*_NOT_TOLD, RecursionError):
+        return set()
+    return _kinds(found, resolver, level) if isinstance(found, Definition) else set()
+
+
+def _returned(definition: Definition, resolver: Resolver) -> set[Kind]:
+    """Return the kinds of what a function returns, by its annotation, or by a class it calls in its only return."""
+    node = definition.node
+    if not isinstance(node, ast.FunctionDef) or node.decorator_list:
+        return set()
+    name = node.returns
+    if name is None:
+        returns = [each for each in ast.walk(node) if isinstance(each, ast.Return)]
+        value = returns[0].value if len(returns) == 1 else None
+        name = value.func if isinstance(value, ast.Call) else None
+    if isinstance(name, ast.Constant) and isinstance(name.value, str):
+        try:
+            name = ast.parse(name.value, mode="eval").body
+        except (SyntaxError, ValueError):
+            return set()
+    return set() if name is None else _kinds_of_name(definition.module, name, resolver, 0)
+
+
+def _beside(definition: Definition, wanted: Kind, resolver: Resolver) -> list[str]:
+    module = definition.module
+    if not module.is_own:
+        return []
+    classes = [each for each in parse(source_of(module)) if isinstance(each, ast.ClassDef)]
+    return [each.name for each in classes if wanted in _kinds(Definition(module, each), resolver)]

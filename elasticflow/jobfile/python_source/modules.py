@@ -1,0 +1,183 @@
+"""Where modules lie and what their source binds a name to, without importing anything.
+
+`importlib.util.find_spec("torch.optim")` would import torch; this looks at files only, in the order Python does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.machinery
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from elasticflow.jobfile.diagnostics.suggestions import nearest
+
+
+class CannotTellError(Exception):
+    """Reading source does not show it: an extension module, a decorator, a package that is not installed here."""
+
+
+class NotInstalledError(CannotTellError):
+    """The top-level package is neither on the job's path nor installed here."""
+
+
+class NoModuleError(Exception):
+    """There is no such module; `beside` holds those there are, `package` is where it was looked for."""
+
+    def __init__(self, name: str, beside: list[str], package: Module) -> None:
+        super().__init__(name)
+        self.name = name
+        self.beside = beside
+        self.package = package
+
+
+class Module(NamedTuple):
+    """A module found by its file.
+
+    Attributes:
+        name: Dotted name.
+        file: Its source; None for a namespace package.
+        folders: Where its submodules are looked for; empty for a plain module.
+        is_own: On the job's path, not installed.
+    """
+
+    name: str
+    file: Path | None
+    folders: tuple[Path, ...]
+    is_own: bool
+
+    @property
+    def package(self) -> str:
+        """Name that relative imports start from."""
+        return self.name if self.folders else self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Finder:
+    """Finds modules: on the job's own path first, then among what is installed."""
+
+    own: tuple[Path, ...]
+    installed: tuple[Path, ...]
+
+    def find(self, name: str) -> Module:
+        """Return the module.
+
+        Raises:
+            NoModuleError: its package is here and has no such module.
+            NotInstalledError: the top-level package is not here.
+            CannotTellError: it is built in or compiled.
+        """
+        top, *rest = name.split(".")
+        if top in sys.builtin_module_names:  # before any file of that name
+            raise CannotTellError(f"{top} is built into Python")
+        module = _look(top, top, (*self.own, *self.installed), self.own)
+        if module is None:
+            raise NotInstalledError(top)
+        for part in rest:
+            inner = _look(f"{module.name}.{part}", part, module.folders, self.own if module.is_own else ())
+            if inner is None:
+                if re.search(rf"\b(?:{part}|__path__|sys\.modules)\b", source_of(module)):
+                    raise CannotTellError(f"{module.name} makes its own submodules")
+                beside = _names_in(module.folders)
+                self.refuse_namespace(module, part, beside)
+                raise NoModuleError(f"{module.name}.{part}", beside, module)
+            module = inner
+        return module
+
+    def refuse_namespace(self, module: Module, name: str, beside: list[str]) -> None:
+        """Return only when a name that is missing in *module* is missing for certain.
+
+        Raises:
+            CannotTellError: a folder without __init__.py gives way to an installed package of its name, and
+                without torch this is not the environment the job trains in.
+        """
+        is_sure = module.file is not None or (self.has_torch and not _has_editable_installs())
+        if not is_sure and not nearest(name, beside):
+            raise CannotTellError(
+                f"{module.name} has no __init__.py: an installed package may take its place"
+            )
+
+    @property
+    def has_torch(self) -> bool:
+        """Whether torch is installed: this may be the environment that the job trains in."""
+        return any((place / "torch").is_dir() for place in self.installed)
+
+    def names(self) -> list[str]:
+        """Return the top-level modules on the job's own path."""
+        return _names_in(self.own)
+
+
+def is_found_by_hooks(top: str) -> bool:
+    """Return whether Python finds a top-level module that lies in none of its folders; nothing is imported.
+
+    So it finds editable installations, which are found by code of setuptools, and what lies in archives.
+    """
+    archives = [each for each in sys.path if each and Path(each).is_file()]
+    for finder in sys.meta_path:
+        place = archives if finder is importlib.machinery.PathFinder else None
+        with contextlib.suppress(Exception):  # other people's code
+            if finder.find_spec(top, place) is not None:
+                return True
+    return False
+
+
+def _has_editable_installs() -> bool:
+    """Return whether packages are found by code of setuptools, which may add to any namespace."""
+    return any("__editable__" in getattr(each, "__module__", "") for each in sys.meta_path)
+
+
+def _look(name: str, part: str, places: tuple[Path, ...], own: tuple[Path, ...]) -> Module | None:
+    """Return the module; like Python, a folder without __init__.py only when no other place has more."""
+    namespace: list[Path] = []
+    for place in places:
+        is_own = any(place.is_relative_to(root) for root in own)
+        folder = place / part
+        if (folder / "__init__.py").is_file():
+            return Module(name, folder / "__init__.py", (folder,), is_own)
+        if (place / f"{part}.py").is_file():
+            return Module(name, place / f"{part}.py", (), is_own)
+        if any((place / f"{part}{end}").is_file() for end in _compiled()):
+            raise CannotTellError(f"{name} is compiled")
+        if folder.is_dir():
+            namespace.append(folder)
+    if not namespace:
+        return None
+    return Module(name, None, tuple(namespace), any(namespace[0].is_relative_to(root) for root in own))
+
+
+@functools.cache
+def _compiled() -> tuple[str, ...]:
+    return (*importlib.machinery.EXTENSION_SUFFIXES, ".pyc")
+
+
+def _names_in(places: tuple[Path, ...]) -> list[str]:
+    names = set()
+    for place in places:
+        for each in place.iterdir() if place.is_dir() else ():
+            if each.suffix == ".py" or (each.is_dir() and each.name.isidentifier()):
+                names.add(each.stem)
+    return sorted(names - {"__init__", "__pycache__"})
+
+
+def source_of(module: Module) -> str:
+    """Return the module's source; empty for a namespace package.
+
+    Raises:
+        CannotTellError: it cannot be read.
+    """
+    if module.file is None:
+        return ""
+    facts = module.file.stat()
+    return _read(module.file, facts.st_mtime_ns, facts.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(file: Path, _changed: int, _size: int) -> str:
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotTellError(f"{file} cannot be read") from error

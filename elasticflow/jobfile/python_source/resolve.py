@@ -1,0 +1,177 @@
+"""`module:attribute` -> its definition, followed through re-exports by reading source."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+
+from elasticflow.jobfile.python_source.bindings import bindings, parse
+from elasticflow.jobfile.python_source.definitions import (
+    Definition,
+    Found,
+    MadeByCallError,
+    NoAttributeError,
+    Plain,
+    UnreadableModuleError,
+)
+from elasticflow.jobfile.python_source.import_origins import HIDDEN_STAR, dotted_names, origin
+from elasticflow.jobfile.python_source.members import member_of
+from elasticflow.jobfile.python_source.modules import (
+    CannotTellError,
+    Finder,
+    Module,
+    NoModuleError,
+    source_of,
+)
+
+_MOST_HOPS = 20
+_NAMES = re.compile(r"^(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*[=:]", re.MULTILINE)
+_PLAIN: dict[type[ast.expr], str] = {
+    ast.JoinedStr: "a text", ast.Tuple: "a tuple", ast.List: "a list", ast.ListComp: "a list",
+    ast.Dict: "a dict", ast.DictComp: "a dict", ast.Set: "a set", ast.SetComp: "a set",
+}  # fmt: skip
+# Names made at run time: reading cannot show them.
+_DYNAMIC = re.compile(
+    r"^(?:def )?__getattr__\b|\bglobals\(\)|\bexec\(|sys\.modules\[__name__\]", re.MULTILINE
+)
+
+
+@functools.lru_cache(maxsize=256)
+def _hidden_stars(text: str) -> tuple[int, ...]:
+    """Return the lines, from 0, that import everything under a condition: a millisecond for torch's large modules."""
+    return tuple(text.count("\n", 0, found.start()) for found in re.finditer(HIDDEN_STAR, text, re.MULTILINE))
+
+
+class Resolver:
+    """Finds definitions on one job's path."""
+
+    def __init__(self, finder: Finder) -> None:
+        self.finder = finder
+
+    def entry(self, module: str, attribute: str) -> Found:
+        """Return what `module:attribute` names.
+
+        Raises:
+            NoModuleError, NoAttributeError: it does not exist.
+            UnreadableModuleError: a module of the job is not valid Python.
+            CannotTellError: reading does not show it.
+        """
+        return self.dotted(self.finder.find(module), attribute.split("."))
+
+    def dotted(self, module: Module, names: list[str], hops: int = 0) -> Found:
+        """Return what a dotted name means inside *module*."""
+        found = self.name(module, names[0], hops)
+        for name in names[1:]:
+            if isinstance(found, Module):
+                found = self.name(found, name, hops)
+            elif isinstance(found, Definition) and isinstance(found.node, ast.ClassDef):
+                found = member_of(found, name, self)
+            else:
+                raise CannotTellError(f"{names[0]} is no class")
+        return found
+
+    def name(self, module: Module, name: str, hops: int = 0) -> Found:
+        """Return what one name means inside *module*."""
+        if hops > _MOST_HOPS:
+            raise CannotTellError("imports go round in circles")
+        text = source_of(module)
+        try:
+            statements, is_certain = bindings(text, name)
+        except SyntaxError as error:
+            if module.is_own:
+                raise UnreadableModuleError(module, error) from error
+            raise CannotTellError(f"{module.name} is not Python of this version") from error
+        after = statements[0].lineno if statements else 0
+        if any(line >= after for line in _hidden_stars(text)):
+            raise CannotTellError(f"{module.name} imports names under a condition")
+        if not statements:
+            return self._not_bound(module, text, name, hops)
+        if not is_certain:
+            raise CannotTellError(f"{module.name} binds {name} under a condition")
+        return self._meaning(module, statements[0], name, hops + 1)
+
+    def _not_bound(self, module: Module, text: str, name: str, hops: int) -> Found:
+        for statement in parse(text) if re.search(r"import[ \t]*\(?[ \t]*\*", text) else []:
+            if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
+                try:
+                    return self.name(self._imported(module, statement), name, hops + 1)
+                except NoAttributeError:
+                    continue
+        if module.folders:
+            try:
+                return self.finder.find(f"{module.name}.{name}")
+            except NoModuleError:
+                pass
+        if _DYNAMIC.search(text) or re.search(
+            rf"\bglobal\b.*\b{name}\b|\bas {name}:|^for .*\b{name}\b", text, re.MULTILINE
+        ):
+            raise CannotTellError(f"{module.name} makes names at run time")
+        names = {first or second for first, second in _NAMES.findall(text)}
+        names |= {
+            each.asname or each.name
+            for statement in parse(text)
+            if isinstance(statement, ast.ImportFrom)
+            for each in statement.names
+        }
+        beside = sorted(each for each in names if not each.startswith("_"))
+        self.finder.refuse_namespace(module, name, beside)
+        raise NoAttributeError(module.name, name, beside)
+
+    def _meaning(self, module: Module, statement: ast.stmt, name: str, hops: int) -> Found:
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                return Definition(module, statement)
+            case ast.Import(names=names):
+                one = next(each for each in names if (each.asname or each.name.partition(".")[0]) == name)
+                return self.finder.find(one.name if one.asname else name)
+            case ast.ImportFrom(names=names):
+                original = next(each.name for each in names if (each.asname or each.name) == name)
+                source = self._imported(module, statement)
+                if source == module:  # a package that imports from itself means its submodules
+                    return self.finder.find(f"{module.name}.{original}")
+                return self.name(source, original, hops)
+            case ast.Assign(targets=[ast.Name()], value=value) | ast.AnnAssign(value=ast.expr() as value):
+                return self._value(module, value, hops)
+            case _:
+                raise CannotTellError(f"{name} is bound in a way that reading does not show")
+
+    def _imported(self, module: Module, statement: ast.ImportFrom) -> Module:
+        base = statement.module or ""
+        if statement.level:
+            around = module.package.split(".")
+            around = around[: len(around) - statement.level + 1]
+            base = ".".join([*around, *([base] if base else [])])
+        try:
+            return self.finder.find(base)
+        except NoModuleError as error:  # an import inside the job's code fails; running will show where
+            raise CannotTellError(f"{module.name} imports {base}, which is not there") from error
+
+    def _value(self, module: Module, value: ast.expr, hops: int) -> Found:
+        match value:
+            case ast.Lambda():
+                return Definition(module, value)
+            case ast.Name() | ast.Attribute() if names := dotted_names(value):
+                if origin(module, value).startswith("builtins."):
+                    raise CannotTellError(f"{'.'.join(names)} is built into Python")
+                return self.dotted(module, names, hops)
+            case ast.Constant(value=constant):
+                words = {bool: "true or false", str: "a text", int: "a number", float: "a number"}
+                return Plain(words.get(type(constant), "None" if constant is None else "a constant"))
+            case ast.Call():
+                return self._called(module, value, hops)
+            case _ if type(value) in _PLAIN:
+                return Plain(_PLAIN[type(value)])
+            case _:
+                raise CannotTellError("it is made by a call")
+
+    def _called(self, module: Module, call: ast.Call, hops: int) -> Definition:
+        """Return what `functools.partial` of a definition is."""
+        names = [each.arg for each in call.keywords if each.arg is not None]
+        is_plain = len(names) == len(call.keywords) and not any(isinstance(a, ast.Starred) for a in call.args)
+        if is_plain and call.args and origin(module, call.func) == "functools.partial":
+            inner = self._value(module, call.args[0], hops)
+            if isinstance(inner, Definition):
+                bound = inner.num_bound + len(call.args) - 1
+                return inner._replace(num_bound=bound, preset=(*inner.preset, *names))
+        raise MadeByCallError(module, call)

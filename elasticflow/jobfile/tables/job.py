@@ -1,0 +1,115 @@
+"""The job file as one frozen record: closed, strict, bounded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, PrivateAttr
+
+from elasticflow.jobfile.tables.launching import (
+    KeepTable,
+    LoggingTable,
+    NodesTable,
+    RestartsTable,
+    SnapshotsTable,
+    TorchrunTable,
+)
+from elasticflow.jobfile.tables.training import (
+    DatasetTable,
+    DdpTable,
+    EvaluationTable,
+    JobTable,
+    LrSchedulerTable,
+    ModelTable,
+    OptimizerTable,
+    TrainTable,
+)
+from elasticflow.jobfile.tables.types import MOST_NODES, MOST_SAMPLES, Args, Name, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.tables.types import Spelled
+
+__all__ = [
+    "MOST_NODES",
+    "MOST_SAMPLES",
+    "RESERVED_TABLES",
+    "Args",
+    "DatasetTable",
+    "DdpTable",
+    "EvaluationTable",
+    "Job",
+    "JobTable",
+    "KeepTable",
+    "LoggingTable",
+    "LrSchedulerTable",
+    "MatrixTable",
+    "ModelTable",
+    "NodesTable",
+    "OptimizerTable",
+    "RestartsTable",
+    "SnapshotsTable",
+    "Table",
+    "TorchrunTable",
+    "TrainTable",
+]
+
+
+class MatrixTable(Table):
+    """One file, several jobs: each case is the file with some keys changed, named `<job.name>-<case>`."""
+
+    axes: dict[str, Any] = Field(
+        default={},
+        description="Keys of the job, each with a list of values; every combination is a case.",
+        examples=[{"optimizer": {"args": {"lr": [1e-3, 3e-3]}}, "job": {"seed": [1, 2]}}],
+    )
+    exclude: list[dict[str, Any]] = Field(
+        default=[],
+        description="Combinations that are left out: all with these values of these axes.",
+        examples=[[{"optimizer": {"args": {"lr": 3e-3}}, "job": {"seed": 2}}]],
+    )
+    cases: dict[Name, dict[str, Any]] = Field(
+        default={},
+        description="Further cases by name, each with the keys it changes.",
+        examples=[{"wide": {"model": {"args": {"width": 64}}}}],
+    )
+
+
+class Job(Table, defer_build=True):
+    """A whole job file, resolved: `extends` merged, a case chosen, `--set` applied, defaults filled in.
+
+    Built on first use: `validate` goes table by table and never needs the whole.
+    """
+
+    job: JobTable
+    model: ModelTable
+    optimizer: OptimizerTable
+    lr_scheduler: LrSchedulerTable | None = None
+    dataset: DatasetTable
+    evaluation: EvaluationTable | None = None
+    train: TrainTable
+    ddp: DdpTable = Field(default_factory=DdpTable)
+    nodes: NodesTable = Field(default_factory=NodesTable)
+    restarts: RestartsTable = Field(default_factory=RestartsTable)
+    snapshots: SnapshotsTable = Field(default_factory=SnapshotsTable)
+    logging: LoggingTable = Field(default_factory=LoggingTable)
+    torchrun: TorchrunTable = Field(default_factory=TorchrunTable)
+    matrix: MatrixTable | None = Field(default=None, exclude=True)  # of the file: a resolved job is one case
+
+    _secrets: dict[tuple[str | int, ...], tuple[object, ...]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def secrets(self) -> Mapping[KeyPath, Spelled]:
+        """Texts that hold secrets of the environment, by key: they may be written down in this form only."""
+        return self._secrets  # type: ignore[return-value]  # pydantic evaluates annotations of private attributes
+
+    def with_secrets(self, secrets: Mapping[KeyPath, Spelled]) -> Job:
+        """Return this job, which has just been made, told of its secrets."""
+        self._secrets.update(secrets)
+        return self
+
+
+RESERVED_TABLES = ("slurm", "kubernetes", "notify")
+"""Tables of the design that this version does not read; named in the error instead of "unknown"."""

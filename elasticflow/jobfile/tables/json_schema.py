@@ -1,0 +1,128 @@
+"""JSON Schema of the job file, for editors and other tools.
+
+The package carries it as a file, so that printing it does not build the models.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+SCHEMA_FILE = Path(__file__).with_name("job.schema.json")
+
+_EXTENDS = {
+    "description": "Job files this one builds on, relative to it: tables merge, this file wins. "
+    "With it, what the others give may be left out here.",
+    "examples": ["base.toml", ["base.toml", "large.toml"]],
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}},
+    ],
+}
+# Means nothing to JSON Schema where no properties are listed; to tombi a table is closed where nothing is said.
+_OPEN = {"additionalProperties": True}
+
+BEYOND = (
+    "nodes.min <= nodes.max: one value against another",
+    "evaluation.best names a key of evaluation.metrics: one value against another's keys",
+    "5.0 where a whole number is asked for: one number to JSON, two types to TOML; tombi tells them apart, taplo not",
+    "nan and inf: no numbers to JSON; what an editor says of them is its own",
+)
+"""What the models refuse and no JSON Schema can say. What needs several tables or other files is `checks.py`'s."""
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) that accepts what the models accept, except for what is `BEYOND` it.
+
+    A file may leave out what the files it extends give, or its cases: with either nothing is required.
+    """
+    from elasticflow.jobfile.tables.job import Job
+
+    schema = _tidied(Job.model_json_schema(mode="validation"))
+    needed: dict[str, Any] = {}
+    for name, table in schema["$defs"].items():
+        needed[name] = _requirements(name, table)
+    tables = {
+        name: {"description": schema["$defs"][_name_of(ref)]["description"], **ref}
+        for name, ref in schema["properties"].items()
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:elasticflow:job-file",
+        "x-tombi-toml-version": "v1.1.0",  # as tomli reads it
+        "title": "elasticflow job file",
+        "description": "Declares a training job: model, data, node range, restarts, snapshots.",
+        "type": "object",
+        "properties": {"extends": _EXTENDS, **tables},
+        "additionalProperties": False,
+        # What other files or the cases of a matrix give may be left out.
+        "if": {"anyOf": [{"required": [each], **_OPEN} for each in ("extends", "matrix")], **_OPEN},
+        "else": {
+            "required": schema["required"],
+            "properties": {name: wanted for name, ref in tables.items() if (wanted := needed[_name_of(ref)])},
+            **_OPEN,
+        },
+        "$defs": schema["$defs"],
+    }
+
+
+def schema_text() -> str:
+    """Return what `SCHEMA_FILE` holds when it is up to date."""
+    return json.dumps(job_schema(), indent=2) + "\n"
+
+
+def _name_of(ref: dict[str, Any]) -> str:
+    return str(ref["$ref"]).rpartition("/")[2]
+
+
+def _requirements(name: str, table: dict[str, Any]) -> dict[str, Any]:
+    """Take out of a table what only a whole job must have, and return it."""
+    from elasticflow.jobfile.tables.types import ONE_OF
+
+    wanted: dict[str, Any] = {}
+    if required := table.pop("required", []):
+        wanted["required"] = required
+    pair = ONE_OF.get(name.removesuffix("Table").lower())
+    if pair is not None:  # never both, and one of them unless the file builds on others
+        first, second = pair
+        # Not `dependentSchemas`, which taplo does not know, nor `not`, which points at the whole table.
+        table["if"] = {"required": [first], **_OPEN}
+        table["then"] = {"properties": {second: False}, **_OPEN}
+        wanted["anyOf"] = [{"required": [each], **_OPEN} for each in (first, second)]
+    return wanted and wanted | _OPEN
+
+
+def _tidied(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the models' schema as a job file needs it, each key with its examples."""
+    from elasticflow.jobfile.tables.examples import EXAMPLES
+
+    tidied: dict[str, Any] = _cleaned(schema)
+    for table in tidied["$defs"].values():
+        for key in table["properties"].values():
+            if "$ref" in key:  # a hover text of its own, for editors that do not follow it
+                key.setdefault("description", tidied["$defs"][_name_of(key)]["description"])
+    for name, keys in EXAMPLES.items():
+        for key, values in keys.items():
+            tidied["$defs"][name]["properties"][key]["examples"] = values
+    return tidied
+
+
+def _cleaned(node: Any) -> Any:
+    """Return the schema without "null", which TOML does not have, without titles, and with closed tables of names."""
+    if isinstance(node, list):
+        return [_cleaned(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    cleaned = {
+        key: _cleaned(value)
+        for key, value in node.items()
+        if value is not None and not (key == "title" and isinstance(value, str))
+    }
+    choices = [each for each in cleaned.get("anyOf", []) if each != {"type": "null"}]
+    if "anyOf" in cleaned:
+        del cleaned["anyOf"]
+        cleaned = {**choices[0], **cleaned} if len(choices) == 1 else {**cleaned, "anyOf": choices}
+    if "patternProperties" in cleaned:
+        cleaned["additionalProperties"] = False
+    return cleaned

@@ -1,0 +1,205 @@
+"""The tables that say how a job is launched and kept: nodes, restarts, snapshots, logs, torchrun."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.tables.types import (
+    MOST_NODES,
+    Args,
+    DurationText,
+    Endpoint,
+    Entry,
+    IntervalText,
+    Kind,
+    MayRefer,
+    ProgressText,
+    SizeText,
+    StatePath,
+    StepsText,
+    Table,
+    bad_key,
+    or_reference,
+)
+
+Interface = Annotated[
+    str,
+    Field(pattern=or_reference("[A-Za-z0-9._-]{1,15}"), examples=["eth0"]),
+    Kind('a network interface, like "eth0"'),
+]
+Streams = Annotated[
+    str,
+    Field(pattern=r"^([0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*)$", examples=["3", "0:3,1:2"]),
+    Kind('0 to 3 for all workers, or per local rank like "0:3,1:2"'),
+]
+LocalRanks = Annotated[
+    str,
+    Field(pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$", examples=["0", "0,1"]),
+    Kind('local ranks, like "0,1"'),
+]
+# torchrun takes them as one text, KEY=VALUE,KEY=VALUE, and its arguments are kept in a file, one per line.
+ConfKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$"), Kind("a name of letters, digits, _ . -")]
+ConfText = Annotated[
+    str,
+    Field(pattern=r"^[^,\x00-\x20\x7f]([^,\x00-\x1f\x7f]*[^,\x00-\x20\x7f])?$"),
+    Kind("a text without commas"),
+]
+LogFolder = Annotated[
+    str,
+    Field(pattern=r"^[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*$"),
+    Kind("a folder, on one line and not beginning with -"),
+]
+IncludedName = Annotated[
+    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Kind("a name of letters, digits and _")
+]
+
+
+class NodesTable(Table):
+    """The range of nodes the job may run on."""
+
+    min: int = Field(default=1, ge=1, le=MOST_NODES, description="Fewest nodes the job trains on.")
+    max: int = Field(default=1, ge=1, le=MOST_NODES, description="Most nodes the job trains on.")
+    nproc_per_node: Literal["auto", "gpu", "cpu"] | Annotated[int, Field(ge=1, le=1024)] = Field(
+        default="auto", description="Workers per node; auto: one per GPU, else one per core."
+    )
+    endpoint: Annotated[Endpoint | None, MayRefer()] = Field(
+        default=None,
+        description="host:port of the rendezvous, for several machines; may hold ${env:NAME}.",
+    )
+    interface: Annotated[Interface | None, MayRefer()] = Field(
+        default=None,
+        description="Network interface the workers talk over; may hold ${env:NAME}.",
+    )
+
+    @model_validator(mode="after")
+    def _min_is_at_most_max(self) -> NodesTable:
+        if self.min > self.max:
+            message = f"nodes.min ({self.min}) is greater than nodes.max ({self.max})"
+            remedy = f"set max to {self.min} or more, or min to {self.max} or less"
+            raise bad_key("max", codes.EMPTY_RANGE, message, remedy)
+        return self
+
+
+class RestartsTable(Table):
+    """What a failure costs."""
+
+    budget: int = Field(
+        default=3,
+        ge=0,
+        le=10**6,
+        description="Failures in one window; resizes, drains and preemptions are free.",
+    )
+    refill: ProgressText | None = Field(
+        default=None,
+        description='The budget is full again after this much progress or time: "1 h", "1000 steps".',
+    )
+    hang_timeout: DurationText = Field(
+        default="10 min",
+        description="Without progress for this long the workers hang: a failure. The run teaches shorter limits, phase by phase.",
+    )
+
+
+class KeepTable(Table):
+    """Which snapshots stay."""
+
+    last: int = Field(default=3, ge=1, le=10**6, description="The newest ones.")
+    best: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**6,
+        description="The best ones by evaluation.best; of equal ones the newest.",
+    )
+    every: IntervalText | None = Field(
+        default=None, description='One at each of these: "5000 steps", "1 epoch", "6 h".'
+    )
+    within: DurationText | None = Field(
+        default=None, description='Those at most this much older than the newest: "2 h".'
+    )
+
+
+class SnapshotsTable(Table):
+    """When snapshots are taken, where they go, which stay."""
+
+    uri: Annotated[str | None, MayRefer("s3://bucket/name")] = Field(
+        default=None,
+        min_length=1,
+        description="Any fsspec URL or path; default: the run folder. May hold ${env:NAME} and ${job.name}.",
+    )
+    every: IntervalText | list[IntervalText] = Field(
+        default=["10 min", "1 epoch"], description="Any of these; always at the end and on drain."
+    )
+    memory: IntervalText | None = Field(
+        default=None,
+        description='Also held in the node\'s memory, at each of these: "1 step". Outlives workers, never a launch.',
+    )
+    staging_limit: SizeText | None = Field(
+        default=None, description='Most memory each node takes for snapshots: "4 GiB"; default: as it has.'
+    )
+    keep: KeepTable = Field(default=KeepTable(), description="Which snapshots stay.")
+    include: dict[IncludedName, Entry] = Field(
+        default={},
+        description="Objects of your modules, by a name for each, whose state_dict() belongs to a snapshot.",
+    )
+    ignore: list[StatePath] = Field(
+        default=[],
+        description="What no snapshot holds and no step depends on, by the names that a refusal has for it.",
+    )
+    integrity: Literal["crc32", "sha256"] = Field(
+        default="crc32", description="Digest of every file, taken while it is written and checked on load."
+    )
+    grace: DurationText = Field(default="30 s", description="Time a preempted worker has.")
+    options: Annotated[Args, MayRefer()] = Field(
+        default={},
+        description='For the file system; secrets come from the environment: secret = "${env:NAME}".',
+    )
+
+
+class LoggingTable(Table):
+    """What is logged."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Lines below it are dropped."
+    )
+    every: StepsText = Field(default="1 step", description="A metrics line at each of these.")
+    sinks: list[Literal["tensorboard", "mlflow", "wandb", "trackio"]] = Field(
+        default=[], description="Where metrics go besides the run folder."
+    )
+
+
+class TorchrunTable(Table):
+    """Every torchrun option that no other table owns."""
+
+    rdzv_backend: Literal["c10d", "etcd-v2", "static"] = Field(
+        default="c10d",
+        description="How nodes find each other; static: a fixed set of nodes, each told its rank.",
+    )
+    rdzv_conf: dict[ConfKey, ConfText | int | float | bool] = Field(
+        default={},
+        description="Extra rendezvous configuration; is_host = false: `elasticflow rendezvous serve` serves the endpoint.",
+    )
+    start_method: Literal["fork", "spawn"] = Field(
+        default="fork", description="How `elasticflow run` starts workers; fork: from a warm server."
+    )
+    monitor_interval: float = Field(
+        default=0.1, gt=0, le=60, description="Seconds between torchrun's looks at its workers."
+    )
+    tee: Streams | None = Field(default=None, description="torchrun --tee.")
+    redirects: Streams | None = Field(default=None, description="torchrun --redirects.")
+    local_ranks_filter: LocalRanks | None = Field(
+        default=None, description="torchrun --local-ranks-filter: local ranks whose lines are shown."
+    )
+    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = Field(
+        default=None, description="torchrun --numa-binding."
+    )
+    log_dir: Annotated[LogFolder | None, MayRefer()] = Field(
+        default=None, description="torchrun --log-dir; may hold ${env:NAME} and ${job.name}."
+    )
+
+    @property
+    def is_store_outside(self) -> bool:
+        """Whether the rendezvous has a store that neither torchrun nor our supervisor serves."""
+        is_host = str(self.rdzv_conf.get("is_host", "true")).lower()
+        return self.rdzv_backend == "etcd-v2" or (self.rdzv_backend == "c10d" and is_host in {"false", "0"})

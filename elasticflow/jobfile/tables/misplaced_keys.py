@@ -1,0 +1,312 @@
+"""Where a key belongs that its table does not have: in another table, under another name, or nowhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticflow import redaction
+from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, written
+from elasticflow.jobfile.tables.foreign_names import LOCAL, Meaning, meaning_of, meanings, plain
+from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.tables.repairs import accepts, repaired
+from elasticflow.jobfile.tables.torchrun_options import DECIDED_ELSEWHERE
+from elasticflow.jobfile.tables.type_descriptions import annotation_at, describe, keys_at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.source import Source
+
+_SURE = 0.8  # how alike a slip is to the key that was meant, where another meaning is possible
+_LONGEST = 80
+_LONG = 6  # of a name, letters: a slip of a shorter one may be any word
+
+
+class Place(NamedTuple):
+    """Where something belongs.
+
+    Attributes:
+        keys: The keys that may be meant, the whole path of each; one if it is certain, none if no key is.
+        value: What is to be written there, as TOML; empty where that cannot be told.
+        note: What else to know; all there is to say where there is no key.
+        is_slip: It stands in the right table, and its name is misspelt.
+        others: Keys of the same table, and their values, that other findings are about.
+    """
+
+    keys: tuple[KeyPath, ...]
+    value: str = ""
+    note: str = ""
+    is_slip: bool = False
+    others: tuple[tuple[str, str], ...] = ()
+
+    def in_file(self, path: KeyPath, raw: dict[str, Any], *, has_header: bool) -> str:
+        """Return what to do about the key at *path* of a job's file.
+
+        Args:
+            path: Where it stands.
+            raw: The merged job.
+            has_header: The table around it begins with a header: what stands below belongs to it.
+        """
+        if len(self.keys) != 1:
+            return self._several(str(path[-1])) if self.keys else self.note
+        key, around = self.keys[0], path[:-1]
+        if self.is_slip:
+            return f'did you mean "{key[-1]}"?'
+        if len(key) == 1:
+            return self._table(path, value_at(path, raw))
+        if value_at(key, raw) is not None:
+            return f"this is {dotted(key)} here, which is given already: take this out"
+        if around[: len(key) - 1] == key[:-1] and len(around) >= len(key) and key[-1] == path[-1]:
+            where = f"above [{dotted(around)}]" if has_header else f"out of {dotted(around)}"
+            return f"it belongs in [{dotted(key[:-1])}]: move it up, {where}"
+        return f"{self._line(key, around, raw)}{self._noted()}"
+
+    def in_flag(self, value: object) -> str:
+        """Return what to write instead of a `--set` that gives what stands at the key this value."""
+        if len(self.keys) != 1:
+            return self._several("") if self.keys else self.note
+        key, text = self.keys[0], self.value
+        if key == ("extends",):
+            return "write it in the job file: a flag cannot extend it"
+        while not text and isinstance(value, dict) and len(value) == 1:  # a table: what is set lies in it
+            [(inner, value)] = value.items()
+            key = (*key, inner)
+            text = "" if isinstance(value, dict) else written(value)
+        return f"{set_flag(key, text)}{self._noted()}"
+
+    def in_axis(self) -> str:
+        """Return what to write instead of an axis or of a key of a case."""
+        if len(self.keys) != 1:
+            return self._several("") if self.keys else self.note
+        return f"did you mean {dotted(self.keys[0])}?{self._noted()}"
+
+    def _noted(self) -> str:
+        return f" ({self.note})" if self.note else ""
+
+    def _several(self, name: str) -> str:
+        tables = " or ".join(f"[{dotted(each[:-1])}]" for each in self.keys)
+        return (
+            f'"{name}" belongs in {tables}'
+            if name
+            else f"did you mean {' or '.join(map(dotted, self.keys))}?"
+        )
+
+    def _table(self, path: KeyPath, value: object) -> str:
+        name = str(self.keys[0][0])
+        if name == "extends":
+            example = written(value) if isinstance(value, str | list) else '"base.toml"'
+            return f"write extends = {example} at the top of the file, above all tables"
+        if isinstance(value, dict) and len(path) > 1:
+            return f"it is a table of its own: write [{name}], not [{dotted(path)}]"
+        if isinstance(value, dict):
+            return f"did you mean [{name}]?"
+        return f"this is a table here: [{name}] takes {', '.join(keys_at((name,)))}"
+
+    def _line(self, key: KeyPath, around: KeyPath, raw: dict[str, Any]) -> str:
+        """Return the line to write, in the innermost table that is there."""
+        if not self.value:
+            kind = describe(annotation_at(key))
+            return f"this is {dotted(key)} here{'' if kind == 'something else' else f': {kind}'}"
+        table, name, value = key[:-1], str(key[-1]), self.value
+        while len(table) > 1 and not isinstance(value_at(table, raw), dict):
+            pairs = self.others if table == key[:-1] and self.others else ((name, value),)
+            inner = ", ".join(f"{each} = {text}" for each, text in pairs)
+            name, value, table = str(table[-1]), f"{{ {inner} }}", table[:-1]
+        line = f"write {name} = {value}"
+        return line if table == around else f"{line} in [{dotted(table)}]"
+
+
+def set_flag(key: KeyPath, value: str) -> str:
+    """Return the `--set` that gives a key a value, which is TOML, quoted for a shell; empty: not known."""
+    if not value or len(value) > _LONGEST:
+        return f"write --set {dotted(key)}=..."
+    bare = (
+        value[1:-1]
+        if value.startswith('"') and value.count('"') == 2 and not _is_toml(value[1:-1])
+        else value
+    )
+    return f"write --set {shlex.quote(f'{dotted(key)}={bare}')}"
+
+
+def _is_toml(text: str) -> bool:
+    """Return whether a text without its quotes would be another value: "3", "true"."""
+    import tomli
+
+    try:
+        tomli.loads(f"v = {text}")
+    except tomli.TOMLDecodeError:
+        return False
+    return True
+
+
+def flag_for(option: str, text: str) -> str | None:
+    """Return how what an unknown option says is said by --set; None where no key is like it.
+
+    Args:
+        option: As it was given: `--max-epochs`.
+        text: Its value; empty where it has none.
+    """
+    from elasticflow.jobfile.text.flags import flag_layer
+    from elasticflow.jobfile.text.read import UnreadableError
+
+    name = plain(option.replace(".", "__dot__")).replace("__dot__", ".")
+    try:
+        layer = flag_layer(f"{name}={text or 'true'}")
+    except UnreadableError:
+        return None
+    path = tuple(name.split("."))
+    if len(path) > 1 and path[-1] in keys_at(path[:-1]):
+        return f"keys of the job file are set by --set {name}={text or '...'}"
+    place = place_of((name,), value_at((name,), layer.raw))
+    if len(place.keys) > 1:
+        return f"keys of the job file are set by --set: {' or '.join(f'{dotted(key)}=...' for key in place.keys)}"
+    if len(place.keys) == 1 and len(place.keys[0]) > 1:
+        return place.in_flag(None)
+    return place.note if meaning_of(name) is not None else None
+
+
+def place_of(path: KeyPath, value: object) -> Place:
+    """Return where the unknown key at *path* belongs, which has this value."""
+    around, name = path[:-1], str(path[-1])
+    known = keys_at(around) if around else [*Job.model_fields, "extends"]
+    if around == ("torchrun",) and plain(name) in DECIDED_ELSEWHERE:
+        return Place((), note=DECIDED_ELSEWHERE[plain(name)])
+    same = [each for each in known if plain(each) == plain(name)]
+    if same or (near := nearest(name, known, _SURE)):
+        return Place(((*around, (same or near)[0]),), _value(path, name, value), is_slip=True)
+    if around[:1] == ("matrix",):
+        return _in_matrix(path, value)
+    if (
+        local := next((key for key, names in LOCAL.items() if key in known and plain(name) in names), None)
+    ) is not None:
+        return Place(((*around, local),), _value((*around, local), name, value))
+    if plain(name) in {"nnodes", "nodes", "num_nodes"} and (ends := _range(value)):
+        return Place(
+            (),
+            note=f"write min = {ends[0]} and max = {ends[1]}{'' if around == ('nodes',) else ' in [nodes]'}",
+        )
+    if (meaning := meaning_of(name)) is not None:
+        return _meant(meaning, name, value)
+    if homes := _homes(name, around):
+        return Place(homes, _value(homes[0], name, value) if len(homes) == 1 else "")
+    if near := nearest(name, known):
+        return Place(((*around, near[0]),), is_slip=True)
+    if len(name) >= _LONG and (near := nearest(name, meanings(), _SURE)):
+        return _meant(meanings()[near[0]], near[0], value)
+    return Place((), note=_listed(around, known))
+
+
+def _range(value: object) -> tuple[str, str] | None:
+    """Return both ends of torchrun's MIN:MAX."""
+    found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", str(value))
+    return (found[1], found[2] or found[1]) if found and not isinstance(value, bool) else None
+
+
+def _meant(meaning: Meaning, name: str, value: object) -> Place:
+    if not meaning.key:
+        shown = "..." if isinstance(value, dict | list) or _is_hidden(name, value) else written(value)
+        return Place((), note=meaning.note.replace("{}", shown))
+    key = tuple(meaning.key.split("."))
+    if "{}" not in meaning.form and value is False:
+        return Place((), note="leave it out: that is how it is without it")
+    return Place((key,), _formed(key, meaning.form, name, value), meaning.note)
+
+
+def _formed(key: KeyPath, form: str, name: str, value: object) -> str:
+    """Return what is to be written at *key*, empty where the value does not tell."""
+    import tomli
+
+    if len(key) == 1 or _is_hidden(name, value):
+        return ""
+    if "{}" in form and (isinstance(value, str) or form == "{}"):
+        return _value(key, name, value)
+    text = form.replace("{}", written(value)).replace("{{", "{").replace("}}", "}")
+    try:
+        made = tomli.loads(f"v = {text}")["v"]
+    except tomli.TOMLDecodeError:
+        return ""
+    return text if _is_free(key) or accepts(key)(made) else ""
+
+
+def _value(key: KeyPath, name: str, value: object) -> str:
+    """Return a value as it is written at *key*: as it is, or mended; empty if it does not fit."""
+    if len(key) < 2 or _is_hidden(name, value):
+        return ""
+    meant = value if _is_free(key) or accepts(key)(value) else repaired(key, value)
+    text = "" if meant is None else written(meant)
+    return text if len(text) <= _LONGEST else ""
+
+
+def _is_hidden(name: str, value: object) -> bool:
+    """Return whether a value may be a secret: what stands in a remedy reaches terminals and logs."""
+    return redaction.is_secret(name) or (isinstance(value, str) and redaction.mask_url(value) != value)
+
+
+def _is_free(key: KeyPath) -> bool:
+    return annotation_at(key) is None or not keys_at(key[:-1])
+
+
+def _homes(name: str, around: KeyPath) -> tuple[KeyPath, ...]:
+    """Return every key of that name, in a table around first."""
+    if around and name in {*Job.model_fields, "extends"}:
+        return ((name,),)
+    above = [around[:length] for length in range(len(around) - 1, 0, -1)]
+    if home := next((table for table in above if name in keys_at(table)), None):
+        return ((*home, name),)
+    return tuple((table, name) for table in Job.model_fields if name in keys_at((table,)))
+
+
+def _in_matrix(path: KeyPath, value: object) -> Place:
+    """Return what a key in [matrix] was meant to be: an axis, most likely."""
+    name, own = str(path[-1]), keys_at(path[:-1])
+    if near := nearest(name, own, _SURE if isinstance(value, list) else 0.6):
+        return Place(((*path[:-1], near[0]),), is_slip=True)
+    key: KeyPath = (name,)
+    while isinstance(value, dict) and len(value) == 1:
+        [(inner, value)] = value.items()
+        key = (*key, inner)
+    meaning = meaning_of(name)
+    if name not in Job.model_fields and meaning is not None and "." in meaning.key:
+        key = tuple(meaning.key.split("."))
+    elif name not in Job.model_fields:
+        leaves = {each: (table, each) for table in Job.model_fields for each in keys_at((table,))}
+        near = nearest(name, leaves, _SURE)
+        homes = _homes(near[0], ("",)) if near else ()
+        key = homes[0] if len(homes) == 1 else ()
+    if not key:
+        return Place((), note=_listed(path[:-1], own))
+    text = written(value) if isinstance(value, list) else ""
+    shown = text if 0 < len(text) <= _LONGEST else "[...]"
+    return Place(
+        (),
+        note=f"an axis stands below [matrix.axes], under the whole name of its key: {dotted(key)} = {shown}",
+    )
+
+
+def _listed(around: KeyPath, known: Sequence[str]) -> str:
+    if around:
+        return f"[{dotted(around)}] takes: {', '.join(known)}"
+    return f"a job file has the tables: {', '.join(each for each in known if each != 'extends')}"
+
+
+def value_at(path: KeyPath, raw: Any) -> Any:
+    """Return what stands at a path of a merged job; None where nothing does."""
+    for part in path:
+        raw = (
+            raw.get(part)
+            if isinstance(raw, dict)
+            else raw[part]
+            if isinstance(raw, list) and isinstance(part, int)
+            else None
+        )
+    return raw
+
+
+def has_header(source: Source, table: KeyPath) -> bool:
+    """Return whether a table begins with a header, and not with a brace."""
+    place = source.look(table)
+    return place is not None and place[1].value is None

@@ -1,0 +1,240 @@
+"""The tables that say what is trained: model, optimizer, data, length.
+
+One model per table. A model checks its own table; what needs several tables is checked in
+`jobfile/checks/all.py`. Defaults stand here and in `jobfile/tables/launching.py`, nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.tables.types import (
+    MOST_NODES,
+    MOST_SAMPLES,
+    Args,
+    Entry,
+    IntervalText,
+    Kind,
+    MayRefer,
+    Name,
+    StepsText,
+    Table,
+    bad_key,
+    one_of,
+)
+
+_ARGS = "Keyword arguments of the callable; a table { entry, args } among them makes an object."
+_ARGS_AND_REFERENCES = f"{_ARGS[:-1]}; texts may hold ${{env:NAME}}."
+MetricName = Annotated[
+    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Kind("a name of letters, digits and _")
+]
+Best = Annotated[
+    str,
+    Field(pattern=r"^(max|min) [A-Za-z_][A-Za-z0-9_]*$", examples=["max accuracy", "min loss"]),
+    Kind('"max" or "min" and a metric, like "max accuracy"'),
+]
+
+
+class JobTable(Table):
+    """Who the job is."""
+
+    name: Name = Field(description="Name of the job; its runs lie in runs/<name>/.")
+    seed: int = Field(
+        default=0, ge=0, le=2**63 - 1, description="Seed of the data order and of every random stream."
+    )
+    path: list[str] = Field(
+        default=["."], min_length=1, description="Where factories are found, relative to the project root."
+    )
+
+
+class ModelTable(Table):
+    """The model and what one training step does."""
+
+    entry: Entry = Field(description="Any callable that returns an nn.Module.")
+    args: Args = Field(default={}, description=_ARGS)
+    loss: Entry | None = Field(
+        default=None, description="Called as loss(model(inputs), targets) on batches of (inputs, targets)."
+    )
+    step: Entry | None = Field(
+        default=None,
+        description="Called as step(model, batch), a method of the model's class on the model; "
+        "returns a loss, (loss_sum, count) or a dict with `loss` and `count`. "
+        "One that takes (model, batch, optimizers) moves them itself, and returns the loss to report.",
+    )
+    loss_count: Entry | None = Field(
+        default=None,
+        description="Called as loss_count(batch): over how many items the loss is a mean, such as tokens without padding; "
+        "default: the samples.",
+    )
+    weights: Annotated[str | None, MayRefer()] = Field(
+        default=None, description="A safetensors file to start from; may hold ${env:NAME}."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_loss_and_step(self) -> ModelTable:
+        if (self.loss is None) == (self.step is None):
+            raise one_of("loss", "step")
+        return self
+
+
+class OptimizerTable(Table):
+    """The optimizer."""
+
+    entry: Entry = Field(
+        description="Called with the parameters, with the model if its first parameter is named `model`, "
+        "or on the model if it is a method of its class; may return several in a dict, for a step that moves them."
+    )
+    args: Args = Field(default={}, description=_ARGS)
+    clip_grad_norm: float | None = Field(
+        default=None, gt=0, description="Clip the gradient of the global batch to this norm."
+    )
+
+
+class LrSchedulerTable(Table):
+    """The learning-rate schedule."""
+
+    entry: Entry = Field(description="Called with the optimizer.")
+    args: Args = Field(default={}, description=_ARGS)
+    interval: Literal["step", "epoch"] = Field(default="step", description="When the schedule advances.")
+
+
+class DatasetTable(Table):
+    """The training data and how it is cut into batches."""
+
+    entry: Entry = Field(
+        description="Any callable that returns a map-style dataset; with `shards`, the samples of one shard in order."
+    )
+    args: Annotated[Args, MayRefer()] = Field(default={}, description=_ARGS_AND_REFERENCES)
+    shards: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_NODES,
+        description="For data read in order only: the callable also gets `shard` and `shards`, and is called for each.",
+    )
+    prepare: Entry | None = Field(
+        default=None, description="Called without arguments once per node before the dataset is opened."
+    )
+    collate: Entry | None = Field(
+        default=None, description="Turns a list of samples into a batch; default: torch's."
+    )
+    samples: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_SAMPLES,
+        description="Length of the dataset; lets `plan` know more, checked when the run starts.",
+    )
+    global_batch_size: int = Field(
+        ge=1, le=10**9, description="Samples per optimizer step, the same at every node count."
+    )
+    micro_batch_size: int | None = Field(
+        default=None, ge=1, le=10**9, description="Most samples one worker takes in one forward."
+    )
+    num_workers: int = Field(default=0, ge=0, le=1024, description="Loader processes of each worker.")
+    tail: Literal["spill", "short", "drop"] = Field(
+        default="spill", description="What becomes of the samples at an epoch's end that fill no batch."
+    )
+
+
+class EvaluationTable(Table):
+    """Metrics over a second dataset, every sample once."""
+
+    entry: Entry = Field(description="Any callable that returns a map-style dataset.")
+    args: Annotated[Args, MayRefer()] = Field(default={}, description=_ARGS_AND_REFERENCES)
+    every: IntervalText | list[IntervalText] = Field(
+        default="1 epoch", description="When to evaluate; always at the end."
+    )
+    batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**9,
+        description="Samples per forward; default: dataset.micro_batch_size, else 256.",
+    )
+    metrics: dict[MetricName, Entry] = Field(
+        default={},
+        description="Name to callable(outputs, targets) -> mean over the batch; with model.step: callable(model, batch).",
+    )
+    best: Best | None = Field(
+        default=None,
+        description='What keep.best means: "max accuracy", "min loss"; a value equal to the best is a best one, too.',
+    )
+    weights: Literal["ema", "raw", "both"] | None = Field(
+        default=None,
+        description="Whose metrics: ema (the average; default with train.ema), raw, or both; best goes by the average's.",
+    )
+    overlap: Literal["reported", "allowed"] = Field(
+        default="reported",
+        description="Samples that are in the training data too: reported, by `validate --deep` as an error; allowed: meant.",
+    )
+
+    @model_validator(mode="after")
+    def _best_names_a_metric(self) -> EvaluationTable:
+        if self.best is not None and self.best.split()[1] not in {*self.metrics, "loss"}:
+            names = sorted({*self.metrics, "loss"})
+            side, metric = self.best.split()
+            near = nearest(metric, names)
+            message = f'evaluation.best = "{self.best}" names no metric: there are {", ".join(names)}'
+            raise bad_key(
+                "best", codes.NO_METRIC, message, f'did you mean "{side} {near[0]}"?' if near else None
+            )
+        return self
+
+
+class TrainTable(Table):
+    """How long and how to train."""
+
+    epochs: int | None = Field(default=None, ge=1, le=10**9, description="Passes over the dataset.")
+    steps: int | None = Field(default=None, ge=1, le=10**12, description="Optimizer steps.")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="bf16: autocast; fp16: autocast with gradient scaling."
+    )
+    compile: bool = Field(default=False, description="Compile the model with torch.compile.")
+    ema: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Keep an exponential moving average of the weights with this decay.",
+    )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU threads per worker; default: the node's cores shared out.",
+    )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        default="stop", description="What a loss that is not finite does."
+    )
+    consistency: Literal["batch", "exact"] = Field(
+        default="batch", description="exact: bitwise the same weights at any world size."
+    )
+    virtual_shards: int | None = Field(
+        default=None, ge=1, le=MOST_NODES, description="exact only; at least the largest world size."
+    )
+    compare_replicas: StepsText | Literal["never"] = Field(
+        default="1000 steps",
+        description="When the workers' parameters are compared, besides before each snapshot: finds one that went astray.",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_epochs_and_steps(self) -> TrainTable:
+        if (self.epochs is None) == (self.steps is None):
+            raise one_of("epochs", "steps")
+        return self
+
+
+class DdpTable(Table):
+    """Options of DistributedDataParallel."""
+
+    find_unused_parameters: bool = Field(
+        default=False, description="For models that leave parameters out of some steps."
+    )
+    sync_batchnorm: bool = Field(default=False, description="Replace BatchNorm by SyncBatchNorm (CUDA only).")
+    bucket_cap_mb: int | None = Field(
+        default=None, ge=1, le=100_000, description="Size of a gradient bucket in MiB."
+    )
+    gradient_as_bucket_view: bool = Field(
+        default=False, description="Gradients are views of the buckets: saves their memory."
+    )

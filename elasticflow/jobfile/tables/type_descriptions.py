@@ -1,0 +1,95 @@
+"""What may stand at a place of the job file, in words, read off the models."""
+
+from __future__ import annotations
+
+import json
+import types
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.tables.types import Kind
+
+if TYPE_CHECKING:
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+
+
+def keys_at(path: KeyPath) -> list[str]:
+    """Return the keys that the table at *path* can have; none for a free one."""
+    model = annotation_at(path)
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def describe(annotation: Any) -> str:
+    """Return what a value of this type is, as in "must be ..."."""
+    for mark in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
+        if isinstance(mark, Kind):
+            return mark.words
+    if get_origin(annotation) is Annotated:
+        return describe(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, types.UnionType}:
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        words = [describe(part) for part in parts if get_origin(part) is not list]
+        lists = [", or a list of them" for part in parts if get_origin(part) is list and words]
+        return " or ".join(dict.fromkeys(words)) + "".join(lists)
+    if get_origin(annotation) is Literal:
+        *others, last = [json.dumps(choice) for choice in get_args(annotation)]
+        return f"{', '.join(others)} or {last}" if others else last
+    if get_origin(annotation) is list:
+        return f"a list ({describe(get_args(annotation)[0])}, ...)" if get_args(annotation) else "a list"
+    if get_origin(annotation) is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return "a table"
+    plain = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+    return plain.get(annotation, "something else")
+
+
+def annotation_at(path: KeyPath) -> Any:
+    """Return the type of what stands at *path*; None where the models know no such key."""
+    annotation: Any = Job
+    for part in path:
+        annotation = _inside(annotation, part)
+    while get_origin(annotation) in {Union, types.UnionType} and len(_some(annotation)) == 1:
+        annotation = _some(annotation)[0]
+    return annotation
+
+
+def _some(union: Any) -> list[Any]:
+    return [part for part in get_args(union) if part is not type(None)]
+
+
+def _inside(annotation: Any, part: str | int) -> Any:
+    if get_origin(annotation) in {Union, types.UnionType}:
+        inner = [_inside(each, part) for each in _some(annotation)]
+        return next((each for each in inner if each is not None), None)
+    if get_origin(annotation) is list and isinstance(part, int):
+        return get_args(annotation)[0]
+    if get_origin(annotation) is dict:
+        return get_args(annotation)[1]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and part in annotation.model_fields:
+        field = annotation.model_fields[str(part)]
+        marks = [mark for mark in field.metadata if isinstance(mark, Kind)]
+        return Annotated[field.annotation, marks[0]] if marks else field.annotation
+    return None
+
+
+def kind_of_key(path: KeyPath) -> str:
+    """Return what the keys of the free table around *path* are."""
+    table = annotation_at(path[:-1])
+    return describe(get_args(table)[0]) if get_origin(table) is dict else "a name"
+
+
+def choices(annotation: Any) -> list[object]:
+    """Return the words a type allows, if it lists them."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for part in get_args(annotation) for choice in choices(part)]
+
+
+def is_off_without(path: KeyPath) -> bool:
+    """Return whether the models know a key that may be left out, and mean by that that there is none of what it says."""
+    model = annotation_at(path[:-1])
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return False
+    field = model.model_fields.get(str(path[-1]))
+    return field is not None and not field.is_required() and field.default is None

@@ -1,0 +1,174 @@
+"""What the job file's tables are made of: strict types with bounds, and their names for people."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.tables.units import (
+    DURATION,
+    INTERVAL,
+    PROGRESS,
+    SIZE,
+    parse_duration,
+    parse_interval,
+    parse_size,
+)
+
+MOST_NODES = 65_536
+MOST_SAMPLES = 10**15
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+ENTRY = rf"^{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*$"
+_PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+
+
+# Of each pair of keys of a table exactly one must be given.
+ONE_OF = {"model": ("loss", "step"), "train": ("epochs", "steps")}
+
+
+class Kind(NamedTuple):
+    """What a text is, as in "must be <kind>"."""
+
+    words: str
+
+
+class MayRefer(NamedTuple):
+    """The key's texts may hold references: `${env:NAME}` and its kind (see `jobfile/composition/references.py`).
+
+    Attributes:
+        instead: What it is checked as where a reference is not looked up; None: as it is written.
+    """
+
+    instead: str | None = None
+
+
+class Variable(NamedTuple):
+    """A variable of the environment, and what stands for it where it is not set or empty."""
+
+    name: str
+    default: str | None
+
+
+Spelled = tuple[str | Variable, ...]
+"""A text that holds secrets, piece by piece: what generated code has instead of them."""
+
+
+def bad_key(key: str, code: str, message: str, remedy: str | None = None) -> PydanticCustomError:
+    """Return the error a table's own check raises: shown at *key*, under *code*."""
+    context = {"key": key, "code": code, "message": message, "remedy": remedy}
+    return PydanticCustomError("bad_key", "{message}", context)
+
+
+def one_of(first: str, second: str) -> PydanticCustomError:
+    """Return the error of a table that has both of two keys, or neither."""
+    return bad_key(second, codes.EXCLUSIVE, f"exactly one of {first} and {second} must be given")
+
+
+def _interval(text: str) -> str:
+    parse_interval(text)
+    return text
+
+
+def _progress(text: str) -> str:
+    if parse_interval(text).unit == "sample":
+        raise ValueError("must be a time, or counted in steps or epochs")
+    return text
+
+
+def _duration(text: str) -> str:
+    parse_duration(text)
+    return text
+
+
+def _size(text: str) -> str:
+    parse_size(text)
+    return text
+
+
+def _endpoint(text: str) -> str:
+    if "${" not in text and not re.fullmatch(_PORT, text.rpartition(":")[2]):
+        raise ValueError("must have a port from 1 to 65535")
+    return text
+
+
+def _shown(pattern: str, *examples: str) -> Any:
+    """Return what an editor is told of a text whose own check says more than that it does not match."""
+    return Field(examples=list(examples), json_schema_extra={"pattern": pattern})
+
+
+def or_reference(pattern: str) -> str:
+    """Return the pattern of a text that may also hold references (`jobfile/composition/references.py`), not yet looked up."""
+    return rf"^({pattern}|.*\$\{{.*)$"
+
+
+Entry = Annotated[
+    str,
+    Field(pattern=ENTRY, max_length=500, examples=["examples.mnist:Net"]),
+    Kind('"package.module:name", like "examples.mnist:Net"'),
+]
+"""`package.module:attribute`."""
+IntervalText = Annotated[
+    str,
+    AfterValidator(_interval),
+    _shown(INTERVAL, "500 steps", "10 min", "1 epoch"),
+    Kind('a number and a unit, like "500 steps", "10 min" or "1 epoch"'),
+]
+DurationText = Annotated[
+    str,
+    AfterValidator(_duration),
+    _shown(DURATION, "30 s", "10 min"),
+    Kind('a time, like "30 s" or "10 min"'),
+]
+ProgressText = Annotated[
+    str,
+    AfterValidator(_progress),
+    _shown(PROGRESS, "1 h", "1000 steps"),
+    Kind('a number and a unit, like "1 h" or "1000 steps"'),
+]
+SizeText = Annotated[
+    str,
+    AfterValidator(_size),
+    _shown(SIZE, "4 GiB", "500 MB"),
+    Kind('a size, like "4 GiB"'),
+]
+StepsText = Annotated[
+    str,
+    Field(pattern=r"^[1-9][0-9]{0,8} steps?$", examples=["1 step", "10 steps"]),
+    Kind('steps, like "10 steps"'),
+]
+Endpoint = Annotated[
+    str,
+    Field(pattern=or_reference("[A-Za-z0-9._-]+:[0-9]{1,5}")),
+    AfterValidator(_endpoint),
+    _shown(or_reference(f"[A-Za-z0-9._-]+:{_PORT}"), "head:29400"),
+    Kind('"host:port", like "head:29400"'),
+]
+Name = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100, examples=["mnist"]),
+    Kind('a name of letters, digits, ".", "_" and "-", at most 100'),
+]
+StatePath = Annotated[
+    str,
+    Field(
+        pattern=r"^(optimizer|scheduler|scaler|ema|include)[.\[].+$",
+        max_length=500,
+        examples=["optimizer.last_norm"],
+    ),
+    Kind('where it is held, like "optimizer.last_norm"'),
+]
+Args = dict[str, Any]
+
+
+class Table(BaseModel):
+    """A closed, frozen, strict table: "8" is not 8, unknown keys are errors.
+
+    Built on first use, so that a job without [torchrun] does not wait for that table's schema.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)

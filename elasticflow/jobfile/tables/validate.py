@@ -1,0 +1,167 @@
+"""The merged dict -> validated tables, one by one, so that a bad table hides nothing in another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.python_source.known_calls import content_of
+from elasticflow.jobfile.tables.job import RESERVED_TABLES, Job
+from elasticflow.jobfile.tables.types import ONE_OF
+
+if TYPE_CHECKING:
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.tables.pydantic_messages import Finding
+    from elasticflow.jobfile.text.source import Source
+
+_EXAMPLES = {
+    "job": 'name = "mnist"',
+    "model": 'entry = "examples.mnist:Net" and loss = "torch.nn.functional:cross_entropy"',
+    "optimizer": 'entry = "torch.optim:AdamW"',
+    "dataset": 'entry = "examples.mnist:digits" and global_batch_size = 256',
+    "train": "epochs = 5",
+}
+
+
+def model_of(name: str) -> type[BaseModel]:
+    """Return the model of a table."""
+    annotation = Job.model_fields[name].annotation
+    members = [annotation, *get_args(annotation)]
+    return next(each for each in members if isinstance(each, type) and issubclass(each, BaseModel))
+
+
+class KnownTables(dict[tuple[str, object], Any]):
+    """Tables that were right, by name and content: the cases of a matrix share most of theirs."""
+
+    def default(self, name: str) -> BaseModel:
+        """Return a table that was left out."""
+        content = name, ""
+        if content not in self:
+            self[content] = model_of(name).model_construct()
+        table: BaseModel = self[content]
+        return table
+
+
+def read_tables(source: Source, known: KnownTables) -> tuple[dict[str, Any], list[Diagnostic]]:
+    """Return the tables that are right by name, defaults for those left out, and what is wrong with the others.
+
+    Args:
+        source: The job.
+        known: Tables that need not be validated again; those that are right are added.
+    """
+    tables: dict[str, Any] = {}
+    problems: list[Diagnostic] = []
+    found: list[Finding] = []
+    for name in source.raw:
+        if name not in Job.model_fields:
+            problems += _foreign(source, name, found)
+    for name, field in Job.model_fields.items():
+        if name not in source.raw:
+            if not field.is_required():
+                tables[name] = None if field.default is None else known.default(name)
+            else:
+                found.append(_missing_table(name))
+            continue
+        content = name, content_of(source.raw[name])
+        if content not in known:
+            table, findings = _read(source, name)
+            found += findings
+            if findings:
+                continue
+            known[content] = table
+        tables[name] = known[content]
+    return tables, problems + _placed(source, found) if found else problems
+
+
+def read_table(source: Source, name: str) -> tuple[Any, list[Diagnostic]]:
+    """Return a table that is there, and what is wrong with it; one that is wrong is None."""
+    table, findings = _read(source, name)
+    return table, _placed(source, findings) if findings else []
+
+
+def _read(source: Source, name: str) -> tuple[Any, list[Finding]]:
+    findings, table = _one_of(name, source.raw[name]), None
+    try:
+        table = model_of(name).model_validate(source.raw[name])
+    except ValidationError as error:
+        from elasticflow.jobfile.tables.pydantic_messages import find  # most files have nothing to say
+
+        details = error.errors(include_url=False, include_input=False)
+        findings += _sifted([find(each, name, source.raw) for each in details])
+    return table, findings
+
+
+def _placed(source: Source, findings: list[Finding]) -> list[Diagnostic]:
+    from elasticflow.jobfile.tables.placed_findings import placed
+
+    return placed(source, findings)
+
+
+def _foreign(source: Source, name: str, found: list[Finding]) -> list[Diagnostic]:
+    if name in RESERVED_TABLES:
+        message = f"[{name}] is not supported by this version"
+        return [source.problem(codes.NOT_BUILT, message, (name,), at_key=True, remedy="take the table out")]
+    if name == "extends":  # files' own were taken out on reading
+        message = "extends cannot be set by a flag"
+        remedy = "write it in the job file"
+        return [source.problem(codes.BAD_SET, message, (name,), at_key=True, remedy=remedy)]
+    from elasticflow.jobfile.tables.pydantic_messages import unknown_key
+
+    found.append(unknown_key((name,), source.raw[name]))
+    return []
+
+
+def _missing_table(name: str) -> Finding:
+    from elasticflow.jobfile.tables.pydantic_messages import Finding
+
+    return Finding(
+        codes.MISSING, f"missing table [{name}]", (name,), False, f"add [{name}] with {_EXAMPLES[name]}"
+    )
+
+
+def _one_of(name: str, raw: object) -> list[Finding]:
+    if name not in ONE_OF or not isinstance(raw, dict):
+        return []
+    first, second = ONE_OF[name]
+    if (first in raw) is not (second in raw):
+        return []
+    from elasticflow.jobfile.tables.pydantic_messages import Finding
+
+    if first in raw:
+        message = f"{dotted((name, first))} and {dotted((name, second))} exclude each other"
+        remedy = (
+            f"keep one of them; where the other comes from a base, leave it out with --set {name}.{first}="
+        )
+        return [Finding(codes.EXCLUSIVE, message, (name, second), True, remedy)]
+    message = f"[{name}] needs {first} or {second}"
+    examples = {"loss": 'loss = "torch.nn.functional:cross_entropy"', "epochs": "epochs = 5"}
+    return [Finding(codes.EXCLUSIVE, message, (name,), True, f"add a line such as: {examples[first]}")]
+
+
+def _sifted(findings: list[Finding]) -> list[Finding]:
+    """Return one finding per place: of what the members of a union say, the one that says most."""
+    weight = {codes.WRONG_TYPE: 0, codes.EXCLUSIVE: -1}
+    best: dict[object, Finding] = {}
+    for each in findings:
+        if each.code == codes.EXCLUSIVE:
+            continue  # said by _one_of already, also when types are wrong
+        at = (each.path, each.message) if each.at_key else each.path
+        rival = best.get(at)
+        if rival is None or _rank(each, weight) > _rank(rival, weight):
+            best[at] = each
+    paths = [each.path for each in best.values()]
+    return [
+        each
+        for each in best.values()
+        if each.code != codes.WRONG_TYPE
+        or not any(len(path) > len(each.path) and path[: len(each.path)] == each.path for path in paths)
+    ]
+
+
+def _rank(finding: Finding, weight: dict[str, int]) -> tuple[int, int]:
+    # A bound or a form says more than a list of choices, and that more than a type.
+    is_choice = finding.code == codes.OUT_OF_RANGE and " or " in finding.message
+    return weight.get(finding.code, 1 if is_choice else 2), len(finding.message)

@@ -1,0 +1,111 @@
+"""Texts that contribute keys to a job, and how their keys are laid over each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.diagnostics.positions import KeyPath, Span, Spot, index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Place = tuple["Layer", Spot]
+"""A text, and where a key stands in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One text that contributes keys.
+
+    Attributes:
+        shown: Its name in messages: the file as the user wrote it, or `--set`.
+        text: The text, newlines normalised.
+        raw: Its own keys.
+        find_spots: Returns where they stand; most jobs are right, and nobody asks.
+        is_file: Not from `--set`.
+        removes: The key it takes out of what is below, if it takes out one.
+    """
+
+    shown: str
+    text: str
+    raw: dict[str, Any]
+    find_spots: Callable[[], dict[KeyPath, Spot]]
+    is_file: bool = False
+    removes: tuple[str, ...] = ()
+
+    @cached_property
+    def spots(self) -> dict[KeyPath, Spot]:
+        """Where each of its keys stands."""
+        return self.find_spots()
+
+    def look(self, path: KeyPath) -> Place | None:
+        """Return where *path* stands in this text."""
+        spot = self.spots.get(path)
+        return None if spot is None else (self, spot)
+
+
+@dataclass(frozen=True, eq=False)
+class MovedLayer:
+    """Keys of a job that stand elsewhere: those of a case, in [matrix].
+
+    Attributes:
+        raw: The keys.
+        moves: Where they stand, by the beginnings of their paths.
+        look_there: Returns the place of such a key.
+    """
+
+    raw: dict[str, Any]
+    moves: Mapping[KeyPath, KeyPath]
+    look_there: Callable[[KeyPath], Place | None]
+    is_file: bool = False
+    removes: tuple[str, ...] = ()
+
+    def look(self, path: KeyPath) -> Place | None:
+        """Return where *path* really stands."""
+        for length in range(len(path), -1, -1):
+            there = self.moves.get(path[:length])
+            if there is not None:
+                return self.look_there((*there, *path[length:]))
+        return None
+
+
+def file_layer(shown: str, text: str, raw: dict[str, Any]) -> Layer:
+    """Return the layer of a file."""
+    return Layer(shown, text, raw, lambda: index(text), is_file=True)
+
+
+def lay(below: dict[str, Any], layer: Layer | MovedLayer) -> dict[str, Any]:
+    """Return the keys of *below* with those of *layer* over them; both stay as they are."""
+    return without(below, layer.removes) if layer.removes else merge(below, layer.raw)
+
+
+def merge(weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
+    """Return both tables as one: tables merge key by key, of anything else the strong one wins.
+
+    Tables that only one of them has are shared with the result, not copied.
+    """
+    merged = dict(weak)
+    for key, value in strong.items():
+        below = merged.get(key)
+        both_tables = isinstance(below, dict) and isinstance(value, dict)
+        merged[key] = merge(below, value) if both_tables else value  # type: ignore[arg-type]  # just checked
+    return merged
+
+
+def without(raw: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return a table without the key at *names*, if it is there."""
+    first, *rest = names
+    inner = raw.get(first)
+    if not rest:
+        return {key: value for key, value in raw.items() if key != first}
+    return {**raw, first: without(inner, tuple(rest))} if isinstance(inner, dict) else raw
+
+
+def span_of(spot: Spot, *, at_key: bool) -> Span:
+    """Return the span of a key or of its value: of the other one where it has but one."""
+    first, second = (spot.key, spot.value) if at_key else (spot.value, spot.key)
+    span = first or second
+    assert span is not None  # every spot has one of the two
+    return span

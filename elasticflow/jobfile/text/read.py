@@ -1,0 +1,147 @@
+"""Bytes of a job file -> text -> dict, each failure a diagnostic with its place."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, at
+from elasticflow.jobfile.diagnostics.positions import Span
+from elasticflow.jobfile.diagnostics.suggestions import nearest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_BYTES = 10_000_000
+MOST_LEVELS = 40  # what follows walks tables recursively
+
+
+class UnreadableError(Exception):
+    """A text cannot be read; carries the diagnostic."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic.message)
+        self.diagnostic = diagnostic
+
+
+def read_text(path: Path, shown: str) -> str:
+    """Return a file's text: UTF-8, a byte order mark dropped, newlines as in TOML.
+
+    Raises:
+        UnreadableError: no such file, not a regular file, not readable, too large, not UTF-8.
+    """
+    try:
+        if not path.is_file():
+            raise UnreadableError(_missing(path, shown))
+        data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
+        too_large = not data and path.stat().st_size > MOST_BYTES
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a name a file can have"
+        raise UnreadableError(
+            Diagnostic(
+                codes.NO_FILE,
+                "error",
+                f"cannot read {_printable(shown)}: {reason.lower()}",
+                _printable(shown),
+            )
+        ) from error
+    if too_large:
+        raise UnreadableError(
+            Diagnostic(codes.NO_FILE, "error", "larger than 10 MB: this is no job file", shown)
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        good = len(error.object[: error.start].decode("utf-8").replace("\r\n", "\n"))
+        text = error.object.decode("utf-8", errors="replace").replace("\r\n", "\n")
+        message = f"not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
+        remedy = "save the file as UTF-8"
+        place = at(codes.NOT_UTF8, message, file=shown, text=text, span=Span(good, good + 1), remedy=remedy)
+        raise UnreadableError(place) from error
+    return text.replace("\r\n", "\n")
+
+
+def _missing(path: Path, shown: str) -> Diagnostic:
+    shown = _printable(shown)
+    if path.is_dir():
+        inside = f"name the job files in it: {shown.rstrip('/')}/*.toml"
+        return Diagnostic(codes.NO_FILE, "error", f"{shown} is a folder, not a job file", shown, help=inside)
+    if path.exists():
+        return Diagnostic(codes.NO_FILE, "error", f"{shown} is not a regular file", shown)
+    folder, near = path.parent, near_files(path)
+    remedy = f'did you mean "{folder / near[0]}"?' if near else None
+    if set(shown) & set("*?["):
+        remedy = "no file matches the pattern, so the shell passed it on as it stands"
+    elif not folder.is_dir():
+        remedy = f"the folder {_printable(str(folder))} does not exist either"
+    return Diagnostic(codes.NO_FILE, "error", f"no such file: {shown}", shown, help=remedy)
+
+
+def near_files(path: Path) -> list[str]:
+    """Return the job file beside *path* whose name is most like its own, if one is."""
+    try:
+        names = [each.name for each in path.parent.iterdir() if each.suffix == ".toml"]
+    except (OSError, ValueError):
+        return []
+    return nearest(path.name, [name for name in names if name != "pyproject.toml"])
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def parse(text: str, shown: str) -> dict[str, Any]:
+    """Return the keys of a TOML text.
+
+    Raises:
+        UnreadableError: not TOML, or nested beyond any use.
+    """
+    import tomli
+
+    try:
+        raw = tomli.loads(text)
+        levels = depth(raw)
+    except tomli.TOMLDecodeError as error:
+        start = min(error.pos, len(text))
+        raise UnreadableError(_not_toml(error.msg, text, start, shown)) from error
+    except RecursionError as error:
+        raise UnreadableError(_too_deep(shown)) from error
+    except ValueError as error:  # an integer beyond Python's own limit
+        found = re.search(r"\d{4000,}", text)
+        span = Span(*found.span()) if found else Span(0, 0)
+        message = "a number with thousands of digits"
+        raise UnreadableError(at(codes.NOT_TOML, message, file=shown, text=text, span=span)) from error
+    if levels > MOST_LEVELS:
+        raise UnreadableError(_too_deep(shown))
+    return raw
+
+
+def _not_toml(reason: str, text: str, start: int, shown: str) -> Diagnostic:
+    # Most files are TOML.
+    from elasticflow.jobfile.text.other_formats import other_format
+    from elasticflow.jobfile.text.slips import explained
+
+    if (other := other_format(text)) is not None:
+        message, remedy = other
+        return at(codes.NOT_TOML, message, file=shown, text=text, span=Span(0, 1), remedy=remedy)
+    message, span, help_ = explained(reason, text, start)
+    return at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=help_)
+
+
+def _too_deep(shown: str) -> Diagnostic:
+    message = f"tables or arrays are nested more than {MOST_LEVELS} deep"
+    return Diagnostic(codes.NOT_TOML, "error", message, shown)
+
+
+def depth(value: object) -> int:
+    """Return how many tables and arrays lie inside each other, without recursion."""
+    deepest, pending = 0, [(value, 0)]
+    while pending:
+        each, level = pending.pop()
+        deepest = max(deepest, level)
+        if isinstance(each, dict):
+            pending += [(inner, level + 1) for inner in each.values()]
+        elif isinstance(each, list):
+            pending += [(inner, level + 1) for inner in each]
+    return deepest

@@ -1,0 +1,360 @@
+"""What was most likely meant by a text that is no TOML: another format, or a line that a few marks make right.
+
+Lines are mended by small changes of spelling, tried one after the other and together; the first that TOML accepts is
+offered. No change knows a key of the job file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from typing import TYPE_CHECKING, NamedTuple
+
+import tomli
+
+from elasticflow.jobfile.diagnostics.positions import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_UNCLOSED = "the quotes are not closed on this line"
+_KEY_TWICE = "this key is given twice"
+_TABLE_TWICE = "this table is given twice"
+_REMEDIES = {
+    "a table in braces is whole, and nothing can be added to it": "write the key inside the braces, or the table under a header",
+    _UNCLOSED: "end the text with the quotes it begins with",
+    _KEY_TWICE: "keep one of the two: it stands in this table already",
+    _TABLE_TWICE: "put the keys of both under one header",
+}
+_MOST_CHARACTERS = 2_000_000  # that are parsed for one line
+_LONGEST = 200
+_TYPOGRAPHY = {ord(c): '"' for c in "\u201c\u201d\u201e\u201f\u00ab\u00bb\uff02"}
+_TYPOGRAPHY |= {ord(c): "'" for c in "\u2018\u2019\u201a\u201b\uff07"}
+_TYPOGRAPHY |= {ord(c): " " for c in "\u00a0\u2002\u2003\u2009\u200a\u202f\u3000"}
+_TYPOGRAPHY |= {ord(c): "" for c in "\u200b\u200c\u200d\u2060\ufeff"}
+_TYPOGRAPHY |= {0x2013: "-", 0x2212: "-", 0xFF1D: "=", 0xFF1A: ":", 0xFF0C: ",", 0xFF3B: "[", 0xFF3D: "]"}
+_WORDS = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
+_NOTHING = ("none", "null", "nil", "~", "undefined")
+_QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'")
+_PAIR = re.compile(r"^(\s*)([\w.\-\"' ]*?[\w\"'])(\s*)=(?!=)(\s*)(.*?)(\s*(?:#.*)?)$")
+
+
+def explained(reason: str, text: str, start: int) -> tuple[str, Span, str | None]:
+    """Return what is wrong with a text that is no TOML, where, and what to do.
+
+    Args:
+        reason: What tomli says.
+        text: The whole text.
+        start: Where tomli says it.
+    """
+    words, span = _in_our_words(reason, text, start)
+    return f"not valid TOML: {words}", span, _remedy(words, text, span.start)
+
+
+class Mended(NamedTuple):
+    """A line that is right.
+
+    Attributes:
+        line: The line, or several; empty where it is best left out.
+        why: What was wrong, as a sentence of its own without a full stop.
+    """
+
+    line: str
+    why: str
+
+    @property
+    def remedy(self) -> str:
+        """What to do, secrets masked."""
+        from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
+
+        if not self.line.strip():
+            return f"{self.why}: leave the key out"
+        lines = [mask_secrets(each) for each in self.line.strip().split("\n")]
+        return (
+            f"write {lines[0]} ({self.why})" if len(lines) == 1 else "\n".join([f"{self.why}: write", *lines])
+        )
+
+
+def mended(text: str, start: int) -> Mended | None:
+    """Return the line around an offset as it was most likely meant; None where no small change makes it right."""
+    begin = text.rfind("\n", 0, start) + 1
+    end = text.find("\n", start)
+    end = len(text) if end < 0 else end
+    line = text[begin:end]
+    if not line.strip() or len(line) > _LONGEST:
+        return None
+    budget = _MOST_CHARACTERS
+    seen, tried = {line}, [(line, "")]
+    for _ in range(3):
+        further = []
+        for known, why in tried:
+            for change in _CHANGES:
+                for other in change.made(known):
+                    if other in seen:
+                        continue
+                    seen.add(other)
+                    whole = f"{text[:begin]}{other}{text[end:]}"
+                    budget -= len(whole)
+                    if budget < 0:
+                        return None
+                    reason = why or change.why
+                    if is_better(whole, begin + len(other)):
+                        return Mended(other, reason)
+                    further.append((other, reason))
+        tried = further
+    return None
+
+
+def opening(text: str, at: int, *, is_text: bool) -> int | None:
+    """Return where what is still open at an offset begins, a text or a list or inline table, if its key's line shows it."""
+    mark = r"\"\"\"|'''" if is_text else r"[\[{]"
+    pattern = re.compile(rf"^[ \t]*[\w.\-\"']+[ \t]*=[ \t]*(?={mark})", re.MULTILINE)
+    return max((found.end() for found in pattern.finditer(text, 0, at)), default=None)
+
+
+def is_better(text: str, end: int) -> bool:
+    """Return whether TOML takes a text at least up to an offset."""
+    try:
+        tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        return error.pos > end
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class _Change(NamedTuple):
+    why: str
+    made: Callable[[str], Iterator[str]]
+
+
+def _outside(line: str, change: Callable[[str], str]) -> str:
+    """Return a line with what is not in quotes changed."""
+    parts, last = [], 0
+    for quoted in _QUOTED.finditer(line):
+        parts += [change(line[last : quoted.start()]), quoted[0]]
+        last = quoted.end()
+    return "".join([*parts, change(line[last:])])
+
+
+def _typography(line: str) -> Iterator[str]:
+    yield line.translate(_TYPOGRAPHY)
+
+
+def _plain_key(line: str) -> Iterator[str]:
+    key, equals, value = line.partition("=")
+    plain = unicodedata.normalize("NFKD", key).encode("ascii", "ignore").decode()
+    yield f"{plain}{equals}{value}"
+
+
+def _truth(line: str) -> Iterator[str]:
+    pattern = re.compile(rf"(?<![\w.-])({'|'.join(_WORDS)})(?![\w.-])(?!\s*=)", re.IGNORECASE)
+    yield _outside(line, lambda part: pattern.sub(lambda word: _WORDS[word[1].lower()], part))
+
+
+def _nothing(line: str) -> Iterator[str]:
+    found = _PAIR.match(line)
+    if found and found[5].lower().rstrip(",;") in _NOTHING:
+        yield ""
+
+
+def _equals(line: str) -> Iterator[str]:
+    yield re.sub(r"^(\s*[\w.\-]+|\s*\"[^\"]*\")\s*(?::=|==|=>|->|<-|:)\s*(.*)$", r"\1 = \2", line)
+    if found := re.match(
+        r"^\s*(?:set\s+|export\s+)?-{0,2}([A-Za-z_][\w.\-]*)(?:[ \t]+|=)([^\s=][^=]*)$", line
+    ):
+        yield f"{found[1].replace('-', '_')} = {found[2]}"
+
+
+def _end(line: str) -> Iterator[str]:
+    yield re.sub(r"\s*[,;]+\s*$", "", line)
+
+
+def _comment(line: str) -> Iterator[str]:
+    yield re.sub(r"(^|\s)(//|;|--|/\*|%)(.*)$", r"\1#\3", line)
+
+
+def _closing(line: str) -> Iterator[str]:
+    """A quote or a bracket that is not closed, or not opened."""
+    found = _PAIR.match(line)
+    if found is None or not found[5]:
+        return
+    start, value, comment = line[: found.start(5)], found[5], found[6]
+    if value[0] in "\"'" and value.count(value[0]) == 1:
+        yield f"{start}{value}{value[0]}{comment}"
+    elif value[-1] in "\"'" and value.count(value[-1]) == 1:
+        yield f"{start}{value[-1]}{value}{comment}"
+    for opened, closed in ("[]", "{}"):
+        missing = value.count(opened) - value.count(closed)
+        if 0 < missing < 4:
+            yield f"{start}{value.rstrip(',')}{' ' * (opened == '{')}{closed * missing}{comment}"
+    if value.startswith(('"""', "'''")) and value.count(value[:3]) == 1:
+        yield f"{start}{value[:1]}{value[3:]}{value[:1]}{comment}"
+
+
+def _quotes(line: str) -> Iterator[str]:
+    found = _PAIR.match(line)
+    if found and re.fullmatch(r"(?!lambda\b)[A-Za-z_./~$\\-][^\"'()=]*|\d+(?:\.\d+)?\s*[A-Za-z]+", found[5]):
+        yield f"{line[: found.start(5)]}{json.dumps(found[5], ensure_ascii=False)}{found[6]}"
+    elif found and "," in found[5] and found[5][0] not in "\"'[{(":
+        yield f"{line[: found.start(5)]}[{found[5]}]{found[6]}"
+
+
+def _prefixes(line: str) -> Iterator[str]:
+    yield re.sub(r"(=\s*)[fFrRbBuU]{1,2}(?=[\"'])", r"\1", line)
+
+
+def _inner_quotes(line: str) -> Iterator[str]:
+    """Bare words in lists and inline tables."""
+    found = _PAIR.match(line)
+    if found and found[5][:1] in "[{":
+        pattern = re.compile(r"(?<=[,\[=])(\s*)(\d+(?:\.\d+)?\s*[A-Za-z]+)(?=\s*[,\]}])")
+        value = _outside(found[5], lambda part: pattern.sub(r'\1"\2"', part))
+        pattern = re.compile(r"(?<![\w\"'])([A-Za-z_./$~][\w./:$~-]*)(?=\s*[,\]}])")
+        value = _outside(value, lambda part: pattern.sub(_in_quotes, part))
+        yield f"{line[: found.start(5)]}{value}{found[6]}"
+
+
+def _in_quotes(word: re.Match[str]) -> str:
+    return word[1] if word[1] in {"true", "false", "inf", "nan"} else json.dumps(word[1])
+
+
+def _backslashes(line: str) -> Iterator[str]:
+    yield re.sub(r"\"([^\"']*\\[^\"']*)\"", r"'\1'", line)
+
+
+def _brackets(line: str) -> Iterator[str]:
+    """Tuples, sets and calls of Python."""
+    found = _PAIR.match(line)
+    if found is None:
+        return
+    start, value, comment = line[: found.start(5)], found[5], found[6]
+    as_table = re.sub(r"^dict[(](.*)[)]$", r"{ \1 }", value)
+    yield f"{start}{as_table}{comment}"
+    pattern = re.compile(r"(?:tuple|list|set)?\(([^()]*)\)")
+    as_list = _outside(value, lambda part: pattern.sub(lambda inner: "[" + inner[1].rstrip(", ") + "]", part))
+    yield f"{start}{as_list}{comment}"
+
+
+def _colons(line: str) -> Iterator[str]:
+    yield re.sub(r"([{,]\s*)([\w-]+|\"[^\"]*\"|'[^']*')\s*:\s*", r"\1\2 = ", line)
+
+
+def _commas(line: str) -> Iterator[str]:
+    start = line.find("=") + 1
+    if "'''" in line or '"""' in line:
+        return
+    pattern = r"(?<=[\w\"'\]}])(?:[ \t]+|\s*;\s*)(?=[\"'\d\[{-]|[A-Za-z_]\w*\s*=)"
+    yield line[:start] + re.sub(pattern, ", ", line[start:])
+
+
+def _numbers(line: str) -> Iterator[str]:
+    def changed(part: str) -> str:
+        part = re.sub(
+            r"(?<![\w.,])(\d{1,3}(?:,\d{3})+)(?![\w,])", lambda found: found[1].replace(",", ""), part
+        )
+        part = re.sub(r"(?<![\w.])0+(\d+)(?![\w.:-])", r"\1", part)
+        part = re.sub(r"(?<![\w.])\.(\d)", r"0.\1", part)
+        part = re.sub(r"(\d)\.(?=[eE]|\s|,|\]|}|$)", r"\1.0", part)
+        part = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[fFLlj](?!\w)", r"\1", part)
+        return re.sub(r"(?<![\w.])0([XOB])", lambda found: f"0{found[1].lower()}", part)
+
+    yield _outside(line, changed)
+
+
+def _powers(line: str) -> Iterator[str]:
+    """Small sums, as Python would take them: 10**-3, 2 * 64, 1/2."""
+    found = _PAIR.match(line)
+    numbers = found and re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\*\*|\*|/|\^)\s*(-?\d{1,3}(?:\.\d+)?)", found[5])
+    if not found or not numbers:
+        return
+    first, second = float(numbers[1]), float(numbers[3])
+    try:
+        result = (
+            first**second
+            if numbers[2] in {"**", "^"}
+            else first * second
+            if numbers[2] == "*"
+            else first / second
+        )
+    except (ZeroDivisionError, OverflowError):
+        return
+    whole = result.is_integer() and "." not in found[5]
+    yield f"{line[: found.start(5)]}{int(result) if whole else f'{result:g}'}{found[6]}"
+
+
+def _header(line: str) -> Iterator[str]:
+    stripped = line.strip()
+    if found := re.match(r"^[\[<({]*\s*([A-Za-z_][\w.\- ]*?)\s*[\])}>]*\s*[:{;,]?$", stripped):
+        yield f"[{found[1].strip().replace(' ', '_')}]"
+    if found := re.match(r"^(\[\[?[\w.\-]+\]\]?)[\s:]*([A-Za-z_].*)$", stripped):
+        yield f"{found[1]}\n{found[2]}"
+
+
+def _key_blanks(line: str) -> Iterator[str]:
+    found = _PAIR.match(line)
+    if found and re.fullmatch(r"[\w\-. ]+", found[2]) and " " in found[2]:
+        yield f"{found[1]}{re.sub(r' +', '_', found[2])}{line[found.end(2) :]}"
+
+
+def _several(line: str) -> Iterator[str]:
+    """Several pairs on a line."""
+    yield _outside(line, lambda part: re.sub(r"\s*[,;]\s*(?=[A-Za-z_][\w.]*\s*=)", "\n", part))
+    yield _outside(line, lambda part: re.sub(r"(?<=\S)[ \t]+(?=[A-Za-z_][\w.]*\s*=(?!=))", "\n", part))
+
+
+_CHANGES = (
+    _Change("quotes and blanks as a word processor writes them", _typography),
+    _Change("keys are written in plain letters", _plain_key),
+    _Change("no letter stands before the quotes of a text", _prefixes),
+    _Change("TOML writes true and false in small letters, without quotes", _truth),
+    _Change("TOML has no null", _nothing),
+    _Change("TOML writes key = value", _equals),
+    _Change("nothing stands after a value but a comment", _end),
+    _Change("a number as TOML writes it", _numbers),
+    _Change("TOML does not compute", _powers),
+    _Change("lists stand in [ ], inline tables in { }", _brackets),
+    _Change("an inline table is { key = value, ... }", _colons),
+    _Change("a table's header is its name in brackets, on a line of its own", _header),
+    _Change("what is opened is closed on the same line", _closing),
+    _Change("each key stands on a line of its own", _several),
+    _Change("a comment begins with #", _comment),
+    _Change("a backslash stands for itself in single quotes", _backslashes),
+    _Change("text needs quotes", _quotes),
+    _Change("text needs quotes", _inner_quotes),
+    _Change("a comma stands between values", _commas),
+    _Change("a key has no blanks", _key_blanks),
+)
+
+
+def _in_our_words(message: str, text: str, start: int) -> tuple[str, Span]:
+    """Return what tomli says, clearer where it is obscure, and where to point."""
+    line = text.rfind("\n", 0, start) + 1
+    here = Span(start, start + 1)
+    if message == r"Illegal character '\n'":
+        return _UNCLOSED, here
+    if message == "Cannot overwrite a value":
+        return _KEY_TWICE, Span(line, max(start, line + 1))
+    if message.startswith("Cannot declare"):
+        return _TABLE_TWICE, Span(line, max(start, line + 1))
+    if message.startswith("Cannot mutate immutable namespace"):
+        return "a table in braces is whole, and nothing can be added to it", Span(line, max(start, line + 1))
+    words = message[:1].lower() + message[1:]
+    if words.startswith(("unclosed", "unterminated")):
+        begin = opening(text, start, is_text=words.startswith("unterminated"))
+        end = -1 if begin is None else text.find("\n", begin)
+        if begin is not None and 0 <= end < start:  # the later line, where it is noticed, may be right
+            return f"{words}, which begins here", Span(begin, end)
+    return words, here
+
+
+def _remedy(words: str, text: str, at_offset: int) -> str | None:
+    """Return what most often lies behind a syntax error at this place."""
+    if (words not in _REMEDIES or words == _UNCLOSED) and (line := mended(text, at_offset)) is not None:
+        return line.remedy
+    if words in _REMEDIES:
+        return _REMEDIES[words]
+    line_of = text[text.rfind("\n", 0, at_offset) + 1 :].split("\n", 1)[0]
+    _, equals, value = line_of.partition("=")
+    return "the value is missing" if equals and not value.partition("#")[0].strip() else None

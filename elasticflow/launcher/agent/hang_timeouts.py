@@ -1,0 +1,51 @@
+"""How long a rank may stand still: learned from the run, phase by phase."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FLOOR_S = 60.0  # quick steps are interrupted for as long by things that are no hang
+FACTOR = 10
+ENOUGH = 10
+
+
+class Limits:
+    """The limit of each phase.
+
+    It is *ceiling_s* (`restarts.hang_timeout`) until a phase was seen `ENOUGH` times; then `FACTOR` times the longest
+    that a rank stood still in it, but at least `FLOOR_S` and at most the ceiling, unless the run has stood longer and
+    gone on.
+
+    Args:
+        ceiling_s: Seconds.
+        learned: By phase, how often it was seen and the longest, in seconds: what `learned` returned before.
+    """
+
+    def __init__(self, ceiling_s: float, learned: Mapping[str, tuple[int, float]] | None = None) -> None:
+        self._ceiling_s = ceiling_s
+        self._seen = {phase: (number, longest) for phase, (number, longest) in (learned or {}).items()}
+
+    def note(self, phase: str, seconds: float) -> None:
+        """Take in that a rank stood still for *seconds* in *phase*, and went on."""
+        number, longest = self._seen.get(phase, (0, 0.0))
+        self._seen[phase] = number + 1, max(longest, seconds)
+
+    def concede(self, phase: str, seconds: float) -> None:
+        """Take in that a stand of *seconds* was taken for a hang: if it was none, the next one like it will not be."""
+        self.note(phase, min(seconds, self._ceiling_s))
+
+    def of(self, phase: str) -> float:
+        """Return the limit of *phase* in seconds."""
+        number, longest = self._seen.get(phase, (0, 0.0))
+        if longest > self._ceiling_s:
+            return 2 * longest
+        if number < ENOUGH:
+            return self._ceiling_s
+        return min(self._ceiling_s, max(FLOOR_S, FACTOR * longest))
+
+    def learned(self) -> dict[str, tuple[int, float]]:
+        """Return what a later launch of the run may begin with."""
+        return {phase: (number, round(longest, 3)) for phase, (number, longest) in self._seen.items()}

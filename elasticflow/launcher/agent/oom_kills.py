@@ -1,0 +1,88 @@
+"""Whether the kernel has killed processes because memory ran out: its count of them, and its log."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+class MemoryKills:
+    """The kills for memory since this was made, in this process' memory group if it has one, else on this machine."""
+
+    def __init__(self) -> None:
+        self._file = next((path for path in _counters() if _count(path) is not None), None)
+        self._before = self._now()
+
+    def includes(self, pid: int) -> bool:
+        """Return whether the process that ended as *pid*, or a child of it, was killed for memory, as far as can be told."""
+        return self._now() > self._before or is_in_log(pid)
+
+    def _now(self) -> int:
+        return 0 if self._file is None else _count(self._file) or 0
+
+
+def counts_of_kills() -> dict[str, int]:
+    """Return the kernel's counts of processes killed for memory, by file, the group of this process first."""
+    found = {str(path): _count(path) for path in _counters()}
+    return {file: count for file, count in found.items() if count is not None}
+
+
+def _counters() -> list[Path]:
+    """Return where the kernel may count, the closest first: cgroup version 2, version 1, the whole machine."""
+    found = []
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, names, path = line.split(":", 2)
+            inside = path.lstrip("/")
+            if names == "":
+                found += [_GROUPS / inside / "memory.events", _GROUPS / "memory.events"]
+            elif "memory" in names.split(","):  # in a container, the second is its own group
+                found += [_GROUPS / "memory" / part / "memory.oom_control" for part in (inside, "")]
+    return [*found, Path("/proc/vmstat")]
+
+
+def _count(path: Path) -> int | None:
+    try:
+        found = _COUNT.search(path.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return None if found is None else int(found[1])
+
+
+def is_in_log(pid: int, since_s: float = 0.0) -> bool:
+    """Return whether the kernel's log says that it killed the process for memory, *since_s* after the machine's start.
+
+    False where this process may not read it.
+    """
+    said = f"Killed process {pid} (".encode()
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        while True:
+            try:
+                line = os.read(log, 8192)
+                if said in line and _microseconds(line) >= since_s * 1e6:
+                    return True
+            except (
+                BrokenPipeError
+            ):  # that line was overwritten meanwhile; the next read gives the oldest there is
+                continue
+    except OSError:  # its end: nothing more to be read now
+        return False
+    finally:
+        os.close(log)
+
+
+def _microseconds(line: bytes) -> float:
+    """Return when a line of the log was written, after the machine's start: its third field."""
+    try:
+        return float(line.split(b";", 1)[0].split(b",")[2])
+    except (IndexError, ValueError):
+        return float("inf")

@@ -1,0 +1,125 @@
+"""Stacks of workers that stand still, asked for and read."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.launcher.agent.hang_culprit import Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ANSWER_S = 1.0  # a process that runs or sleeps answers within a millisecond
+_QUIET_S = 0.03
+_LOOK_S = 0.005
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
+_LOADER_BEGINS, _LOADER_IDLES = "_worker_loop", "/multiprocessing/queues.py"
+
+
+def parse(dump: str) -> tuple[Frame, ...]:
+    """Return the frames of the thread that faulthandler calls the current one, innermost first."""
+    frames: list[Frame] = []
+    is_current = False
+    for line in dump.splitlines():
+        if line.endswith("(most recent call first):"):
+            is_current = line.startswith("Current thread")
+            frames = [] if is_current else frames
+        elif is_current and (found := _FRAME.fullmatch(line)):
+            frames.append(Frame(found["file"], int(found["line"]), found["function"]))
+        elif not line:
+            is_current = False
+    return tuple(frames)
+
+
+def collect(pids: Mapping[int, int], logs: Mapping[int, Path]) -> dict[int, dict[str, Any]]:
+    """Return `state`, `frames` and `loaders` of each local rank, for `Standing`, having asked for its stacks.
+
+    They are written to its standard error by faulthandler, which `runtime/worker.py` and the fork server register.
+
+    Args:
+        pids: Process ids by local rank.
+        logs: Files of their standard errors.
+    """
+    states = {rank: _state(pid) for rank, pid in pids.items()}  # before a stopped one is woken up
+    dumps = _dumps({pid: logs[rank] for rank, pid in pids.items()})
+    found: dict[int, dict[str, Any]] = {}
+    for rank, pid in pids.items():
+        frames = parse(dumps[pid])
+        waits_for_loaders = any(
+            frame.file.endswith("/elasticflow/runtime/data/loader_processes.py") for frame in frames
+        )
+        loaders = _loaders(pid, logs[rank]) if waits_for_loaders else []
+        found[rank] = {"state": states[rank], "frames": frames, "loaders": loaders}
+    return found
+
+
+def _loaders(worker: int, log: Path) -> list[tuple[int, tuple[Frame, ...]]]:
+    """Return the stacks of a worker's loader processes that are not idle; they share its standard error."""
+    found = []
+    deadline = time.monotonic() + _ANSWER_S
+    for pid in _children(worker):
+        if time.monotonic() < deadline:
+            frames = parse(_dumps({pid: log})[pid])
+            names = [frame.function for frame in frames]
+            if (
+                _LOADER_BEGINS in names
+            ):  # else something else that the job started; before it is the fork's own past
+                frames = frames[: names.index(_LOADER_BEGINS)]
+                if not any(frame.file.endswith(_LOADER_IDLES) for frame in frames):
+                    found.append((pid, frames))
+    return found
+
+
+def _dumps(logs: Mapping[int, Path]) -> dict[int, str]:
+    """Have each process write its stacks; return what each wrote."""
+    begins = {pid: log.stat().st_size for pid, log in logs.items()}
+    for pid in logs:
+        if _answers(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
+                os.kill(pid, signal.SIGCONT)  # a stopped one could not write
+    deadline = time.monotonic() + _ANSWER_S
+    found: dict[int, str] = dict.fromkeys(logs, "")
+    quiet_since = time.monotonic()
+    while (now := time.monotonic()) < deadline:
+        before, found = found, {pid: _read(log, begins[pid]) for pid, log in logs.items()}
+        if found != before:
+            quiet_since = now
+        if now - quiet_since >= _QUIET_S and all("Current thread" in text for text in found.values()):
+            break
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _read(log: Path, begin: int) -> str:
+    with log.open("rb") as file:
+        file.seek(begin)
+        return file.read().decode("utf-8", "replace")
+
+
+def _answers(pid: int) -> bool:
+    """Return whether the signal would have stacks written, and not end the process."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1)
+        return False
+    return not Path("/proc/self").exists()  # macOS does not tell
+
+
+def _state(pid: int) -> str:
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []

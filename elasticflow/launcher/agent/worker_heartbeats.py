@@ -1,0 +1,114 @@
+"""Heartbeats of a node's workers: one slot each in memory shared with the agent."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.launcher.agent.hang_timeouts import Limits
+from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping
+
+MOST_WORKERS = 1024  # of one node; the bound of nodes.nproc_per_node
+_HELD_UP_S = 1.0  # the agent looks fifty times a second
+
+
+class Stand(NamedTuple):
+    """Where a local rank stands: phase, finished steps, for how long, and how long it may."""
+
+    local_rank: int
+    phase: str
+    step: int
+    seconds: float
+    limit_s: float
+
+
+@dataclass
+class _Slot:
+    beats: int
+    phase: str
+    since: float
+
+
+class Heartbeats:
+    """The agent's side: whether the workers stand still.
+
+    A beat is progress (a new step or phase), not a tick: a deadlocked rank has none.
+
+    Args:
+        ceiling_s: See `Limits`.
+        learned: See `Limits`.
+    """
+
+    def __init__(self, ceiling_s: float, learned: Mapping[str, tuple[int, float]] | None = None) -> None:
+        self.limits = Limits(ceiling_s, learned)
+        size = HEARTBEAT_SLOT * MOST_WORKERS
+        if sys.platform == "linux":
+            self.fd = os.memfd_create("elasticflow-heartbeats", 0)
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.fd = os.dup(file.fileno())
+        os.set_inheritable(self.fd, True)
+        os.ftruncate(self.fd, size)
+        self._memory = mmap.mmap(self.fd, size)
+        self._slots: list[_Slot] = []
+        self._looked = 0.0
+
+    def reset(self, workers: int) -> None:
+        """Start anew for the next generation of *workers* local ranks; what was learned stays."""
+        self._memory[:] = bytes(len(self._memory))
+        self._looked = time.monotonic()
+        self._slots = [_Slot(0, "start", self._looked) for _ in range(workers)]
+
+    def held(self) -> int | None:
+        """Return the newest step whose state all local ranks hold in memory; None if one of them holds none."""
+        offsets = (rank * HEARTBEAT_SLOT + HEARTBEAT.size for rank in range(len(self._slots)))
+        return min((HELD.unpack_from(self._memory, offset)[0] for offset in offsets), default=0) or None
+
+    def stand_still(self, gone: Container[int]) -> bool:
+        """Return whether every worker, but for those *gone*, has stood still for longer than its phase may take.
+
+        While one of them moves, the others may be waiting for it: in a collective, or at the end of an evaluation.
+        """
+        now = time.monotonic()
+        held_up, self._looked = now - self._looked, now
+        is_one_left = does_one_move = False
+        for rank, slot in enumerate(self._slots):
+            if (
+                held_up > _HELD_UP_S
+            ):  # so may its workers have been: a laptop that slept, a group that was frozen
+                slot.since += held_up
+            beats, _, phase = HEARTBEAT.unpack_from(self._memory, rank * HEARTBEAT_SLOT)
+            if beats != slot.beats:
+                self.limits.note(slot.phase, now - slot.since)
+                slot.beats, slot.phase, slot.since = beats, _text(phase), now
+            if rank not in gone:
+                is_one_left = True
+                does_one_move |= now - slot.since <= self.limits.of(slot.phase)
+        return is_one_left and not does_one_move
+
+    def concede(self) -> None:
+        """Have nobody taken for hung again for standing as long as they do now."""
+        for stand in self.stands():
+            self.limits.concede(stand.phase, stand.seconds)
+
+    def stands(self) -> list[Stand]:
+        """Return where each local rank stands."""
+        now = time.monotonic()
+        found = []
+        for rank, slot in enumerate(self._slots):
+            _, step, phase = HEARTBEAT.unpack_from(self._memory, rank * HEARTBEAT_SLOT)
+            limit_s = self.limits.of(slot.phase)
+            found.append(Stand(rank, _text(phase), step, now - slot.since, limit_s))
+        return found
+
+
+def _text(phase: bytes) -> str:
+    return phase.rstrip(b"\0").decode("ascii", "replace") or "start"

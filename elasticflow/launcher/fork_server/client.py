@@ -1,0 +1,148 @@
+"""The agent's end of the fork server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from elasticflow.launcher.fork_server.helpers import HelperLostError
+from elasticflow.launcher.fork_server.protocol import Exited, Lines, Ready, Setup, Spawn, Started
+from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+class ForkServer:
+    """The agent's end of the fork server.
+
+    Started by exec from the agent's main thread: the death signal fires when the *thread* that started
+    a process ends.
+
+    Args:
+        entry_point: The file that workers run.
+        path: Folders of the job's own code.
+        modules: Modules that the job names.
+        start_method: fork or spawn.
+        keep_fds: Descriptors that workers inherit.
+        seed: The job's; what its modules draw at import follows from it.
+        arguments: torchrun's, which the server reads by torch's own parser.
+    """
+
+    def __init__(
+        self,
+        entry_point: Path,
+        path: Sequence[str],
+        modules: Sequence[str],
+        start_method: str,
+        keep_fds: tuple[int, ...],
+        seed: int = 0,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        environment = dict(os.environ)
+        # libgomp hangs in a forked child if the parent ever ran a parallel kernel with more than one thread.
+        environment.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+        environment.update({"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONUNBUFFERED": "1"})
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "elasticflow.launcher.fork_server.server",
+                str(theirs.fileno()),
+                str(os.getpid()),
+            ],
+            pass_fds=(theirs.fileno(), *keep_fds),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._lines = Lines(ours)
+        setup = Setup(str(entry_point), tuple(path), tuple(modules), start_method, seed, tuple(arguments))
+        # A server that is gone already is noticed by `wait_ready`.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._lines.send(setup)
+        self._ready: Ready | None = None
+        self.exits: dict[int, tuple[int, float]] = {}
+        self._started: dict[int, int] = {}
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when a worker exits."""
+        return self._lines.channel.fileno()
+
+    def pump(self, timeout: float = 0.0) -> bool:
+        """Take in what the server reports, waiting at most *timeout* seconds for the first of it.
+
+        Returns:
+            False when the server is gone.
+        """
+        while select.select([self._lines.channel], [], [], timeout)[0]:
+            try:
+                messages = self._lines.read()
+            except ConnectionResetError:  # it was killed with a request unread
+                return False
+            if messages is None:
+                return False
+            for message in messages:
+                match message:
+                    case Exited():
+                        self.exits[message.pid] = (message.code, message.at)
+                    case Started():
+                        self._started[message.local_rank] = message.pid
+                        # of a worker long gone that had the same id
+                        self.exits.pop(message.pid, None)
+                    case Ready():
+                        self._ready = message
+                    case Setup() | Spawn():
+                        raise AssertionError(f"{message} goes the other way")
+            timeout = 0.0
+        return True
+
+    def wait_ready(self) -> Ready:
+        """Return what the server tells once it has imported all that it may.
+
+        Raises:
+            HelperLostError: the server ended instead; its own message is in the agent's log.
+        """
+        while self._ready is None:
+            if not self.pump(1.0):
+                raise self.lost()
+        return self._ready
+
+    def options(self) -> TorchrunOptions:
+        """Return what torchrun makes of the launch's arguments, once the server is ready.
+
+        Raises:
+            TorchrunRefusedError: it refuses them.
+            HelperLostError: the server ended instead.
+        """
+        ready = self.wait_ready()
+        if ready.options is None:
+            raise TorchrunRefusedError(ready.refusal)
+        return ready.options
+
+    def spawn(self, local_rank: int, environment: Mapping[str, str], stdout: str, stderr: str) -> int:
+        """Fork one worker and return its process id.
+
+        Raises:
+            HelperLostError: the server is gone.
+        """
+        self._started.pop(local_rank, None)
+        try:
+            self._lines.send(Spawn(local_rank, dict(environment), stdout, stderr))
+        except (BrokenPipeError, ConnectionResetError):
+            raise self.lost() from None
+        while local_rank not in self._started:
+            if not self.pump(1.0):
+                raise self.lost()
+        return self._started[local_rank]
+
+    def lost(self) -> HelperLostError:
+        """Return the error that says how the server ended, whose socket was found closed."""
+        return HelperLostError("fork server", self.process.wait())

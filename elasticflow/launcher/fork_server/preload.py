@@ -1,0 +1,120 @@
+"""What the fork server imports once for all workers, and what it must not."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# What every worker needs and what torch imports lazily at the worst moment: `torch._dynamo` costs
+# 0.8 s in the first optimizer step of each generation when it is not here.
+WARM = (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.utils.data",
+    "elasticflow.runtime.worker",
+    "elasticflow.runtime.data.index_loader",
+    "elasticflow.runtime.training.evaluation",
+    "elasticflow.runtime.data.index_schedule",
+    "elasticflow.runtime.training.ddp",
+    "elasticflow.runtime.process.seeded_imports",
+    "elasticflow.runtime.snapshot.snapshots",
+    "elasticflow.runtime.state.state",
+)
+
+# Read at import, they would freeze one worker's value for all ranks.
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+def warm_up(seed: int) -> None:
+    """Import what every job's workers need; what the job's own modules draw at import follows from *seed* from now on."""
+    for name in WARM:
+        importlib.import_module(name)
+    sys.modules["elasticflow.runtime.process.seeded_imports"].install(seed)
+
+
+def preload(modules: Sequence[str], path: Sequence[str]) -> list[dict[str, str]]:
+    """Import the job's modules that workers share; return the job's modules that have to be imported in each worker instead.
+
+    A module that fails here fails again in the worker, where its traceback belongs to a rank. After one that makes
+    this process unsafe to fork nothing more is imported: every worker is started anew then.
+
+    Args:
+        modules: What the job names.
+        path: Folders of the job's own code.
+    """
+    refused = []
+    for name in modules:
+        known = set(sys.modules)
+        try:
+            with _rank_variables_watched() as read:
+                importlib.import_module(name)
+            reason = f"reads {', '.join(sorted(read))} at import" if read else None
+        except BaseException as error:  # noqa: BLE001  whatever user code raises at import, even SystemExit
+            reason = f"{type(error).__name__}: {error}"
+        if (unsafe := unsafe_to_fork()) is not None:
+            reason = f"{unsafe}: every worker is started anew instead of forked"
+        if reason:
+            refused.append({"module": name, "reason": reason})
+            _forget(set(sys.modules) - known, path)
+        if unsafe:
+            break
+    return refused
+
+
+@contextlib.contextmanager
+def _rank_variables_watched() -> Iterator[set[str]]:
+    """Yield the set of rank variables that are asked for inside the block."""
+    read: set[str] = set()
+    get = type(os.environ).__getitem__
+
+    def watched(self: Any, key: str) -> str:
+        if key in RANK_VARIABLES:
+            read.add(key)
+        return get(self, key)
+
+    type(os.environ).__getitem__ = watched  # type: ignore[method-assign]
+    try:
+        yield read
+    finally:
+        type(os.environ).__getitem__ = get  # type: ignore[method-assign]
+
+
+def unsafe_to_fork() -> str | None:
+    """Return why this process must not fork workers that use what was just imported, if so."""
+    if any(target.startswith("/dev/nvidia") for target in _open_files()):
+        return "touches the accelerator at import"
+    tasks = Path("/proc/self/task")
+    if tasks.is_dir() and len(list(tasks.iterdir())) > 1:
+        return "starts threads at import"
+    return None
+
+
+def _open_files() -> list[str]:
+    folder = Path("/proc/self/fd")
+    targets = []
+    for descriptor in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the folder
+            targets.append(str(descriptor.readlink()))
+    return targets
+
+
+def _forget(modules: set[str], path: Sequence[str]) -> None:
+    """Forget those that lie in *path*: the job's own, any of which may hold what is frozen.
+
+    Libraries stay: many, torch's extensions among them, cannot be loaded twice.
+    """
+    for name in modules:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if "site-packages" not in file and file.startswith(tuple(path)):
+            del sys.modules[name]

@@ -1,0 +1,116 @@
+"""What the agent and its fork server say to each other: JSON lines over a socket."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
+
+if TYPE_CHECKING:
+    import socket
+
+
+@dataclass(frozen=True)
+class Setup:
+    """To the server, once and first.
+
+    Attributes:
+        entry_point: The file that workers run.
+        path: Folders of the job's own code.
+        modules: Modules that the job names.
+        start_method: fork or spawn.
+        seed: The job's; what its modules draw at import follows from it.
+        arguments: torchrun's, for its own parser to read; none if nobody asks for the options.
+    """
+
+    entry_point: str
+    path: tuple[str, ...]
+    modules: tuple[str, ...]
+    start_method: str
+    seed: int
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """To the server: fork the worker of *local_rank*, its streams appended to files."""
+
+    local_rank: int
+    environment: dict[str, str]
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """From the server, once: it has imported all that it may.
+
+    Attributes:
+        refused: Modules that each worker has to import for itself: `module` and `reason`.
+        options: What torchrun makes of the launch's arguments; None if it was not asked, or refuses them.
+        refusal: Why it refuses them.
+    """
+
+    refused: tuple[dict[str, str], ...]
+    options: TorchrunOptions | None = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Started:
+    """From the server: the worker that was asked for runs."""
+
+    local_rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """From the server: a worker has ended, at a unix time; a negative code is a signal."""
+
+    pid: int
+    code: int
+    at: float
+
+
+Message = Setup | Spawn | Ready | Started | Exited
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Setup, Spawn, Ready, Started, Exited)}
+
+
+def to_json(message: Message) -> str:
+    """Return the line that *message* is sent as, without its end."""
+    return json.dumps({"kind": type(message).__name__, **asdict(message)})
+
+
+def from_json(line: bytes) -> Message:
+    """Return the message that was sent as *line*."""
+    fields: dict[str, Any] = json.loads(line)
+    kind: Any = _KINDS[fields.pop("kind")]
+    if kind is Ready and fields["options"] is not None:
+        fields["options"] = TorchrunOptions.from_json(fields["options"])
+    return cast(
+        "Message",
+        kind(**{name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}),
+    )
+
+
+class Lines:
+    """Messages over a stream socket."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self._rest = b""
+
+    def send(self, message: Message) -> None:
+        """Send one message."""
+        self.channel.sendall(to_json(message).encode() + b"\n")
+
+    def read(self) -> list[Message] | None:
+        """Return the messages of one `recv`, or None at the end of the stream."""
+        data = self.channel.recv(1 << 16)
+        if not data:
+            return None
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [from_json(line) for line in whole]

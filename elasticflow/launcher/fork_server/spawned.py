@@ -1,0 +1,23 @@
+"""A worker started from nothing instead of from the warm server: `[torchrun] start_method = "spawn"`."""
+
+from __future__ import annotations
+
+import faulthandler
+import runpy
+import signal
+import sys
+
+from elasticflow.system.processes import die_with_parent
+
+
+def main() -> None:
+    """Run the entry point named on the command line; exec has cleared nothing but the death signal's check."""
+    die_with_parent(int(sys.argv[1]))
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # exec has taken the fork server's away
+    entry_point = sys.argv[2]
+    sys.argv = [entry_point]
+    runpy.run_path(entry_point, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

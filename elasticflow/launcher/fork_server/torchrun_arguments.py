@@ -1,0 +1,135 @@
+"""What torchrun's own parser makes of a launch's arguments: it stays the one source of what they mean."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class TorchrunOptions:
+    """What an agent needs of a launch's arguments.
+
+    Attributes:
+        nproc: Workers of this node; `auto`, `gpu` and `cpu` have been counted here.
+        role: Name of the workers' role.
+        shown_stdouts: Local ranks whose standard output is shown beside being kept.
+        shown_stderrs: Local ranks whose standard error is.
+        numa: How torch binds a worker to the cores near its GPU; empty if it does not.
+    """
+
+    nproc: int
+    role: str = "default"
+    shown_stdouts: tuple[int, ...] = ()
+    shown_stderrs: tuple[int, ...] = ()
+    numa: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that is sent."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> TorchrunOptions:
+        """Return the options that `to_json` gave that form."""
+        shown = {name: tuple(fields[name]) for name in ("shown_stdouts", "shown_stderrs")}
+        return cls(**{**fields, **shown})
+
+
+class TorchrunRefusedError(RuntimeError):
+    """torchrun does not take the launch's arguments; the message says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"torchrun refuses the launch's arguments: {reason}")
+        self.reason = reason
+
+
+def read(arguments: Sequence[str]) -> TorchrunOptions:
+    """Return what torchrun's own parser makes of *arguments*; imports torch, and may touch the GPUs to count them.
+
+    Raises:
+        TorchrunRefusedError: it refuses them.
+    """
+    from torch.distributed.elastic.multiprocessing import Std
+    from torch.distributed.elastic.multiprocessing.api import to_map
+    from torch.distributed.run import config_from_args, get_args_parser
+
+    parser = get_args_parser()
+    parser.prog = "torchrun"
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            parsed = parser.parse_args(arguments)
+    except SystemExit:
+        last = told.getvalue().strip().rpartition("\n")[2]
+        raise TorchrunRefusedError(last.removeprefix("torchrun: error: ")) from None
+    # Logs go to the run folder; told of no folder, torch makes one beside it for each agent and leaves it there (2.13).
+    parsed.log_dir = os.devnull
+    try:
+        launch, _, _ = config_from_args(parsed)
+    except Exception as error:
+        raise TorchrunRefusedError(f"{type(error).__name__}: {error}") from error
+    nproc, ranks = launch.nproc_per_node, parsed.local_ranks_filter
+    filtered = {int(rank) for rank in ranks.split(",")} if ranks else set(range(nproc))
+    tees = to_map(Std.from_str(parsed.tee), nproc)
+    return TorchrunOptions(
+        nproc=nproc,
+        role=launch.role,
+        shown_stdouts=tuple(rank for rank, tee in tees.items() if tee & Std.OUT and rank in filtered),
+        shown_stderrs=tuple(rank for rank, tee in tees.items() if tee & Std.ERR and rank in filtered),
+        numa="" if launch.numa_options is None else launch.numa_options.affinity_mode.value,
+    )
+
+
+class ArgumentsReader:
+    """A child of the fork server that reads *arguments*, while the server imports on.
+
+    Not the server itself: to count GPUs may open their driver, and a process that has done so must not fork workers.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        from elasticflow.system.processes import die_with_parent
+
+        parent = os.getpid()
+        self._answer, answer = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            die_with_parent(parent)
+            _answer_and_end(arguments, answer)
+        os.close(answer)
+
+    def options(self) -> TorchrunOptions:
+        """Return what the arguments mean; the child is gone then.
+
+        Raises:
+            TorchrunRefusedError: torchrun refuses them, or the child was killed.
+        """
+        with os.fdopen(self._answer) as pipe:
+            text = pipe.read()
+        with contextlib.suppress(ChildProcessError):  # a module of the job that waits for any child took it
+            os.waitpid(self._pid, 0)
+        if not text:
+            raise TorchrunRefusedError("their reader was killed")
+        answer = json.loads(text)
+        if "refused" in answer:
+            raise TorchrunRefusedError(answer["refused"])
+        return TorchrunOptions.from_json(answer)
+
+
+def _answer_and_end(arguments: Sequence[str], descriptor: int) -> None:
+    """Write the answer to *descriptor* and leave without unwinding into the server's frames."""
+    try:
+        try:
+            answer = read(arguments).to_json()
+        except TorchrunRefusedError as error:
+            answer = {"refused": error.reason}
+        with os.fdopen(descriptor, "w") as pipe:
+            json.dump(answer, pipe)
+    finally:
+        os._exit(0)

@@ -1,0 +1,108 @@
+"""What a machine does while it takes part in a launch that another process leads."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED, KILLED_BY_USER
+from elasticflow.launcher.rendezvous.control_store import EXIT_CODE, NOTICED
+from elasticflow.launcher.rendezvous.liveness import HeadWatch
+from elasticflow.launcher.rendezvous.rounds import Feed
+from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.launcher.agent.agent_process import AgentProcess
+    from elasticflow.protocol.key_store import Keys
+
+_POLL_S = 0.05
+# An agent that ends so often in a row, each time so soon, will not do better.
+_MOST_STARTS = 5
+_SOON_S = 60.0
+
+
+class Membership:
+    """This machine's part in the launch: its agent, and the signals that end it."""
+
+    def __init__(self, node: str, agent: AgentProcess, store: Keys, say: Callable[[str], None]) -> None:
+        self._node, self._agent, self._store, self._say = node, agent, store, say
+        self._feed = Feed(store)
+        self._final: int | None = None
+        self._asked = LeaveRequests()
+        self._started_at, self._soon_ended = 0.0, 0
+
+    def run(self) -> int | None:
+        """Return the exit code once the agent has left for good, None once the launch's supervisor is silent.
+
+        Nothing that it started lives afterwards.
+        """
+        previous = self._asked.listen()
+        head = HeadWatch(self._store)
+        try:
+            self._start()
+            has_asked = False
+            while True:
+                time.sleep(_POLL_S)
+                if len(self._asked.numbers) > 1:
+                    return KILLED_BY_USER
+                if self._asked.numbers and not has_asked:
+                    has_asked = True
+                    self._say("asked to leave: the workers leave after their step")
+                    self._agent.send(signal.SIGUSR1)
+                self._look_for_end()
+                code = self._agent.exit_code()
+                if code is not None and (final := self._ended(code)) is not None:
+                    return final
+                if self._is_silent(head) and not self._asked.numbers:
+                    return None
+        finally:
+            self._agent.end()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _is_silent(self, head: HeadWatch) -> bool:
+        try:
+            return head.is_silent()
+        except RuntimeError:  # the agent sees it, too, and ends
+            return False
+
+    def _look_for_end(self) -> None:
+        """Note the launch's exit code as soon as it is there: its store may go soon after."""
+        if self._final is None:
+            with contextlib.suppress(RuntimeError):  # the agent sees it, too, and ends
+                if self._store.check([EXIT_CODE]):
+                    self._final = int(self._store.get(EXIT_CODE))
+                    self._store.add(NOTICED, 1)
+
+    def _ended(self, code: int) -> int | None:
+        """Return this process' exit code now that the agent has ended; None if it was started again."""
+        if self._final is not None:
+            return self._final
+        try:
+            if self._asked.numbers:
+                return INTERRUPTED
+            self._feed.post(
+                {"type": "died", "node": self._node, "error": f"its agent ended with code {code}"}
+            )
+        except RuntimeError as error:
+            self._say(f"the launch is gone: {error}")
+            return INTERRUPTED
+        was_soon = time.monotonic() < self._started_at + _SOON_S
+        self._soon_ended = self._soon_ended + 1 if was_soon else 0
+        if self._soon_ended >= _MOST_STARTS:
+            self._say(
+                f"the agent ended {self._soon_ended} times in a row: this machine takes no part any more"
+            )
+            self._say(self._agent.last_words())
+            return ANSWER_IS_NO
+        self._say(f"the agent ended with code {code}, and is started again")
+        self._start()
+        return None
+
+    def _start(self) -> None:
+        self._agent.start()
+        self._started_at = time.monotonic()

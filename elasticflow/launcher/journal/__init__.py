@@ -1,0 +1,1 @@
+"""What a launch writes down: events, state, metrics, durations, how the launch before ended."""

@@ -1,0 +1,49 @@
+"""What people are shown while a launch goes on, in a thread of its own.
+
+A terminal that is held, a pipe that nobody reads, a connection that has died: all of them make a write wait for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST_WAITING = 100_000  # records; further ones are not shown: all of them are in the run's files
+_PATIENCE_S = 5.0
+_LOOK_S = 0.05
+
+
+class Shown:
+    """Has *show* called with each record, in order, without waiting for it."""
+
+    def __init__(self, show: Callable[[dict[str, Any]], None]) -> None:
+        self._show = show
+        self._waiting: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="show")
+        self._thread.start()
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """Have *record* shown, and return at once."""
+        if self._waiting.qsize() < _MOST_WAITING:
+            self._waiting.put(record)
+
+    def close(self) -> bool:
+        """Return True once all was shown; False if nothing has been for a while: then it hangs."""
+        self._waiting.put(None)
+        left, since = self._waiting.qsize(), time.monotonic()
+        while self._thread.is_alive():
+            self._thread.join(_LOOK_S)
+            if self._waiting.qsize() != left:
+                left, since = self._waiting.qsize(), time.monotonic()
+            elif time.monotonic() - since > _PATIENCE_S:
+                return False
+        return True
+
+    def _run(self) -> None:
+        while (record := self._waiting.get()) is not None:
+            self._show(record)

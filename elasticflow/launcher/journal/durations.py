@@ -1,0 +1,102 @@
+"""Where the time of a launch goes, and of all the run's launches: every moment counts in one part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+STARTING, TRAINING, EVALUATING, RESTARTING, ENDING = PARTS = (
+    "starting",  # until the first group trains
+    "training",  # steps, with their data and snapshots
+    "evaluating",
+    "restarting",  # from the end of one group until the next one trains
+    "ending",  # the last snapshot is written, processes leave
+)
+Parts = dict[str, float]
+"""Seconds of each part."""
+
+_LEFT_FOR_GOOD = frozenset(
+    {"finished", "drained"}
+)  # classes of a generation after which no other one is formed
+
+
+class Durations:
+    """The one place that counts them; it is told what happens, in order.
+
+    Args:
+        before: The parts of the run's earlier launches; None: they are not known.
+        clock: Seconds. The launch begins with its first event.
+    """
+
+    def __init__(self, before: Mapping[str, float] | None, clock: Callable[[], float]) -> None:
+        self._before, self._clock = before, clock
+        self._parts = dict.fromkeys(PARTS, 0.0)
+        self._part, self._since = STARTING, clock()
+
+    def saw(self, record: Mapping[str, Any]) -> None:
+        """Take note of one event, or of one line about a step or an evaluation."""
+        match record.get("event"):
+            case events.RUN_STARTED:
+                self._since = self._clock()
+                if record.get("resumed") and not self._before:
+                    self._before = None  # earlier launches left their files on another machine
+            case events.EVALUATION:
+                self._evaluated(record.get("seconds"))
+            case events.TRAINING_STARTED:
+                self._begin(TRAINING)
+            case events.TRAINING_FINISHED | events.BUDGET_SPENT:
+                self._begin(ENDING)
+            case events.GENERATION_ENDED:
+                self._begin(ENDING if record.get("class") in _LEFT_FOR_GOOD else RESTARTING)
+            case _:
+                pass
+
+    def of_launch(self) -> Parts:
+        """Return the parts of this launch so far, to the millisecond."""
+        parts = {**self._parts, self._part: self._parts[self._part] + self._clock() - self._since}
+        return {name: round(seconds, 3) for name, seconds in parts.items()}
+
+    def of_run(self) -> Parts | None:
+        """Return the parts of all launches so far; None if those of earlier ones are not known."""
+        if self._before is None:
+            return None
+        return {
+            name: round(seconds + self._before.get(name, 0.0), 3)
+            for name, seconds in self.of_launch().items()
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """Return what an event at the launch's end says: `seconds` is the sum of `durations`."""
+        parts = self.of_launch()
+        return {
+            "seconds": round(sum(parts.values()), 3),
+            "durations": parts,
+            "run_durations": self.of_run(),
+        }
+
+    def _begin(self, part: str) -> None:
+        now = self._clock()
+        self._parts[self._part] += now - self._since
+        self._part, self._since = part, now
+
+    def _evaluated(self, seconds: object) -> None:
+        """Count as evaluating what has counted as training until now."""
+        self._begin(self._part)
+        if isinstance(seconds, int | float):
+            moved = min(max(0.0, float(seconds)), self._parts[TRAINING])
+            self._parts[TRAINING] -= moved
+            self._parts[EVALUATING] += moved
+
+
+def read_parts(found: object) -> Parts | None:
+    """Return the parts that a state file holds as *found*; None if they are no such thing."""
+    if not isinstance(found, dict):
+        return None
+    parts = {name: found.get(name) for name in PARTS}
+    if not all(isinstance(each, int | float) and each >= 0 for each in parts.values()):
+        return None
+    return {name: float(each or 0.0) for name, each in parts.items()}

@@ -1,0 +1,54 @@
+"""What only workers know about a launch, for environment.json in its folder."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.compiler.inputs.origins import ENVIRONMENT_JSON
+from elasticflow.compiler.inputs.provenance import versions_of_modules
+from elasticflow.system import atomic_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+class EnvironmentRecord:
+    """Writes what rank 0 of the first group that trains has imported, its device, and which data it found.
+
+    Args:
+        folder: The launch folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ENVIRONMENT_JSON
+        self._facts: dict[str, Any] = {"format": 1, "datasets": {}}
+        self._writing: threading.Thread | None = None
+
+    def data(self, line: Mapping[str, Any]) -> None:
+        """Take in a `dataset.opened`."""
+        told = {key: line[key] for key in ("samples", "shards", "fingerprint", "source") if key in line}
+        self._facts["datasets"][line["name"]] = told
+
+    def found(self, line: Mapping[str, Any]) -> None:
+        """Take in an `environment.found`; the file is written behind the caller's back, once in a launch.
+
+        Looking up who owns the modules takes a tenth of a second, which a run that restarts does not have.
+        """
+        if self._writing is None:
+            self._facts |= {key: line[key] for key in ("node", "generation", "device", "files")}
+            self._writing = threading.Thread(target=self._write, args=(line["modules"],), daemon=True)
+            self._writing.start()
+
+    def close(self) -> None:
+        """Return once the file is written, if anything is."""
+        if self._writing is not None:
+            self._writing.join(timeout=10)
+
+    def _write(self, modules: list[str]) -> None:
+        facts = {**self._facts, "versions": versions_of_modules(modules)}
+        with suppress(OSError):  # a run folder that cannot be written ends the launch, which says so
+            atomic_files.write(self._path, [json.dumps(facts, indent=2).encode(), b"\n"])

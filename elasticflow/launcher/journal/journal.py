@@ -1,0 +1,252 @@
+"""What the supervisor writes about a run: events.jsonl and state.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+from elasticflow.launcher.journal.durations import Durations, read_parts
+from elasticflow.launcher.journal.post_mortem import MACHINE, Machine
+from elasticflow.system.records import BadJsonError, Damage, parse
+from elasticflow.system.records import read as read_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from elasticflow.launcher.journal.durations import Parts
+    from elasticflow.run_folder import RunFolder
+
+_STATE_EVERY_S = 0.25
+_LOOKED_AT = 1 << 20  # bytes at the end of a file, where damage is looked for
+_LEVELS = {
+    events.WORKER_FAILED: "error",
+    events.RUN_FAILED: "error",
+    events.BUDGET_SPENT: "error",
+    events.SNAPSHOT_FAILED: "warning",
+    events.SNAPSHOT_REJECTED: "warning",
+    events.STORE_TROUBLE: "warning",
+    events.HANG_DETECTED: "warning",
+    events.PROCESS_LEFT_BEHIND: "warning",
+    events.SUPERVISOR_LOST: "warning",
+    events.NODE_LOST: "warning",
+    events.NODE_EXCLUDED: "warning",
+    events.NODE_AWAITED: "warning",
+    events.PRELOAD_REFUSED: "warning",
+    events.ENTRY_POINT_EDITED: "warning",
+    events.LOSS_SKIPPED: "warning",
+    events.LOSS_UNWEIGHED: "warning",
+    events.STATE_LEFT_OUT: "warning",
+    events.OVERLAP_FOUND: "warning",
+    events.KIND_CHANGED: "warning",
+    events.RECORD_DAMAGED: "warning",
+}
+
+
+def now() -> str:
+    """Return the time in UTC, RFC 3339 with microseconds."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class AppendedLines:
+    """A file of JSON lines with one writer; each call is one `write`, so no reader sees half a batch of one line.
+
+    What a power cut or a bad disk left at the file's end and is no whole record is moved aside when it is opened.
+
+    Args:
+        path: The file.
+        is_right: Whether a record may stand in it.
+
+    Attributes:
+        damage: What was moved aside, and where it is now; None if all lines at the end were whole.
+        damaged_at: Where in the file the first of it stood.
+    """
+
+    def __init__(self, path: Path, is_right: Callable[[dict[str, Any]], bool] = bool) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.damage: Damage | None = None
+        self.damaged_at: int | None = None
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._mend(is_right)
+
+    def _mend(self, is_right: Callable[[dict[str, Any]], bool]) -> None:
+        start, lines = self._last_lines()
+        is_whole = [_is_whole(line, is_right) for line in lines]
+        if all(is_whole):
+            if lines and not lines[-1].endswith(b"\n"):
+                os.write(self._fd, b"\n")
+            return
+        first = is_whole.index(False)
+        bad = [line for line, good in zip(lines, is_whole, strict=True) if not good]
+        good = [line for line, good in zip(lines[first:], is_whole[first:], strict=True) if good]
+        aside = self.path.with_name(f"{self.path.name}.damaged")
+        with aside.open("ab") as file:
+            file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in bad)
+            file.flush()
+            os.fsync(file.fileno())
+        self.damaged_at = start + sum(map(len, lines[:first]))
+        self.truncate(self.damaged_at)
+        for line in good:
+            os.write(self._fd, line if line.endswith(b"\n") else line + b"\n")
+        self.sync()
+        size = sum(map(len, bad))
+        why = f"had {size} bytes at its end that are no whole record; they are in {aside.name} now"
+        self.damage = Damage(str(self.path), why)
+
+    def _last_lines(self) -> tuple[int, list[bytes]]:
+        """Return where the file's last lines begin, and these lines."""
+        size = os.fstat(self._fd).st_size
+        reach = _LOOKED_AT
+        while True:
+            start = max(0, size - reach)
+            data = _read_at(self._fd, start, size - start)
+            skipped = data.find(b"\n") + 1 if start else 0
+            if not start or 0 < skipped < len(data):
+                return start + skipped, data[skipped:].splitlines(keepends=True)
+            reach *= 4
+
+    def append(self, records: list[dict[str, Any]]) -> None:
+        """Append *records*, one line each."""
+        if records:
+            data = "".join(json.dumps(record) + "\n" for record in records).encode()
+            while data:
+                data = data[os.write(self._fd, data) :]
+
+    def sync(self) -> None:
+        """Return when the lines are on disk."""
+        os.fsync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        """Keep the first *size* bytes."""
+        os.ftruncate(self._fd, size)
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def _read_at(descriptor: int, start: int, size: int) -> bytes:
+    found = b""
+    while len(found) < size and (data := os.pread(descriptor, size - len(found), start + len(found))):
+        found += data
+    return found
+
+
+def _is_whole(line: bytes, is_right: Callable[[dict[str, Any]], bool]) -> bool:
+    try:
+        return is_right(parse(line))
+    except BadJsonError:
+        return False
+
+
+_CARRIED: dict[str, type | tuple[type, ...]] = {
+    "restarts": int, "step": int, "steps": int, "epoch": int, "loss": (int, float, str), "snapshot": str,
+}  # fmt: skip
+
+
+def _carried_over(folder: RunFolder) -> dict[str, Any]:
+    """Return what is the run's and not the launch's, as the launch before left it."""
+    begin = {"restarts": 0, "step": 0, "steps": None, "epoch": 0, "loss": None, "snapshot": None}
+    before = read_record(folder.state)
+    if not isinstance(before, dict):  # the first launch, or a state that says nothing
+        return begin
+    return {
+        key: before[key] if isinstance(before.get(key), kind) else begin[key]
+        for key, kind in _CARRIED.items()
+    }
+
+
+def _durations_before(folder: RunFolder) -> Parts | None:
+    """Return where the time of the run's earlier launches went: nowhere if there were none, None if nobody knows."""
+    if not folder.state.exists() and not (folder.events.is_file() and folder.events.stat().st_size):
+        return {}
+    state = read_record(folder.state)
+    found = state.get("durations") if isinstance(state, dict) else None
+    return read_parts(found.get("run")) if isinstance(found, dict) else None
+
+
+class Journal:
+    """Events and state of one run; the supervisor is the only writer.
+
+    Attributes:
+        damage: What was moved out of events.jsonl when it was opened; None if it was whole.
+        durations: Where the launch's time goes; told of every event and line.
+        generation: The newest generation of this launch; 0 before the first.
+        state: What state.json says.
+    """
+
+    def __init__(self, folder: RunFolder, launch: int, show: Callable[[dict[str, Any]], None]) -> None:
+        self._folder = folder
+        self.durations = Durations(_durations_before(folder), time.monotonic)
+        self._lines = AppendedLines(folder.events)
+        self.damage = self._lines.damage
+        self._show = show
+        self._written = 0.0
+        self.generation = 0
+        self.state: dict[str, Any] = {
+            "status": "running",
+            "job": folder.job,
+            "run_id": folder.run_id,
+            "launch": launch,
+            "generation": 0,
+            **_carried_over(folder),
+            "held": None,
+            "workers": [],
+            "verdict": None,
+            "pid": os.getpid(),
+            MACHINE: Machine.here().to_json(),
+            "started": now(),
+            "updated": now(),
+        }
+
+    def event(self, name: str, /, **fields: Any) -> dict[str, Any]:
+        """Append one event of the supervisor's own and show it."""
+        record = {
+            "timestamp": now(),
+            "level": _LEVELS.get(name, "info"),
+            "event": name,
+            "job": self._folder.job,
+            "run_id": self._folder.run_id,
+            "generation": self.generation,
+            **fields,
+        }
+        self.copy(record)
+        return record
+
+    def copy(self, record: dict[str, Any]) -> None:
+        """Append an event as it stands, a worker's for instance, and show it."""
+        self.durations.saw(record)
+        self._lines.append([record])
+        self._show(record)
+
+    def show(self, record: dict[str, Any]) -> None:
+        """Show a record that belongs to another file."""
+        self.durations.saw(record)
+        self._show(record)
+
+    def update(self, *, at_once: bool = False, **fields: Any) -> None:
+        """Change the state; written now, or with the next write at most a quarter of a second later."""
+        self.state.update(fields)
+        if at_once or time.monotonic() - self._written >= _STATE_EVERY_S:
+            self.write_state()
+
+    def write_state(self) -> None:
+        """Replace state.json; a reader sees the old or the new one, never a part."""
+        self._written = time.monotonic()
+        self.state["updated"] = now()
+        self.state["durations"] = {"launch": self.durations.of_launch(), "run": self.durations.of_run()}
+        partial = self._folder.state.with_suffix(".json.tmp")
+        partial.write_text(json.dumps(self.state) + "\n", encoding="utf-8")
+        partial.replace(self._folder.state)
+
+    def close(self) -> None:
+        """Write the last state and close."""
+        self.write_state()
+        self._lines.sync()
+        self._lines.close()

@@ -1,0 +1,160 @@
+"""metrics.jsonl: one line per step and evaluation, without gaps or repeats whatever was killed."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events, logs
+from elasticflow.launcher.journal.journal import AppendedLines
+from elasticflow.system.records import BadJsonError, parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.run_folder import RunFolder
+
+_LEFT_OUT = frozenset({"timestamp", "level", "event", "job", "run_id", "node", "rank", "origin"})
+
+
+class Metrics:
+    """The metrics file of a run; lines come from rank 0's log.
+
+    Attributes:
+        damage: What was moved out of the file when it was opened; None if it was whole.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._lines = AppendedLines(folder.metrics, _is_metrics)
+        self.damage = self._lines.damage
+        self._damaged_at = self._lines.damaged_at
+
+    def add(self, records: list[dict[str, Any]]) -> None:
+        """Append the step and evaluation lines among a worker's log lines."""
+        self._lines.append(
+            [_metrics_of(r) for r in records if r["event"] in (events.STEP, events.EVALUATION)]
+        )
+
+    def last_step(self) -> int:
+        """Return the last step that the file has; 0 if it has none."""
+        return _last_step(self._folder.metrics)
+
+    def settle(self, step: int) -> None:
+        """Make the file end exactly with *step*, where a generation is about to go on.
+
+        Lines beyond it are moved to metrics.redone.jsonl, then cut. Lines up to it that the supervisor
+        did not live to write, or that were damaged, are taken from the rank logs of earlier generations.
+        """
+        if self._damaged_at is not None:
+            self._refill(self._damaged_at, step)
+            self._damaged_at = None
+        size, lost = _after(self._folder.metrics, step)
+        if lost or size < self._folder.metrics.stat().st_size:
+            redone = AppendedLines(self._folder.metrics_redone)
+            redone.append(lost)
+            redone.sync()
+            redone.close()
+            self._lines.truncate(size)
+        last = _last_step(self._folder.metrics)
+        if last < step:
+            self._lines.append(self._missing(last, step))
+            self._lines.sync()
+
+    def _refill(self, start: int, step: int) -> None:
+        """Put the lines up to *step* that damage took back where they stood, from byte *start* on."""
+        with self._folder.metrics.open("rb") as file:
+            before = {_key(record) for line in file if file.tell() <= start and (record := _record(line))}
+            file.seek(start)
+            later = {_key(record): record for line in file if (record := _record(line))}
+        last = max((each[0] for each in before), default=0)
+        found = {_key(r): r for r in self._missing(last - 1, step) if _key(r) not in before} | later
+        self._lines.truncate(start)
+        self._lines.append([found[key] for key in sorted(found)])
+        self._lines.sync()
+
+    def _missing(self, last: int, step: int) -> list[dict[str, Any]]:
+        found: dict[tuple[int, bool], dict[str, Any]] = {}
+        for generation in sorted(_generations(self._folder)):
+            for record in _metrics_in(self._folder.rank_log(generation, 0)):
+                if last < record["step"] <= step:
+                    found[_key(record)] = record  # a newer generation's holds
+        return [found[key] for key in sorted(found)]
+
+    def close(self) -> None:
+        """Close the file; its lines are on disk."""
+        self._lines.sync()
+        self._lines.close()
+
+
+def _metrics_of(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in _LEFT_OUT}
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Return the record on *line*; None if it is damaged."""
+    try:
+        found = parse(line)
+    except BadJsonError:
+        return None
+    return found if _is_metrics(found) else None
+
+
+def _is_metrics(record: dict[str, Any]) -> bool:
+    return type(record.get("step")) is int
+
+
+def _key(record: dict[str, Any]) -> tuple[int, bool]:
+    return record["step"], "eval" in record
+
+
+def _metrics_in(log: Path) -> list[dict[str, Any]]:
+    """Return the metrics lines of a rank's log; none if there is no log that can be read."""
+    found = []
+    with suppress(OSError), log.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n") and (b'"step"' in line or b'"evaluation"' in line):
+                record = _record(line) or {}
+                is_ours = record.get("origin") == logs.OURS
+                if is_ours and record.get("event") in (events.STEP, events.EVALUATION):
+                    found.append(_metrics_of(record))
+    return found
+
+
+def _generations(folder: RunFolder) -> list[int]:
+    logs = folder.path / "logs"
+    return [int(p.name[1:]) for p in logs.glob("g*") if p.name[1:].isdecimal()] if logs.is_dir() else []
+
+
+def _after(path: Path, step: int) -> tuple[int, list[dict[str, Any]]]:
+    """Return the size of the part up to *step* and the records beyond it; reads the tail only."""
+    if path.stat().st_size == 0:
+        return 0, []
+    beyond: list[dict[str, Any]] = []
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        end = len(data)
+        while end > 0:
+            start = data.rfind(b"\n", 0, end - 1) + 1
+            record = _record(data[start:end])
+            if record is not None and record["step"] <= step:
+                break
+            if record is not None:
+                beyond.append(record)
+            end = start
+    return end, beyond[::-1]
+
+
+def _last_step(path: Path) -> int:
+    """Return the step of the last step line; 0 if there is none."""
+    if path.stat().st_size == 0:
+        return 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        end = len(data)
+        while end > 0:
+            start = data.rfind(b"\n", 0, end - 1) + 1
+            record = _record(data[start:end])
+            if record is not None and "eval" not in record:
+                return int(record["step"])
+            end = start
+    return 0

@@ -1,0 +1,213 @@
+"""What became of a supervisor that ended without a word: what is known, and what is only likely; free of torch.
+
+A supervisor writes down at launch on which machine it runs. Whoever finds its run not led by anybody, though its state
+says `running`, compares that with the machine as it is now.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from elasticflow.launcher.agent.oom_kills import counts_of_kills, is_in_log
+from elasticflow.system.records import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from elasticflow.run_folder import RunFolder
+
+MACHINE = "machine"  # in state.json
+Kind = Literal["killed", "out_of_memory", "machine_restarted", "container_restarted", "elsewhere"]
+# A machine takes about this long to come up; a supervisor silent for longer before may have ended before that.
+_BOOT_S = 600.0
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine that a supervisor runs on, as far as it tells.
+
+    Attributes:
+        host: Its name.
+        boot_id: Another one after each start of the machine.
+        init_started: When the first process of its container or machine began, in clock ticks after the machine did.
+        process_started: When this process began, in the same ticks.
+        booted: Unix time at which the machine was started.
+        memory_kills: How many processes the kernel has killed for memory, by the file that counts them.
+    """
+
+    host: str
+    boot_id: str | None = None
+    init_started: int | None = None
+    process_started: int | None = None
+    booted: float | None = None
+    memory_kills: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def here(cls) -> Machine:
+        """Return this machine now."""
+        return cls(
+            socket.gethostname(),
+            _text(_PROC / "sys/kernel/random/boot_id"),
+            _started(1),
+            _started(os.getpid()),
+            _booted(),
+            counts_of_kills(),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is written to state.json."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: object) -> Machine | None:
+        """Return what a supervisor wrote; None if it wrote nothing of the kind, as earlier versions did."""
+        if not isinstance(record, dict) or not isinstance(host := record.get("host"), str):
+            return None
+        counts = record.get("memory_kills")
+        kills = counts.items() if isinstance(counts, dict) else ()
+        return cls(
+            host,
+            boot_id if isinstance(boot_id := record.get("boot_id"), str) else None,
+            _whole(record.get("init_started")),
+            _whole(record.get("process_started")),
+            record["booted"] if isinstance(record.get("booted"), float) else None,
+            {file: count for file, count in kills if isinstance(file, str) and isinstance(count, int)},
+        )
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a supervisor ended that could not say so.
+
+    Attributes:
+        kind: What is most likely.
+        known: What is certain, in words.
+        likely: What probably happened, in words; None if what is known says it.
+    """
+
+    kind: Kind
+    known: str
+    likely: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Both in one line."""
+        return self.known if self.likely is None else f"{self.known}; likely {self.likely}"
+
+
+def ending_of(folder: RunFolder) -> Ending | None:
+    """Return how the supervisor of the newest launch ended, whose lock nobody holds; None if it said so itself."""
+    state = read(folder.state)
+    if not isinstance(state, dict) or state.get("status") != "running":
+        return None
+    then, pid = Machine.from_json(state.get(MACHINE)), _whole(state.get("pid"))
+    return explain(
+        then,
+        Machine.here(),
+        _moment(state.get("updated")),
+        lambda since: pid is not None and is_in_log(pid, since),
+    )
+
+
+def explain(
+    then: Machine | None, now: Machine, updated: float | None, is_logged: Callable[[float], bool]
+) -> Ending:
+    """Return what became of a supervisor on *then*, looked at from *now*.
+
+    Args:
+        then: Where it ran; None if it did not say.
+        now: The machine that asks.
+        updated: Unix time of its last sign of life.
+        is_logged: Takes seconds after the machine's start; returns whether the kernel's log says that it killed the
+            supervisor for memory since.
+    """
+    if then is None:
+        return Ending("killed", "the supervisor ended without a word", "killed, or the machine went down")
+    if then.host != now.host:
+        return Ending("elsewhere", f"it ran on {then.host}, and only that machine can tell what became of it")
+    if then.boot_id is not None and now.boot_id is not None and then.boot_id != now.boot_id:
+        return _restarted(now, updated)
+    if (
+        then.init_started is not None
+        and now.init_started is not None
+        and then.init_started != now.init_started
+    ):
+        known = "the container it ran in was ended and another one started, on the same start of the machine"
+        return Ending("container_restarted", known, "ended from outside together with its container")
+    if is_logged((then.process_started or 0) / os.sysconf("SC_CLK_TCK")):
+        return Ending("out_of_memory", "the kernel killed it because memory ran out, says the kernel's log")
+    return _of_counts(then, now)
+
+
+def _restarted(now: Machine, updated: float | None) -> Ending:
+    at = "" if now.booted is None else f" at {_local(now.booted)}"
+    known = f"the machine has been started again since{at}"
+    if now.booted is None or updated is None:
+        return Ending("machine_restarted", known, "a power cut, a crash or a shutdown ended it")
+    silent_s = now.booted - updated
+    if silent_s <= _BOOT_S:
+        return Ending(
+            "machine_restarted", known, "a power cut, a crash or a shutdown that did not wait ended it"
+        )
+    known += f", {silent_s / 60:.0f} min after its last sign of life"
+    return Ending(
+        "machine_restarted", known, "the machine was off for so long, or the supervisor was killed before"
+    )
+
+
+def _of_counts(then: Machine, now: Machine) -> Ending:
+    known = "the machine has not been started again"
+    for file, before in then.memory_kills.items():
+        after = now.memory_kills.get(file)
+        if after is None:  # its group is gone, and the count with it
+            continue
+        if after > before:
+            whose = "on this machine" if file.startswith(str(_PROC)) else "in its control group"
+            many = "1 process" if after == before + 1 else f"{after - before} processes"
+            known += f"; since the launch the kernel has killed {many} {whose} because memory ran out"
+            return Ending("out_of_memory", known, "it was one of those killed for memory")
+        return Ending(
+            "killed", f"{known}, and no process was killed for memory", "killed from outside (SIGKILL)"
+        )
+    return Ending("killed", known, "killed (SIGKILL); whether memory had run out is not to be seen here")
+
+
+def _local(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _started(pid: int) -> int | None:
+    with suppress(ValueError, IndexError):
+        return int((_text(_PROC / str(pid) / "stat") or "").rpartition(")")[2].split()[19])
+    return None
+
+
+def _booted() -> float | None:
+    lines = (_text(_PROC / "stat") or "").splitlines()
+    found = next((line.split()[1] for line in lines if line.startswith("btime ")), None)
+    return None if found is None else float(found)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _moment(value: object) -> float | None:
+    with suppress(ValueError, TypeError):
+        return datetime.fromisoformat(value).timestamp()  # type: ignore[arg-type]  # or else: no moment
+    return None

@@ -1,0 +1,54 @@
+"""A store of its own for the rendezvous of runs: `elasticflow rendezvous serve`."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import ANSWER_IS_NO, FINISHED, PortTakenError
+from elasticflow.launcher.rendezvous.key_server import KeyServer
+from elasticflow.launcher.rendezvous.network import listen
+from elasticflow.system.processes import leave_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# Seconds between two looks at whether the store is still served.
+_LOOK_S = 1.0
+
+
+def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
+    """Serve a store on *host*:*port* until a signal asks to end; return the exit code. Main thread only.
+
+    Args:
+        host: Address to listen on; empty: all.
+        port: 0 takes a free one.
+        say: Called with what a person should know.
+
+    Raises:
+        PortTakenError: the port is in use, or is not this machine's.
+    """
+    # Blocked before any thread is started, so that all of them leave the signals to `sigwait` below.
+    signals = leave_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        listener = listen(host, port)
+    except PortTakenError as error:
+        raise PortTakenError(
+            error.message.removeprefix("nodes.endpoint: "),
+            "end the process that uses the port, or choose another one with --port",
+        ) from error
+    port = listener.getsockname()[1]
+    server = KeyServer(listener)
+    say(f"serving a rendezvous at {host or socket.gethostname()}:{port}; Ctrl-C ends it")
+    asked = None
+    while asked is None and server.is_serving:
+        asked = signal.sigtimedwait(signals, _LOOK_S)
+    server.close()
+    if asked is None:
+        say("the store is gone: the thread that served it has ended")
+        return ANSWER_IS_NO
+    say(f"{signal.Signals(asked.si_signo).name}: the store is gone")
+    return FINISHED

@@ -1,0 +1,311 @@
+"""What failed first in a generation, and of which class; pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from elasticflow.errors import COLLECTIVE_MISMATCH
+from elasticflow.system.processes import FAULTS, signal_or_code
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FailureClass = Literal[
+    "user_error",
+    "oom",
+    "hang",
+    "crash",
+    "nonfinite",
+    "diverged",
+    "storage",
+    "snapshot_corrupt",
+    "node_lost",
+    "preempted",
+    "resized",
+    "drained",
+    "agent_lost",
+    "peer",
+]
+CLASSES: frozenset[str] = frozenset(get_args(FailureClass))
+
+# How a collective fails when another rank died. gloo and NCCL raise plain RuntimeErrors, so only the text tells.
+_PEER = re.compile(
+    r"connection (?:was )?(?:closed by (?:remote )?peer|reset by peer|refused)|broken pipe|socket closed"
+    r"|gloo|nccl|DistNetworkError|DistStoreError|remote process exited|timed out waiting \d+ ?ms for (?:recv|send)",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_LONGEST_ERROR = 500
+# As faulthandler writes them when the process is hit by SIGSEGV, SIGABRT and the like.
+_FATAL = re.compile(r"^Fatal Python error: .*$", re.MULTILINE)
+_CURRENT = re.compile(r"^Current thread .*((?:\n  File .*)+)", re.MULTILINE)
+_THREAD = re.compile(r"^Thread .*((?:\n  File .*)+)", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.+)", line \d+,? in (.+)$', re.MULTILINE)
+# As the C++ runtime writes it when nobody catches an exception.
+_TERMINATE = re.compile(
+    r"^terminate called after throwing an instance of '(.+)'(?:\n  what\(\):  (.*))?", re.MULTILINE
+)
+_ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] ")
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_MOST_LINES, _LONGEST_LINE = 8, 300
+_BROKEN_LINK = re.compile(r"connection|broken pipe|socket|timed out|unreachable", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known about one worker that ended.
+
+    Attributes:
+        rank: Its rank in the generation.
+        exit_code: As `Popen.returncode` gives it: negative is a signal; None when the process was lost sight of.
+        raised: Its `worker.raised` line, if it wrote one.
+        time: Unix time at which its end was noticed; the `worker.raised` line's own time goes before it.
+        node: Id of its node.
+        pid: Its process id.
+        ended_by_us: The agent killed it after another rank's failure; such an end is no failure.
+        hung: It made no progress for longer than allowed, so the agent killed it.
+        oom_killed: The kernel's out-of-memory killer was seen at work in its memory group.
+        stderr: The end of its standard error, for workers that died before they could log.
+    """
+
+    rank: int
+    exit_code: int | None
+    raised: Mapping[str, Any] | None = None
+    time: float = math.inf
+    node: str = ""
+    pid: int | None = None
+    ended_by_us: bool = False
+    hung: bool = False
+    oom_killed: bool = False
+    stderr: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The root cause of a generation's end.
+
+    Attributes:
+        failure_class: What the budget counts it under; never `peer`.
+        error: One line: `ValueError: bad label`, `killed by SIGKILL`, `exit code 3`.
+        traceback: The worker's own traceback, or None.
+        others: The other ranks' failures folded into one line, or None.
+        stderr: The last lines of its standard error if it died without an exception of its own; stacks left out.
+        is_final: The worker said that another try would end in the same way.
+    """
+
+    rank: int
+    node: str
+    pid: int | None
+    exit_code: int | None
+    failure_class: FailureClass
+    error: str
+    traceback: str | None
+    others: str | None
+    stderr: tuple[str, ...] = ()
+    is_final: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same error again: numbers and addresses in its text do not count."""
+        where = f" in {self._place}" if self._has_faulted and self._place else ""
+        return f"{self.failure_class}: {_NUMBER.sub('#', self.error + where)}"
+
+    @property
+    def is_traced_fault(self) -> bool:
+        """Whether it died of what it did itself, at a place or with words that are known; a broken link is no such."""
+        is_known = self._place is not None or self.error != signal_or_code(self.exit_code or 0)
+        return self._has_faulted and is_known and _BROKEN_LINK.search(self.error) is None
+
+    @property
+    def _has_faulted(self) -> bool:
+        return self.exit_code is not None and -self.exit_code in FAULTS
+
+    @property
+    def _place(self) -> str | None:
+        frames = _FRAME.findall(self.traceback or "")
+        return f"{frames[-1][1]} of {frames[-1][0]}" if frames else None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the `worker.failed` event."""
+        return {
+            "rank": self.rank,
+            "node": self.node,
+            "pid": self.pid,
+            "exit_code": self.exit_code,
+            "class": self.failure_class,
+            "error": self.error,
+            "traceback": self.traceback,
+            "others": self.others,
+            "stderr": list(self.stderr),
+        }
+
+
+def classify(
+    exit_code: int | None,
+    raised: Mapping[str, Any] | None = None,
+    *,
+    hung: bool = False,
+    oom_killed: bool = False,
+    stderr: str = "",
+) -> FailureClass:
+    """Return the class of one worker's end, looked at alone.
+
+    A worker that ended itself with a code and no `worker.raised` line (an error before `worker.run`, or
+    `sys.exit`) is a user error: no signal was involved, so the same code would end the same way.
+    """
+    if raised is not None:
+        named = raised.get("class")
+        if named == "crash" and oom_killed:  # a process of the worker's was killed, not the worker
+            return "oom"
+        return named if named in CLASSES else "user_error"
+    if hung:
+        return "hang"
+    if oom_killed:
+        return "oom"
+    if exit_code is not None and (exit_code > 0 or (exit_code < 0 and _is_mismatch(stderr))):
+        return "user_error"
+    return "crash"
+
+
+def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Failure | None:
+    """Return the root cause among *reports*, or None when no worker failed by itself.
+
+    *is_finished* says that training had reached its end: workers leave then.
+
+    A rank that died or raised on its own goes before one that only noticed: errors of collectives whose
+    peer is gone count as a cause only when there is nothing else. Among the rest the earliest is first.
+    """
+    failed = [r for r in reports if r.exit_code != 0 and not r.ended_by_us]
+    if not failed:
+        return None
+    own = [r for r in failed if not _noticed(r)]
+    # One that left in good order while the others needed it is what they noticed.
+    left = [] if is_finished else [r for r in reports if r.exit_code == 0 and not r.ended_by_us]
+    first = min(own or left or failed, key=lambda r: (_time(r), r.rank))
+    kind = classify(
+        first.exit_code, first.raised, hung=first.hung, oom_killed=first.oom_killed, stderr=first.stderr
+    )
+    return Failure(
+        rank=first.rank,
+        node=first.node,
+        pid=first.pid,
+        exit_code=first.exit_code,
+        failure_class="crash" if kind == "peer" else kind,
+        error=describe(first),
+        traceback=_traceback(first),
+        others=_fold(first, [r for r in failed if r is not first]),
+        stderr=() if first.raised is not None else _last_lines(first.stderr),
+        is_final=first.raised is not None and first.raised.get("final") is True,
+    )
+
+
+def describe(report: Report) -> str:
+    """Return one line that says how a worker ended: its exception, the signal's name, or its exit code."""
+    if report.raised is not None and report.raised.get("error"):
+        return _one_line(str(report.raised["error"]))
+    if report.hung:
+        return "no progress"
+    if report.oom_killed:
+        return "killed by the kernel: memory ran out"
+    last = _last_exception(report.stderr)
+    if last is not None:
+        return last
+    if report.exit_code is None:
+        return "lost"
+    if report.exit_code == 0:
+        return "left with exit code 0 in the middle of training"
+    told = signal_or_code(report.exit_code)
+    if report.exit_code > 0:
+        return f"{told}, without an exception"
+    words = _terminated(report.stderr)
+    return told if words is None else _one_line(f"{told}: {words}")
+
+
+def _noticed(report: Report) -> bool:
+    if report.raised is None or _is_mismatch(describe(report)):
+        return False
+    return report.raised.get("class") == "peer" or _PEER.search(describe(report)) is not None
+
+
+def _time(report: Report) -> float:
+    stamp = None if report.raised is None else report.raised.get("timestamp")
+    if not isinstance(stamp, str):
+        return report.time
+    try:
+        return datetime.fromisoformat(stamp).timestamp()
+    except ValueError:
+        return report.time
+
+
+def _traceback(report: Report) -> str | None:
+    if report.raised is not None:
+        text = report.raised.get("traceback")
+        return str(text) if text else None
+    at = report.stderr.rfind("Traceback (most recent call last):")
+    if at >= 0 and _last_exception(report.stderr):
+        return report.stderr[at:].rstrip()
+    return _fatal(report.stderr) if report.exit_code is not None and report.exit_code < 0 else None
+
+
+def _fatal(stderr: str) -> str | None:
+    """Return what faulthandler wrote of the thread that crashed, in the form of a traceback: its frames are the other way round."""
+    found = _FATAL.search(stderr)
+    if found is None:
+        return None
+    # Where a thread crashed that is not Python's, as those of gloo are, the main thread's comes last.
+    stack = _CURRENT.search(stderr, found.end())
+    if stack is None:
+        *_, stack = (None, *_THREAD.finditer(stderr, found.end()))
+    if stack is None:
+        return None
+    frames = reversed(stack[1].splitlines())
+    return "\n".join(["Traceback (most recent call last):", *filter(None, frames), found[0]])
+
+
+def _is_mismatch(text: str) -> bool:
+    return any(mark in text for mark in COLLECTIVE_MISMATCH)
+
+
+def _terminated(stderr: str) -> str | None:
+    """Return what the C++ exception said that ended the process, or its type; None if none did."""
+    found = _TERMINATE.search(stderr)
+    return None if found is None else _ENFORCE.sub("", found[2] or found[1])
+
+
+def _last_lines(stderr: str) -> tuple[str, ...]:
+    """Return the last lines before the stacks, which are told apart."""
+    text = stderr[: found.start()] if (found := _FATAL.search(stderr)) else stderr
+    text = text.partition("Traceback (most recent call last):")[0] if _last_exception(text) else text
+    lines = [_PREFIX.sub("", line).rstrip() for line in text.splitlines()]
+    return tuple(line[:_LONGEST_LINE] for line in lines if line)[-_MOST_LINES:]
+
+
+def _last_exception(stderr: str) -> str | None:
+    if "Traceback (most recent call last):" not in stderr and "SyntaxError" not in stderr:
+        return None
+    for line in reversed(stderr.splitlines()):
+        if re.match(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b", line):
+            return _one_line(line)
+    return None
+
+
+def _fold(first: Report, others: list[Report]) -> str | None:
+    said = Counter(_short(first, other) for other in others)
+    parts = [f"{n} other rank{'' if n == 1 else 's'}: {text}" for text, n in said.most_common()]
+    return "; ".join(parts) or None
+
+
+def _short(first: Report, other: Report) -> str:
+    if describe(other) == describe(first):
+        return "the same"
+    return "connection closed by peer" if _noticed(other) else describe(other)
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.replace("\n  help: ", "; help: ").split())
+    return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 3] + "..."

@@ -1,0 +1,134 @@
+"""The ledger of a run: one line for each failure, beside events.jsonl and in what is claimed for generations.
+
+Each generation's claim under the snapshot URI holds the lines of the failures before it: whoever goes on with the run
+on another machine finds them there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.system.records import BadJsonError, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+FAILURES = "failures"  # in a generation's claim
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the ledger.
+
+    Attributes:
+        time: Unix time.
+        failure_class: What failed, `class` in the file.
+        step: Last step finished in that generation; None when none was, so it failed while building.
+        epoch: Epoch of that step.
+        high: Highest step the run had ever finished by then.
+        high_epoch: Epoch of it.
+        generation: The generation that failed.
+        fingerprint: Equal for the same error.
+        charged: It counts against the budget.
+    """
+
+    time: float
+    failure_class: str
+    step: int | None
+    epoch: int | None
+    high: int
+    high_epoch: int
+    generation: int
+    fingerprint: str
+    charged: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line's content."""
+        record = asdict(self)
+        record["class"] = record.pop("failure_class")
+        return record
+
+
+class Ledger:
+    """The failures of a run, oldest first, in a file that only grows.
+
+    Attributes:
+        entries: All of them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.entries = read_ledger(path)
+
+    def append(self, entry: Entry) -> None:
+        """Add an entry; it is on disk before this returns."""
+        line = json.dumps(entry.to_json()) + "\n"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab+") as file:
+            # A line torn by a crash must not swallow this one.
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else "\n" + line
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.entries.append(entry)
+
+    def since(self, generation: int) -> list[dict[str, Any]]:
+        """Return the lines about *generation*, the newest, and about what failed after it: no claim holds them yet."""
+        # 0: a generation that could not be formed.
+        newest = takewhile(lambda e: e.generation in {0, generation}, reversed(self.entries))
+        return [entry.to_json() for entry in newest][::-1]
+
+    def take_in(self, claims: Iterable[Mapping[str, Any]]) -> None:
+        """Add the lines that *claims*, oldest first, hold and the file does not: another machine went on with the run."""
+        for claim in claims:
+            failures = claim.get(FAILURES)
+            for entry in map(_entry, failures if isinstance(failures, list) else ()):
+                if entry is not None and entry not in self.entries:
+                    self.append(entry)
+
+
+def read_ledger(path: Path) -> list[Entry]:
+    """Return the ledger's entries, oldest first; none if the file is absent. Damaged lines are left out."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [entry for line in lines if (entry := _entry(_parsed(line))) is not None]
+
+
+def _parsed(line: bytes) -> object:
+    try:
+        return parse(line)
+    except BadJsonError:
+        return None
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "time": (int, float),
+    "failure_class": str,
+    "step": (int, NoneType),
+    "epoch": (int, NoneType),
+    "high": int,
+    "high_epoch": int,
+    "generation": int,
+    "fingerprint": str,
+    "charged": bool,
+}
+
+
+def _entry(record: object) -> Entry | None:
+    try:
+        fields = dict(record)  # type: ignore[call-overload]  # anything else is no entry
+        entry = Entry(failure_class=fields.pop("class"), **fields)
+    except (ValueError, TypeError, KeyError):
+        return None
+    is_right = all(isinstance(getattr(entry, name), kind) for name, kind in _KINDS.items())
+    return entry if is_right else None

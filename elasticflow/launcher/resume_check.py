@@ -1,0 +1,205 @@
+"""Whether a run may go on with the job, its code and the machine as they are now."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.compiler.drift import table
+from elasticflow.compiler.drift.origins import compare_made
+from elasticflow.compiler.inputs.job_json import job_to_json
+from elasticflow.compiler.inputs.origins import JOB_JSON, Made
+from elasticflow.compiler.launch_folder.launch_record import (
+    LaunchRecord,
+    newest_record,
+    record_from,
+    record_in,
+    rendered_again,
+)
+from elasticflow.compiler.launch_folder.materialize import TRAIN_PY, digest_as_written
+from elasticflow.errors import DriftRefusedError, RecordError
+from elasticflow.launcher.restarts.ledger import Ledger
+from elasticflow.redaction import public_overrides
+from elasticflow.system import records
+from elasticflow.system.records import Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from elasticflow.compiler.drift.compare import Difference
+    from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.run_folder import RunFolder
+    from elasticflow.snapshots.store.catalog import Catalog
+
+_REMEDIES = {
+    "corrupting": "start a new run of the changed job: elasticflow run",
+    "trajectory": "undo the change, or say that you want it: --accept-drift",
+}
+
+
+def made_before(
+    folder: RunFolder, catalog: Catalog, warn: Callable[[str], None], *, accept_drift: bool = False
+) -> Made | None:
+    """Return what the run's newest launch was made from, on whatever machine; None for a run that is new.
+
+    JOB.json beside the snapshots tells the newest launch anywhere; if that is the newest one here, its own folder tells
+    more. Where the newest record is damaged, the next best one is taken, and that is said.
+
+    Raises:
+        RecordError: no record of the run can be read, and drift is not accepted.
+        OSError: the snapshot URI does not answer.
+    """
+    content = catalog.look_at_job_record()
+    place = f"{catalog.storage.uri.rstrip('/')}/{catalog.prefix}JOB.json"
+    beside = record_from(content, place) if isinstance(content, dict) else content
+    here, damages = newest_record(folder)
+    if isinstance(beside, Damage):
+        damages.insert(0, beside)
+    elif beside is not None and not (here and _is_of_one_launch(folder, here, beside.made)):
+        here = beside if here is None or beside.made.origins.launch_id else here
+    if here is None and damages and not accept_drift:
+        raise RecordError(
+            f"nothing tells what run {folder.run_id} was made from: {'; '.join(map(str, damages))}",
+            "put one of these files back; or, if the job is as it was, go on without comparing: --accept-drift",
+        )
+    for damage in damages:
+        warn(
+            f"{damage}; " + (f"{here.place} is used instead" if here else "nothing is compared, as accepted")
+        )
+    return None if here is None else here.made
+
+
+def _is_of_one_launch(folder: RunFolder, here: LaunchRecord, there: Made) -> bool:
+    """Return whether *here*, the newest record here that is whole, tells of the launch that JOB.json tells of."""
+    newest = folder.launch(folder.launch_numbers()[-1]) / JOB_JSON
+    is_newest = here.place == str(newest)
+    return is_newest and here.made.origins.launch_id == there.origins.launch_id
+
+
+def record_job(
+    folder: RunFolder, catalog: Catalog, plan: LaunchPlan, made: Made, overrides: Sequence[str] = ()
+) -> None:
+    """Leave what the launch is made from beside the snapshots, for launches on machines that have no run folder."""
+    before = catalog.read_job_record() or {}
+    now = time.time()
+    record = {
+        "format": 1,
+        "run_id": folder.run_id,
+        "digest": plan.job_digest,
+        "job": job_to_json(made.job),
+        "files": list(plan.job_files),
+        "overrides": list(public_overrides(overrides)),
+        "case": plan.case,
+        "created": before.get("created", now),
+        "updated": now,
+        **made.origins.to_json(),
+    }
+    catalog.write_job_record(record)
+
+
+def take_in_failures(folder: RunFolder, catalog: Catalog) -> None:
+    """Have the run folder's ledger hold what other machines charged to the budget since it was last written."""
+    generation = _last_state(folder).get("generation")
+    known = generation if isinstance(generation, int) else 0
+    Ledger(folder.ledger).take_in(catalog.generations(after=known).values())
+
+
+def _last_state(folder: RunFolder) -> dict[str, Any]:
+    """Return state.json as the last launch here left it; empty if there was none, or if it cannot be read."""
+    found = records.read(folder.state)
+    return found if isinstance(found, dict) else {}
+
+
+def check_drift(
+    folder: RunFolder, before: Made, now: Made, warn: Callable[[str], None], *, accept_drift: bool
+) -> list[Difference]:
+    """Return what differs between what the run was made from and what it is to go on with; a table of it is said.
+
+    Raises:
+        DriftRefusedError: some difference corrupts, or changes the trajectory without consent.
+    """
+    differences = compare_made(before, now, after_user_error=_ended_with_user_error(folder))
+    weights = {each.weight for each in differences}
+    lines = list(table.lines_of(differences))
+    for weight, remedy in _REMEDIES.items():
+        if weight in weights and not (weight == "trajectory" and accept_drift):
+            head = f"run {folder.run_id} cannot go on with what changed since its last launch:"
+            raise DriftRefusedError("\n".join([head, *lines]), remedy)
+    if differences:
+        consent = ", as accepted" if "trajectory" in weights else ""
+        warn(
+            "\n".join(
+                [f"run {folder.run_id} goes on with what changed since its last launch{consent}:", *lines]
+            )
+        )
+    return differences
+
+
+def edited_entry_point(
+    folder: RunFolder,
+    project_root: Path,
+    differences: Sequence[Difference],
+    warn: Callable[[str], None],
+) -> str | None:
+    """Return the newest launch's train.py if it was edited by hand and still fits the job.
+
+    Raises:
+        RecordError: it is there, and is no program that trains: whether that was meant cannot be known.
+    """
+    numbers = folder.launch_numbers()
+    before = folder.launch(numbers[-1]) if numbers else None
+    if before is None:
+        return None
+    path = before / TRAIN_PY
+    text = records.read_text(path)
+    if text is None:
+        warn(f"{path} is absent; it is made anew from the job")
+        return None
+    if not isinstance(text, Damage) and not _is_edited(before, text, project_root, warn):
+        return None
+    problem = text.why if isinstance(text, Damage) else _problem_of(text)
+    if problem is not None:
+        raise RecordError(
+            f"{path} {problem}",
+            "mend it; or remove it, and the same command makes it anew from the job",
+        )
+    assert isinstance(text, str)
+    if any(each.is_of_the_job for each in differences):
+        warn(f"the job changed, so train.py is made anew; the edited one stays in {before}")
+        return None
+    return text
+
+
+def _is_edited(launch: Path, text: str, project_root: Path, warn: Callable[[str], None]) -> bool:
+    """Return whether *text*, train.py in the folder *launch*, is another than what was written there."""
+    written = digest_as_written(launch)
+    if not isinstance(written, Damage):
+        return hashlib.sha256(text.encode()).hexdigest() != written
+    found = record_in(launch)
+    if not isinstance(found, LaunchRecord) or not found.files or found.root is None:
+        warn(f"{written}; whether train.py was edited is not known, so it is made anew; it stays in {launch}")
+        return False
+    warn(f"{written}; train.py is compared with what the job becomes now")
+    return text != rendered_again(found, project_root)
+
+
+def _problem_of(text: str) -> str | None:
+    """Return why *text* is no program that trains, as the rest of a sentence; None if it may be one."""
+    try:
+        program = ast.parse(text)
+    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        return f"is no Python: {getattr(error, 'msg', error)} in line {getattr(error, 'lineno', None) or 1}"
+    except RecursionError:
+        return "is no Python: nested too deeply"
+    calls = (node.func for node in ast.walk(program) if isinstance(node, ast.Call))
+    if any(getattr(call, "attr", getattr(call, "id", "")) == "run" for call in calls):
+        return None
+    return "does not call worker.run, so it trains nothing"
+
+
+def _ended_with_user_error(folder: RunFolder) -> bool:
+    verdict = _last_state(folder).get("verdict")  # none: a first launch, or one that was killed
+    return isinstance(verdict, dict) and verdict.get("class") == "user_error"

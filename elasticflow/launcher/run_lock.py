@@ -1,0 +1,100 @@
+"""One supervisor per run: the lock of a run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import NOT_STARTED, ElasticflowError, RunLockedError, StorageError
+from elasticflow.system import records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.run_folder import RunFolder
+
+
+@contextlib.contextmanager
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Hold the run's lock; the kernel gives it back when this process ends, however it ends.
+
+    A run folder that was made for this, and whose launch is refused before it begins, is removed again.
+
+    Raises:
+        RunLockedError: another process holds it.
+        RecordError: something else than a file, or one that may not be used, lies in the lock's place.
+        StorageError: the run folder cannot be made.
+    """
+    is_new = not folder.path.exists()
+    descriptor = _held(folder)
+    try:
+        yield
+    except ElasticflowError as error:
+        if is_new and error.exit_code == NOT_STARTED:
+            _remove(folder)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _held(folder: RunFolder) -> int:
+    """Return the open lock file, locked."""
+    while True:
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            records.require_usable([folder.lock], ())
+            descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make the run folder {folder.path}: {error.strerror}",
+                "check that the project is writable",
+            ) from error
+        try:
+            _take(folder, descriptor)
+            if _is_there(folder, descriptor):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # a launch that was refused removed it in this moment
+
+
+def _is_there(folder: RunFolder, descriptor: int) -> bool:
+    """Return whether the run folder's lock still is the file that is open."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), folder.lock.stat())
+    return False
+
+
+def _remove(folder: RunFolder) -> None:
+    """Remove a run folder in which nothing has begun, and the job's and the project's folder of runs if they are empty."""
+    if (folder.path / "generations").exists():
+        return
+    shutil.rmtree(folder.path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.path.parent.rmdir()
+        folder.path.parent.parent.rmdir()
+
+
+def _take(folder: RunFolder, descriptor: int) -> None:
+    """Return once the lock is had; `status` holds it for an instant to see whether anybody does.
+
+    Raises:
+        RunLockedError: another process keeps it.
+    """
+    for _ in range(5):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.02)
+    holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "unknown"
+    raise RunLockedError(
+        f"run {folder.run_id} is running (process {holder})",
+        f"wait for it, or stop it: kill -TERM {holder}",
+    )

@@ -1,0 +1,82 @@
+"""What workers and writers say, turned into events, metrics and state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+
+if TYPE_CHECKING:
+    from elasticflow.launcher.journal.environment_record import EnvironmentRecord
+    from elasticflow.launcher.journal.journal import Journal
+    from elasticflow.launcher.journal.metrics import Metrics
+    from elasticflow.launcher.restarts.generations import Generation
+
+
+class Intake:
+    """Takes in the messages that tell, as against those that ask for a decision."""
+
+    def __init__(self, journal: Journal, metrics: Metrics, environment: EnvironmentRecord) -> None:
+        self._journal = journal
+        self._metrics = metrics
+        self._environment = environment
+
+    def lines(self, lines: list[dict[str, Any]], generation: Generation | None) -> None:
+        """Take in followed lines of the rank logs, in the order they were written."""
+        measured: list[dict[str, Any]] = []
+        for line in lines:
+            if line["event"] in (events.STEP, events.EVALUATION):
+                measured.append(line)
+                continue
+            self._measured(measured, generation)
+            measured = []
+            self._said(line, generation)
+        self._measured(measured, generation)
+
+    def _measured(self, lines: list[dict[str, Any]], generation: Generation | None) -> None:
+        self._metrics.add(lines)
+        for line in lines:
+            self._journal.show(line)
+            if line["event"] == events.STEP:
+                if generation is not None:
+                    generation.step, generation.epoch = line["step"], line["epoch"]
+                self._journal.update(step=line["step"], epoch=line["epoch"], loss=line["loss"])
+
+    def _said(self, line: dict[str, Any], generation: Generation | None) -> None:
+        name = line["event"]
+        if name == events.WORKER_RAISED:
+            if generation is not None:
+                generation.raised.setdefault(line["rank"], line)
+            return
+        if name == events.ENVIRONMENT_FOUND:
+            self._environment.found(line)
+            return
+        if name == events.DATASET_OPENED:
+            self._environment.data(line)
+        elif name == events.TRAINING_STARTED:
+            self._metrics.settle(line["step"])
+            self._journal.update(at_once=True, step=line["step"], steps=line["steps"], epoch=line["epoch"])
+        elif name == events.SNAPSHOT_CHOSEN and generation is not None:
+            generation.restored_from = line["name"]
+            # Newer ones, if there were any, have been set aside.
+            self._journal.update(snapshot=line["name"])
+        elif name == events.TRAINING_FIRST_STEP and generation is not None and generation.step is None:
+            generation.step = line["step"]  # logging.every may leave it out
+        elif name == events.TRAINING_STOPPED and generation is not None:
+            generation.stopped = f"rank {line['by_rank']}: {line['reason']}"
+        elif name == events.TRAINING_FINISHED and generation is not None:
+            generation.is_finished = True
+            self._journal.update(
+                step=line["step"], epoch=line["epoch"]
+            )  # logging.every may leave the last out
+        self._journal.copy(line)
+
+    def reports(self, reports: list[dict[str, Any]]) -> None:
+        """Take in the snapshot writer's reports."""
+        for report in reports:
+            name = report.pop("event")
+            if name == events.SNAPSHOT_COMMITTED:
+                self._journal.update(at_once=True, snapshot=report["name"])
+            if name in events.SCHEMA:
+                report.pop("generation", None)
+                self._journal.event(name, **report)

@@ -1,0 +1,134 @@
+"""Which nodes there are, and which of them form the next generation; knows no clock and no process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Nodes that come within this time of each other are taken in together: one drain for all of them.
+SETTLE_S = 0.5
+_TOO_OFTEN = 2
+
+
+@dataclass
+class Member:
+    """A node whose agent is ready.
+
+    Attributes:
+        node: Its id inside the launch.
+        host: Name of its machine.
+        nproc: Workers that it starts.
+        rank: Its place among the nodes, where the rendezvous is static; else its arrival decides.
+        is_leaving: It asked to leave and takes part in nothing new.
+        is_excluded: It failed too often; it takes part in nothing new.
+        failures: Generations in a row that failed first on it.
+    """
+
+    node: str
+    host: str
+    nproc: int
+    rank: int | None = None
+    is_leaving: bool = False
+    is_excluded: bool = False
+    failures: int = 0
+
+
+class Members:
+    """The nodes of a launch, in the order of their arrival, which is the order of their ranks.
+
+    Args:
+        least: Fewest nodes that train.
+        most: Most nodes that train; further ones are spares and step in.
+        settle_s: Seconds without an arrival after which nobody is waited for any more.
+    """
+
+    def __init__(self, least: int, most: int, settle_s: float = SETTLE_S) -> None:
+        self._least, self._most, self._settle_s = least, most, settle_s
+        self._members: dict[str, Member] = {}
+        self._expected: set[str] = set()
+        self._losses: dict[str, int] = {}
+        self._settled_at = 0.0
+
+    def __contains__(self, node: str) -> bool:
+        """Return whether *node* is there."""
+        return node in self._members
+
+    def __len__(self) -> int:
+        """Return how many nodes could take part."""
+        return len(self._usable())
+
+    @property
+    def least(self) -> int:
+        """Fewest nodes that train."""
+        return self._least
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether as many could take part as have to."""
+        return len(self) >= self._least
+
+    def expect(self, node: str) -> None:
+        """Have the first generation wait for *node*, which is on its way."""
+        self._expected.add(node)
+
+    def join(self, member: Member, now: float) -> None:
+        """Take in a node; one of the same id, which it replaces, is forgotten."""
+        self._members[member.node] = member
+        self._expected.discard(member.node)
+        self._settled_at = now + self._settle_s
+
+    def leave(self, node: str) -> None:
+        """Have *node* take part in nothing new."""
+        self._members[node].is_leaving = True
+
+    def lose(self, node: str) -> bool:
+        """Forget *node*; return whether it was there."""
+        self._expected.discard(node)
+        return self._members.pop(node, None) is not None
+
+    def leaving(self) -> list[str]:
+        """Return the nodes that asked to leave and are still there."""
+        return [m.node for m in self._members.values() if m.is_leaving]
+
+    def may_come_back(self, node: str) -> bool:
+        """Count that *node* was lost while nobody needed it; return whether to start it again."""
+        self._losses[node] = self._losses.get(node, 0) + 1
+        return self._losses[node] <= _TOO_OFTEN
+
+    def blame(self, node: str) -> bool:
+        """Count a generation that failed first on *node*; return whether that excludes it.
+
+        It does when it has failed twice in a row while others did not, and the others are enough.
+        """
+        for member in self._members.values():
+            member.failures = member.failures + 1 if member.node == node else 0
+        found = self._members.get(node)
+        if found is None or found.failures < _TOO_OFTEN or len(self._usable()) <= self._least:
+            return False
+        found.is_excluded = True
+        return True
+
+    def clear_blame(self) -> None:
+        """Forget whose fault anything was: a step was finished."""
+        for member in self._members.values():
+            member.failures = 0
+
+    def chosen(self, now: float, *, is_first: bool = False) -> tuple[Member, ...]:
+        """Return who forms the next generation, in rank order; nobody while others are worth waiting for.
+
+        The full set ends the wait, or a short time without an arrival. A first generation (*is_first*) also waits
+        for those that are known to be coming.
+        """
+        found = self._usable()[: self._most]
+        if len(found) < self._most and (now < self._settled_at or (is_first and self._expected)):
+            return ()
+        if len(found) < self._least:
+            return ()
+        return tuple(sorted(found, key=lambda member: member.rank or 0))
+
+    def has_room_for_more(self, nodes: tuple[str, ...], now: float) -> bool:
+        """Return whether a generation of *nodes* should make way for one with nodes that have come since."""
+        found = self._usable()
+        return now >= self._settled_at and min(len(found), self._most) > len(nodes)
+
+    def _usable(self) -> list[Member]:
+        return [m for m in self._members.values() if not m.is_leaving and not m.is_excluded]

@@ -1,0 +1,115 @@
+"""What a run teaches about the next one of its job: data, size of a snapshot, speed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticflow import events
+from elasticflow.compiler.drift.origins import compare_made
+from elasticflow.compiler.inputs.origins import Made, made_in, origins_now
+from elasticflow.compiler.plan.forecast import Known
+from elasticflow.errors import LaunchFolderError
+from elasticflow.observe.records import read, state_of, tail
+from elasticflow.observe.runs import is_finished
+from elasticflow.observe.terminal.event_lines import whole
+from elasticflow.observe.terminal.formats import moment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.compiler.drift.compare import Difference
+    from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.run_folder import RunFolder
+
+# Keys that, when they changed, leave nothing of what a run told.
+_OF_DATA = ("dataset.entry", "dataset.args", "dataset.shards")
+_OF_STATE = (
+    "model",
+    "optimizer.entry",
+    "optimizer.args",
+    "lr_scheduler",
+    "train.ema",
+    "train.precision",
+    "snapshots.include",
+)
+_OF_SPEED = (*_OF_DATA, *_OF_STATE, "dataset.global_batch_size", "train", "ddp")
+# Keys under those that change neither what is kept nor how long a step takes.
+_NOT_OF_STATE = (
+    *("optimizer.args.lr", "optimizer.args.weight_decay", "optimizer.args.eps", "optimizer.args.betas"),
+    "lr_scheduler.args",
+)
+_NOT_OF_SPEED = (*_NOT_OF_STATE, "train.epochs", "train.steps")
+
+
+class Lesson(NamedTuple):
+    """What a run tells.
+
+    Attributes:
+        run_id: The run.
+        drift: What changed since its newest launch; None if that cannot be read.
+        facts: Facts by name, as `Knowledge` has them.
+        is_finished: Its training reached the end.
+        outdated: Names of those that no longer hold, with the key that changed.
+    """
+
+    run_id: str
+    drift: list[Difference] | None
+    facts: dict[str, Known]
+    is_finished: bool
+    outdated: dict[str, str]
+
+
+def learn(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Path) -> Lesson:
+    """Return what *run*, which was launched, tells about a run of *job*."""
+    try:
+        then = made_in(run.launch(run.launch_numbers()[-1]))
+    except LaunchFolderError:
+        return Lesson(run.run_id, None, _facts(run), is_finished(run), {})
+    now = Made(job, origins_now(job, project_root, plan.job_files, "", then.origins))
+    state = state_of(run)
+    failed = (state.get("verdict") or {}).get("class") == "user_error"
+    drift = compare_made(then, now, after_user_error=failed)
+    facts, outdated = _facts(run), {}
+    changed = [each.key for each in drift]
+    for names, keys, but in (
+        (("samples",), _OF_DATA, ()),
+        (("snapshot_bytes", "parameters"), _OF_STATE, _NOT_OF_STATE),
+        (("step_s", "workers"), _OF_SPEED, _NOT_OF_SPEED),
+    ):
+        cause = next((key for key in changed if _is_under(key, keys) and not _is_under(key, but)), None)
+        for name in names:
+            if cause is not None and facts.pop(name, None) is not None:
+                outdated[name] = cause
+    return Lesson(run.run_id, drift, facts, is_finished(run), outdated)
+
+
+def _is_under(key: str, tables: tuple[str, ...]) -> bool:
+    return any(key == table or key.startswith(f"{table}.") for table in tables)
+
+
+def _facts(run: RunFolder) -> dict[str, Known]:
+    found: dict[str, float | None] = {}
+    for record in read(run.events):
+        name = record.get("event")
+        if name == events.DATASET_OPENED and record.get("name") == "train":
+            found["samples"] = whole(record, "samples") or None
+        elif name == events.TRAINING_STARTED:
+            found["parameters"] = whole(record, "parameters") or None
+        elif name == events.SNAPSHOT_COMMITTED:
+            found["snapshot_bytes"] = whole(record, "bytes") or found.get("snapshot_bytes")
+        elif name == events.GENERATION_STARTED:
+            found["workers"] = whole(record, "world_size") or None
+    found["step_s"] = _step_s([line for line in tail(run.metrics) if "step" in line and "loss" in line])
+    source = f"run {run.run_id}"
+    return {name: Known(value, source) for name, value in found.items() if value is not None}
+
+
+def _step_s(steps: list[dict[str, Any]]) -> float | None:
+    """Return the seconds from step to step over the newest generation, as far as the file's end tells."""
+    steps = [line for line in steps if line.get("generation") == steps[-1].get("generation")]
+    if len(steps) < 2:
+        return None
+    seconds = (moment(steps[-1].get("time")) or 0.0) - (moment(steps[0].get("time")) or 0.0)
+    count = whole(steps[-1], "step") - whole(steps[0], "step")
+    return seconds / count if seconds > 0 and count > 0 else None

@@ -1,0 +1,157 @@
+"""What two runs, or a run and a job file, were made from, side by side."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.compiler.drift.compare import Difference
+from elasticflow.compiler.drift.origins import compare_made
+from elasticflow.compiler.inputs.origins import Made, environment_of, made_from, made_in, origins_now
+from elasticflow.compiler.launch_folder.materialize import source_copy
+from elasticflow.errors import RunNotFoundError
+from elasticflow.observe.runs import find_run
+from elasticflow.observe.status import read_status
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.observe.status import RunStatus
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
+_DIGEST_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two.
+
+    Attributes:
+        name: How it is called: "mnist 20261120-104500-4f2a", "jobs/mnist.toml", or a URI.
+        made: Its job and what that was made from.
+        root: Folder that the paths of its files start from; None: they are not here.
+        copies: The launch folder, which holds copies of its files; None for a job file.
+        data: What was found of each data set, by name.
+        status: How the run stands; None where there is no run folder.
+    """
+
+    name: str
+    made: Made
+    root: Path | None = None
+    copies: Path | None = None
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    status: RunStatus | None = None
+
+    def text_of(self, file: str) -> str | None:
+        """Return the text of one of its files as it took part; None where that is not kept."""
+        path = None if self.root is None else self.root / file
+        if self.copies is not None:
+            path = self.copies / source_copy(file)
+        try:
+            return None if path is None else path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+
+def side_of_run(project_root: Path, text: str) -> Side:
+    """Return the newest launch of the run that *text* means: a run as everywhere (`find_run`), or its URI.
+
+    Raises:
+        RunNotFoundError: there is no such run, or it was never launched.
+        LaunchFolderError: its record cannot be read.
+    """
+    if _URL.match(text):
+        return _side_at(text)
+    folder = find_run(project_root, text)
+    numbers = folder.launch_numbers()
+    if not numbers:
+        raise RunNotFoundError(f"run {folder.run_id} was never launched", "start it: elasticflow run JOB")
+    launch = folder.launch(numbers[-1])
+    return Side(
+        f"{folder.job} {folder.run_id}",
+        made_in(launch),
+        folder.path.parents[2],
+        launch,
+        environment_of(launch).get("datasets", {}),
+        read_status(folder),
+    )
+
+
+def side_of_job(loaded: LoadedJob, other: Side | None) -> Side:
+    """Return a job file as a launch of it now would be; what *other* found while it ran is looked at too."""
+    from elasticflow.compiler.plan.launch_plan import plan_job
+
+    assert loaded.job is not None
+    root = loaded.project_root
+    files = plan_job(loaded.job, project_root=root, job_files=loaded.files).job_files
+    before = None if other is None else other.made.origins
+    return Side(str(loaded.path), Made(loaded.job, origins_now(loaded.job, root, files, "", before)), root)
+
+
+def _side_at(uri: str) -> Side:
+    storage = Storage(uri.rstrip("/"))
+    try:
+        record = Catalog(storage, "").read_job_record()
+        if record is None:
+            raise RunNotFoundError(
+                f"there is no JOB.json at {storage.uri}",
+                "give the run's own folder: snapshots.uri and its id",
+            )
+        return Side(storage.uri, made_from(record))
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunNotFoundError(f"JOB.json at {storage.uri} cannot be read: {error}") from error
+
+
+def differences_of(old: Side, new: Side) -> list[Difference]:
+    """Return what differs, weighed as if the run *old* were to go on as *new*; how they went counts for nothing."""
+    return [*compare_made(old.made, new.made), *_data(old, new), *_patch(old, new)]
+
+
+def source_diff(old: Side, new: Side) -> Iterator[str]:
+    """Yield the lines of a unified diff of every file that differs and is kept on both sides."""
+    before, after = old.made.origins.sources, new.made.origins.sources
+    for name in sorted({**before, **after}):
+        was, now = before.get(name), after.get(name)
+        if was is not None and now is not None and was.sha256 == now.sha256:
+            continue
+        text, new_text = (side.text_of(name) if each else "" for side, each in ((old, was), (new, now)))
+        if text is None or new_text is None:
+            yield f"--- {name}: its text is not kept"
+            continue
+        yield from difflib.unified_diff(
+            text.splitlines(),
+            new_text.splitlines(),
+            f"{old.name}: {name}",
+            f"{new.name}: {name}",
+            lineterm="",
+        )
+
+
+def _data(old: Side, new: Side) -> Iterator[Difference]:
+    for name, was in old.data.items():
+        now = new.data.get(name)
+        if now is None or was.get("fingerprint") == now.get("fingerprint"):
+            continue
+        told, now_told = (
+            f"{str(each.get('fingerprint'))[:_DIGEST_SHOWN]} ({each.get('samples')})" for each in (was, now)
+        )
+        yield Difference(
+            f"data.{name}", told, now_told, "corrupting", "other data: a run does not go on with it"
+        )
+
+
+def _patch(old: Side, new: Side) -> Iterator[Difference]:
+    was, now = (each.made.origins.git or {} for each in (old, new))
+    if was and now and was.get("patch") != now.get("patch"):
+        reason = "what is not committed; see the sources"
+        yield Difference("git.patch", _shown(was.get("patch")), _shown(now.get("patch")), "harmless", reason)
+
+
+def _shown(patch: str | None) -> str:
+    return "clean" if patch is None else patch[:_DIGEST_SHOWN]

@@ -1,0 +1,1 @@
+"""The snapshots of a run as rows, trees and pages."""

@@ -1,0 +1,164 @@
+"""Which snapshots a command means: a run's, or those at any URI."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.errors import ElasticflowError, RunNotFoundError, SnapshotNotFoundError
+from elasticflow.observe.runs import find_run
+from elasticflow.run_folder import RUN_ID, SNAPSHOT_NAME, snapshot_place
+from elasticflow.snapshots.format.policy import Keep
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.run_folder import RunFolder
+    from elasticflow.snapshots.format.policy import Best
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
+_ONE = re.compile(rf"(?P<run>.+?)/+snapshots/+(?P<name>{SNAPSHOT_NAME.pattern})/*", re.DOTALL)
+_MARKS = frozenset({"snapshots", "generations", "JOB.json"})  # any of them makes a folder a run's
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run's snapshots, wherever they are, and what is known about them.
+
+    Attributes:
+        catalog: The snapshots.
+        folder: The run's folder on this machine; None where only a URI was given.
+        job: The job that took them, as recorded; None if nothing tells.
+        name: The one snapshot that was meant, if the text led to it.
+        damage: What of the run's records is damaged, and what is used instead.
+    """
+
+    catalog: Catalog
+    folder: RunFolder | None = None
+    job: Job | None = None
+    name: str | None = None
+    damage: tuple[str, ...] = ()
+
+    @property
+    def uri(self) -> str:
+        """Where the run is at, without secrets."""
+        prefix = self.catalog.prefix.rstrip("/")
+        return f"{self.catalog.storage.uri.rstrip('/')}/{prefix}" if prefix else self.catalog.storage.uri
+
+    @property
+    def label(self) -> str:
+        """How the run is called: job and run id, else the URI."""
+        return self.uri if self.folder is None else f"{self.folder.job} {self.folder.run_id}"
+
+    @property
+    def rules(self) -> Keep | None:
+        """Which snapshots the job lets stay; None if the job is not known."""
+        return None if self.job is None else rules_of(self.job)
+
+
+def find_place(project_root: Path, text: str | None, options: Mapping[str, Any] | None = None) -> Place:
+    """Return the place that *text* means: a run as everywhere (`find_run`), or a path or URL of a run's snapshots.
+
+    A path or URL of one snapshot leads to its run, and names it.
+
+    Args:
+        project_root: Where runs are looked for.
+        text: As the user typed it; None: the project's newest run.
+        options: For the file system, over those of the job.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        SnapshotNotFoundError: nothing at the path or URL is a run's.
+        OSError: the place cannot be read.
+    """
+    options = dict(options or {})
+    if text is None:
+        return _of_run(find_run(project_root, None), options)
+    if match := _ONE.fullmatch(text):
+        return replace(find_place(project_root, match["run"], options), name=match["name"])
+    if _URL.match(text):
+        return _at(text, options)
+    try:
+        return _of_run(find_run(project_root, text), options)
+    except RunNotFoundError:
+        if not Path(text).is_dir():
+            raise
+        return _at(text, options)
+
+
+def rules_of(job: Job) -> Keep:
+    """Return which snapshots *job* lets stay."""
+    keep = job.snapshots.keep
+    return Keep(keep.last, keep.best, keep.every, keep.within, best_mode=_best_mode(job))
+
+
+def _best_mode(job: Job) -> Best | None:
+    best = job.evaluation.best if job.evaluation else None
+    if best is None:
+        return None
+    return "max" if best.startswith("max ") else "min"
+
+
+def _of_run(folder: RunFolder, options: dict[str, Any]) -> Place:
+    from elasticflow.compiler.launch_folder.launch_record import last_record
+
+    root = folder.path.parents[2]
+    damage: list[str] = []
+    job = last_record(folder, root, damage.append).made.job if folder.launch_numbers() else None
+    uri = None if job is None else job.snapshots.uri
+    uri, prefix = snapshot_place(uri, folder, root)
+    if job is not None:
+        options = {**job.snapshots.options, **options}
+    return Place(Catalog(Storage(uri, options), prefix), folder, job, damage=tuple(damage))
+
+
+def _at(uri: str, options: dict[str, Any]) -> Place:
+    storage = Storage(uri, options)
+    names = storage.list()
+    if not _MARKS.intersection(names):
+        catalog = Catalog(storage, f"{_only_run(storage, names)}/")
+    else:
+        catalog = Catalog(storage)
+    return Place(catalog, job=_recorded_job(catalog))
+
+
+def _only_run(storage: Storage, names: list[str]) -> str:
+    """Return the one run among *names*, for a URI under which runs have their own folders."""
+    runs = [name for name in names if RUN_ID.fullmatch(name) and _MARKS.intersection(storage.list(name))]
+    if not runs:
+        raise SnapshotNotFoundError(
+            f"there are no snapshots of a run at {storage.uri}",
+            "give a run's own folder, which holds `snapshots` and `generations`, or a run of this project",
+        )
+    if len(runs) > 1:
+        newest = ", ".join(sorted(runs, reverse=True)[:_MOST_NAMED])
+        raise SnapshotNotFoundError(
+            f"there are {len(runs)} runs at {storage.uri}, such as {newest}",
+            f"say which: {storage.uri.rstrip('/')}/{max(runs)}",
+        )
+    return runs[0]
+
+
+def _recorded_job(catalog: Catalog) -> Job | None:
+    from pydantic import ValidationError
+
+    from elasticflow.compiler.inputs.job_json import job_from_json
+
+    record = catalog.read_job_record()
+    try:
+        return None if record is None else job_from_json(record["job"])
+    except (
+        ElasticflowError,
+        ValidationError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):  # written by another version
+        return None

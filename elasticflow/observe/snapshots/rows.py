@@ -1,0 +1,189 @@
+"""Every snapshot folder of a run: committed, set aside, damaged or unfinished, and why it stays."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from elasticflow.errors import SnapshotNotFoundError
+from elasticflow.observe.status import is_locked
+from elasticflow.observe.terminal.formats import rfc3339
+from elasticflow.run_folder import SNAPSHOT_NAME
+from elasticflow.snapshots.format.policy import PERMANENT, Keep, reasons
+from elasticflow.snapshots.store.publish import UNFINISHED
+from elasticflow.system.records import printable_in
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from elasticflow.observe.snapshots.locate import Place
+    from elasticflow.snapshots.format.manifest import Manifest
+
+State = Literal["committed", "set aside", "damaged", "unfinished"]
+_REASONS = ("pinned", "best", "every", "newest", "parent", "last", "within", "in use", "borrowed")
+_STEP = re.compile(r"step:(?P<step>\d{1,12})")
+LATEST, BEST = "latest", "best"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One snapshot folder.
+
+    Attributes:
+        name: The snapshot's name.
+        state: `committed`; `set aside` (never loaded); `damaged` (its manifest is, and nobody set it aside yet);
+            `unfinished` (no manifest).
+        reason: Why it is not committed.
+        manifest: What it says of itself, where that can be read.
+        kept: Why retention lets it stay; empty: the next retention removes it.
+        note: The pin's note; None if it is not pinned.
+    """
+
+    name: str
+    state: State
+    reason: str | None = None
+    manifest: Manifest | None = None
+    kept: tuple[str, ...] = ()
+    note: str | None = None
+    _parts: dict[str, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        match = SNAPSHOT_NAME.fullmatch(self.name)
+        assert match is not None  # only such folders become rows
+        object.__setattr__(self, "_parts", match.groupdict())
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return int(self._parts["step"])
+
+    @property
+    def generation(self) -> int:
+        """Generation that took it."""
+        return int(self._parts["generation"])
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether one of the reasons it stays holds for good."""
+        return not PERMANENT.isdisjoint(self.kept)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what `--format json` prints."""
+        found = self.manifest
+        return {
+            "name": self.name,
+            "state": self.state,
+            "reason": self.reason,
+            "step": self.step,
+            "generation": self.generation,
+            "epoch": found and found.epoch,
+            "samples": found and found.samples,
+            "bytes": found and found.size,
+            "borrowed_bytes": found and sum(entry.size for entry in found.borrowed.values()),
+            "created": found and rfc3339(found.created),
+            "world_size": found and found.world_size,
+            "trigger": found and found.trigger,
+            "parent": found and found.parent,
+            "metric": found and found.metric,
+            "kept": list(self.kept),
+            "permanent": self.is_permanent,
+            "pinned": self.note,
+        }
+
+
+def rows_of(place: Place) -> list[Row]:
+    """Return the run's snapshots, the newest first; nothing that lies there is left out.
+
+    Raises:
+        OSError: the place, or every manifest in it, cannot be read.
+    """
+    catalog = place.catalog
+    set_aside, pinned = printable_in(catalog.quarantined()), printable_in(catalog.pinned())
+    names = [n for n in catalog.storage.list(catalog.folder()) if _is_snapshot(n)]
+    whole = {name for name in names if not name.startswith(UNFINISHED)}
+    begun = {name.removeprefix(UNFINISHED) for name in names} - whole
+    rows = [_row(place, name, found, set_aside.get(name)) for name, found in catalog.read_manifests(whole)]
+    rows += [_row(place, name, None, None) for name in begun]
+    kept = _kept([r.manifest for r in rows if r.state == "committed" and r.manifest], place.rules, pinned)
+    rows = [replace(r, kept=kept.get(r.name, ()), note=pinned.get(r.name)) for r in rows]
+    return sorted(rows, key=lambda r: (r.generation, r.step, r.name), reverse=True)
+
+
+def pick(rows: Sequence[Row], text: str, rules: Keep | None) -> Row:
+    """Return the snapshot that *text* means: its name, `latest`, `best` or `step:N`.
+
+    Only a name leads to one that is not committed.
+
+    Raises:
+        SnapshotNotFoundError: there is none; says which there are.
+    """
+    committed = [row for row in rows if row.state == "committed"]
+    if text == LATEST:
+        found = committed[:1]
+    elif text == BEST:
+        found = _best(committed, rules)
+    elif match := _STEP.fullmatch(text):
+        found = [row for row in committed if row.step == int(match["step"])]
+    else:
+        found = [row for row in rows if row.name == text]
+    if not found:
+        raise SnapshotNotFoundError(f"there is no snapshot {text}", _remedy(committed))
+    return found[0]
+
+
+def ordered(why: Collection[str]) -> tuple[str, ...]:
+    """Return the reasons to stay as they are shown: the surest first."""
+    return tuple(word for word in _REASONS if word in why)
+
+
+def is_selector(text: str) -> bool:
+    """Return whether *text* can mean a snapshot: a name, `latest`, `best` or `step:N`."""
+    return text in {LATEST, BEST} or any(each.fullmatch(text) for each in (_STEP, SNAPSHOT_NAME))
+
+
+def _is_snapshot(folder: str) -> bool:
+    return SNAPSHOT_NAME.fullmatch(folder.removeprefix(UNFINISHED)) is not None
+
+
+def _row(place: Place, name: str, found: Manifest | str | None, verdict: str | None) -> Row:
+    """Return the row of a snapshot whose manifest was *found*, or what is wrong with it."""
+    if found is None:
+        return Row(name, "unfinished", _why_unfinished(place, name))
+    if isinstance(found, str):
+        return Row(name, "damaged" if verdict is None else "set aside", verdict or found)
+    return Row(name, "committed" if verdict is None else "set aside", verdict, found)
+
+
+def _why_unfinished(place: Place, name: str) -> str:
+    if place.folder is None:
+        return "being written, or left by a writer that died"
+    generation = Row(name, "unfinished").generation
+    if is_locked(place.folder) and generation == place.catalog.newest_generation():
+        return "being written"
+    return "left by a writer that died"
+
+
+def _kept(
+    committed: list[Manifest], rules: Keep | None, pinned: dict[str, str]
+) -> dict[str, tuple[str, ...]]:
+    found = reasons(committed, rules or Keep(last=0), pinned=pinned)
+    return {name: ordered(why) for name, why in found.items()}
+
+
+def _best(committed: list[Row], rules: Keep | None) -> list[Row]:
+    if rules is None or rules.best_mode is None:
+        cause = "no job is recorded there" if rules is None else "its job has no evaluation.best"
+        raise SnapshotNotFoundError(
+            f"which snapshot is the best is not known: {cause}", "give a name, `latest` or step:N"
+        )
+    only = Keep(last=0, best=1, best_mode=rules.best_mode)
+    why = reasons([row.manifest for row in committed if row.manifest], only)
+    return [row for row in committed if "best" in why.get(row.name, ())]
+
+
+def _remedy(committed: list[Row]) -> str:
+    if not committed:
+        return "no snapshot is committed there; `elasticflow snapshots list` shows what there is"
+    steps = ", ".join(str(row.step) for row in committed[:8])
+    return f"there are snapshots of steps {steps}{' ...' if len(committed) > 8 else ''}"

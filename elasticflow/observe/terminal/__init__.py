@@ -1,0 +1,1 @@
+"""Events and figures of a run as lines for a person."""

@@ -1,0 +1,43 @@
+"""Where time went, in words whose parts add up."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from elasticflow.observe.terminal.event_lines import amount
+from elasticflow.observe.terminal.formats import span
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MINUTE_S = 59.95
+
+
+def parts_of(found: object) -> dict[str, float]:
+    """Return the parts that an event or a state file holds as *found*; none if it is no such thing."""
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): seconds for name in found if (seconds := amount(found, name)) is not None}
+
+
+def took(parts: Mapping[str, float]) -> str:
+    """Return `11.7 s: starting 6.4 s, training 4.3 s, ending 1.0 s`; parts that took next to nothing are left out."""
+    total = sum(parts.values())
+    if total >= _MINUTE_S:
+        told = [f"{name} {span(seconds)}" for name, seconds in parts.items() if seconds >= 1.0]
+        return f"{span(total)}: {', '.join(told)}"
+    tenths = _that_add_up([seconds * 10 for seconds in parts.values()])
+    told = [f"{name} {count / 10:.1f} s" for name, count in zip(parts, tenths, strict=True) if count]
+    head = f"{sum(tenths) / 10:.1f} s"
+    return f"{head}: {', '.join(told)}" if told else head
+
+
+def _that_add_up(amounts: list[float]) -> list[int]:
+    """Return the amounts as whole numbers whose sum is the rounded sum: those that lose most are rounded up."""
+    whole = [math.floor(each) for each in amounts]
+    missing = round(sum(amounts)) - sum(whole)
+    by_loss = sorted(range(len(amounts)), key=lambda place: whole[place] - amounts[place])
+    for place in by_loss[:missing]:
+        whole[place] += 1
+    return whole

@@ -1,0 +1,346 @@
+"""Events as lines for a person: those that stand alone, and the shape of a line; pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from elasticflow import events
+from elasticflow.observe.terminal.formats import moment, number, plural, span
+
+Record = Mapping[str, Any]
+"""One parsed line of events.jsonl or metrics.jsonl. Any value may be missing or odd: a view never fails."""
+Tone = Literal["head", "good", "bad", "notice", "plain", "quiet"]
+Symbol = Literal["start", "done", "wrong", "again", "stop", "note", "warning"]
+
+LONGEST_QUOTE = 40
+
+# Frames that are not the user's: this package, torch and everything else that is installed or frozen.
+_NOT_THEIRS = re.compile(
+    r'^\s*File "(?:[^"]*/(?:elasticflow/(?:runtime|launcher)|site-packages|lib/python3[^/]*)/|<)'
+)
+_FRAME = re.compile(r'^  File "')
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that happened, ready to be laid out.
+
+    Attributes:
+        symbol: What kind of thing it is.
+        tone: How it is coloured.
+        label: One or two words.
+        text: The rest of the line.
+        more: Lines that follow it, under the text.
+        quote: Somebody else's text (a traceback), shown as it is.
+        seconds: Seconds since the launch began, or None.
+    """
+
+    symbol: Symbol
+    tone: Tone
+    label: str
+    text: str
+    more: tuple[str, ...] = ()
+    quote: tuple[str, ...] = ()
+    seconds: float | None = None
+
+
+def whole(record: Record, key: str) -> int:
+    """Return that field as a whole number; 0 when it is missing or none."""
+    return int(amount(record, key) or 0)
+
+
+def amount(record: Record, key: str) -> float | None:
+    """Return that field as a finite number of seconds, bytes or the like, or None."""
+    value = record.get(key)
+    found = None if isinstance(value, str) else moment(value)
+    return found if found is not None and math.isfinite(found) else None
+
+
+def values(metrics: Mapping[str, Any]) -> str:
+    """Return `accuracy 0.9806, loss 0.0712`; the loss comes last."""
+    names = sorted(metrics, key=lambda name: (name == "loss", str(name)))
+    return ", ".join(f"{name} {number(metrics[name])}" for name in names)
+
+
+def of_weights(metrics: object, weights: object) -> str:
+    """Return `accuracy 0.9806`, or `ema: accuracy 0.9806` where they are of the averaged weights."""
+    told = values(metrics) if isinstance(metrics, Mapping) else ""
+    return f"ema: {told}" if weights == "ema" and told else told
+
+
+def epoch_of(record: Record) -> int | None:
+    """Return the pass over the data that the record's step was made in, from 1; None if it does not say."""
+    if record.get("in_epoch") is not None:
+        return whole(record, "in_epoch")
+    if record.get("epoch") is None:
+        return None
+    # Of an earlier version: finished passes, and an evaluation mostly stood at the end of one.
+    return max(1, whole(record, "epoch") + ("eval" not in record))
+
+
+def rates_of(record: Record) -> str:
+    """Return `1.0e-03`, or `decay 1.0e-03, bias 2.0e-03` of several parameter groups; at most three of them."""
+    found = record.get("lr")
+    if not isinstance(found, Mapping):
+        one = amount(record, "lr")
+        return "" if one is None else f"{one:.1e}"
+    told = [f"{name} {amount(found, name) or 0:.1e}" for name in found]
+    if len({text.rpartition(" ")[2] for text in told}) == 1:
+        return told[0].rpartition(" ")[2]
+    return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+
+
+def said_on_stderr(failed: Record) -> tuple[str, ...]:
+    """Return what a worker's last lines on its standard error were, under a head; nothing if there were none."""
+    lines = failed.get("stderr")
+    if not isinstance(lines, list) or not lines:
+        return ()
+    return ("standard error ended with:", *(f"  {line}" for line in lines))
+
+
+def user_frames(traceback: str) -> tuple[str, ...]:
+    """Return the lines of *traceback* without frames of torch, elasticflow and the standard library.
+
+    Everything stays if nothing else would: then the error is theirs, not the user's. Very long tracebacks
+    keep their end, where the error is.
+    """
+    kept: list[str] = []
+    left_out, has_own, skipping = 0, False, False
+    lines = traceback.rstrip().splitlines()
+    for line in lines:
+        if _FRAME.match(line):
+            skipping = _NOT_THEIRS.match(line) is not None
+            left_out += skipping
+            has_own = has_own or not skipping
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    if not has_own:
+        kept, left_out = lines, 0
+    if len(kept) > LONGEST_QUOTE:
+        kept = [kept[0], "  ...", *kept[-(LONGEST_QUOTE - 2) :]]
+    if left_out:
+        kept.append(f"({plural(left_out, 'frame')} of installed packages left out)")
+    return tuple(kept)
+
+
+def _supervisor_lost(record: Record) -> Line:
+    text = f"launch {whole(record, 'launch')}: the supervisor ended without a word after step {whole(record, 'step')}"
+    more = [str(record["known"])] if record.get("known") else []
+    more += [f"likely {record['likely']}"] if record.get("likely") else []
+    return Line("warning", "notice", "lost", text, tuple(more))
+
+
+def _process_left_behind(record: Record) -> Line:
+    how = "did not end when asked and was killed" if record.get("was_killed") else "was ended"
+    text = f"process {record.get('pid')} ({record.get('command')}) outlived its worker and {how}"
+    return Line("warning", "notice", "left behind", text)
+
+
+def _snapshot_rejected(record: Record) -> Line:
+    return Line("warning", "notice", "set aside", f"snapshot {record.get('name')}: {record.get('reason')}")
+
+
+def _snapshot_cleared(record: Record) -> Line:
+    return Line("note", "quiet", "good again", f"snapshot {record.get('name')}: {record.get('reason')}")
+
+
+def _snapshot_failed(record: Record) -> Line:
+    more = ("older snapshots are untouched; training goes on",)
+    return Line(
+        "warning", "bad", "no snapshot", f"of step {record.get('step')}: {record.get('reason')}", more
+    )
+
+
+def _store_trouble(record: Record) -> Line:
+    text = f"{record.get('operation')}: {record.get('error')}"
+    more = (
+        f"try {whole(record, 'attempt')}; the next in {span(amount(record, 'pause_s') or 0)}; training goes on",
+    )
+    return Line("warning", "notice", "store", text, more)
+
+
+def _drain_requested(record: Record) -> Line:
+    grace = amount(record, "grace_s")
+    within = "" if grace is None else f", within {span(grace)}"
+    text = f"{record.get('reason')}: workers leave after the same step{within}"
+    more = ("Ctrl-C again ends the run at once",) if record.get("reason") == "SIGINT" else ()
+    return Line("stop", "notice", "drain", text, more)
+
+
+def _drain_completed(record: Record) -> Line:
+    return Line("done", "plain", "drained", f"all workers left after {span(amount(record, 'seconds') or 0)}")
+
+
+def _budget_spent(record: Record) -> Line:
+    return Line("wrong", "bad", "no restart", f"restarts.budget = {record.get('budget')} is spent")
+
+
+def _budget_refilled(record: Record) -> Line:
+    return Line("note", "quiet", "budget", f"full again: {plural(whole(record, 'budget'), 'restart')}")
+
+
+def _preload_refused(record: Record) -> Line:
+    text = f"{record.get('module')} is imported in each worker: {record.get('reason')}"
+    return Line("note", "quiet", "preload", text)
+
+
+def _entry_point_edited(record: Record) -> Line:
+    return Line("warning", "notice", "edited", f"{record.get('path')} was edited by hand and runs as edited")
+
+
+def _drift_found(record: Record) -> Line:
+    differences = record.get("differences")
+    found = [each for each in differences if isinstance(each, dict)] if isinstance(differences, list) else []
+    weighty = [each for each in found if each.get("weight") != "harmless"]
+    if not weighty:
+        return Line(
+            "note", "quiet", "changed", f"{plural(len(found), 'harmless difference')} to the launch before"
+        )
+    told = ", ".join(f"{each.get('key')} {each.get('old')} -> {each.get('new')}" for each in weighty)
+    return Line("warning", "notice", "changed", f"{told}: accepted")
+
+
+def _hang_detected(record: Record) -> Line:
+    text = f"rank {record.get('rank')} made no progress for {span(amount(record, 'seconds') or 0)}"
+    if record.get("phase"):
+        text += f" in phase {record['phase']}"
+    if (limit_s := amount(record, "limit_s")) is not None:
+        text += f", where {span(limit_s)} is the most"
+    more = (str(record["reason"]),) if record.get("reason") else ()
+    return Line("wrong", "bad", "hang", text, (*more, f"stacks: {record.get('stacks')}"))
+
+
+def _training_stopped(record: Record) -> Line:
+    text = f"after step {record.get('step')} by rank {record.get('by_rank')}: {record.get('reason')}"
+    return Line("stop", "notice", "stopped", text)
+
+
+def _loss_skipped(record: Record) -> Line:
+    text = f"step {record.get('step')}: loss {number(record.get('loss'))}; the weights are left alone"
+    return Line("warning", "notice", "skipped", text)
+
+
+def _loss_unweighed(record: Record) -> Line:
+    text = "the loss depends on how a batch is cut, so on the number of workers"
+    more = (str(record.get("reason")), f"help: {record.get('help')}")
+    return Line("warning", "notice", "loss", text, more)
+
+
+def _loss_unused(record: Record) -> Line:
+    keys = record.get("keys")
+    shown = ", ".join(map(str, keys)) if isinstance(keys, list) else str(keys)
+    return Line("note", "quiet", "loss", f"the step's dict also holds {shown}, which nobody reads")
+
+
+def _staging_single(record: Record) -> Line:
+    text = f"each snapshot waits until the one before is written: {record.get('reason')}"
+    return Line("warning", "notice", "short of memory", text)
+
+
+def _state_left_out(record: Record) -> Line:
+    name = record.get("name")
+    text = f"the {name} ({record.get('type')}) has a state_dict, which snapshots do not hold: they keep its order and position"
+    if name != "dataset":
+        text = (
+            f"{name} changes with the steps, and no snapshot holds it: `validate --deep-step` tells whether a step "
+            f'depends on it; snapshots.ignore = ["{name}"] says that none does'
+        )
+    return Line("warning", "notice", "left out", text)
+
+
+def _dataset_smaller_than_batch(record: Record) -> Line:
+    samples, batch = plural(whole(record, "samples"), "sample"), whole(record, "batch")
+    text = f"one batch of {batch:,} is more than the whole dataset, which has {samples}"
+    if record.get("steps") is not None:
+        text += f": training is {plural(whole(record, 'steps'), 'step')} in all"
+    return Line("warning", "notice", "batch", text)
+
+
+def _scale_not_reached(record: Record) -> Line:
+    changes = record.get("changes")
+    told = ", ".join(map(str, changes)) if isinstance(changes, list) else "-"
+    text = f"{told}: not reached, training ended after {span(amount(record, 'seconds') or 0)}"
+    return Line("note", "notice", "scale", text)
+
+
+def evaluation_overlaps(record: Record) -> Line:
+    """Return the line of an `overlap.found` event."""
+    compared, samples, pair = whole(record, "compared"), whole(record, "samples"), record.get("pair")
+    text = f"{whole(record, 'found'):,} of {plural(whole(record, 'looked_up'), 'evaluation sample')} looked up are in the training data"
+    if compared < samples:
+        text += f" ({compared:,} of its {samples:,} looked at)"
+    if isinstance(pair, list | tuple) and len(pair) == 2:
+        text += f": number {pair[0]} is training sample {pair[1]}"
+    how_far = "partly " if whole(record, "found") < whole(record, "looked_up") else ""
+    more = f'metrics are {how_far}of what was trained on; if that is meant: evaluation.overlap = "allowed"'
+    return Line("warning", "notice", "overlap", text, more=(more,))
+
+
+def _kind_changed(record: Record) -> Line:
+    changed = record.get("changed")
+    facts = [f"{name} is {text}" for name, text in changed.items()] if isinstance(changed, dict) else []
+    text = "from here on bits may differ from those of an undisturbed run: " + "; ".join(facts)
+    return Line("warning", "notice", "other kind", text)
+
+
+def _replicas_not_compared(record: Record) -> Line:
+    text = f"a rank that goes astray is not found: {record.get('reason')}"
+    return Line("note", "quiet", "not compared", text)
+
+
+def _record_damaged(record: Record) -> Line:
+    return Line("warning", "notice", "damaged", f"{record.get('path')} {record.get('reason')}")
+
+
+def _node_left(record: Record) -> Line:
+    return Line("note", "plain", "node left", f"{record.get('node')} asked to leave and was let go")
+
+
+def _node_excluded(record: Record) -> Line:
+    text = f"{record.get('node')} failed twice in a row while others did not, and takes no part: {record.get('reason')}"
+    return Line("wrong", "bad", "node excluded", text)
+
+
+def _nodes_awaited(record: Record) -> Line:
+    text = f"{whole(record, 'present')} of at least {plural(whole(record, 'least'), 'node')} ready"
+    return Line("warning", "notice", "waiting", text)
+
+
+ALONE: dict[str, Callable[[Record], Line]] = {
+    events.SUPERVISOR_LOST: _supervisor_lost,
+    events.PROCESS_LEFT_BEHIND: _process_left_behind,
+    events.SNAPSHOT_REJECTED: _snapshot_rejected,
+    events.SNAPSHOT_CLEARED: _snapshot_cleared,
+    events.SNAPSHOT_FAILED: _snapshot_failed,
+    events.STORE_TROUBLE: _store_trouble,
+    events.DRAIN_REQUESTED: _drain_requested,
+    events.DRAIN_COMPLETED: _drain_completed,
+    events.NODE_LEFT: _node_left,
+    events.NODE_EXCLUDED: _node_excluded,
+    events.NODE_AWAITED: _nodes_awaited,
+    events.BUDGET_SPENT: _budget_spent,
+    events.BUDGET_REFILLED: _budget_refilled,
+    events.PRELOAD_REFUSED: _preload_refused,
+    events.ENTRY_POINT_EDITED: _entry_point_edited,
+    events.DRIFT_FOUND: _drift_found,
+    events.HANG_DETECTED: _hang_detected,
+    events.TRAINING_STOPPED: _training_stopped,
+    events.LOSS_SKIPPED: _loss_skipped,
+    events.LOSS_UNWEIGHED: _loss_unweighed,
+    events.LOSS_UNUSED: _loss_unused,
+    events.STAGING_SINGLE: _staging_single,
+    events.STATE_LEFT_OUT: _state_left_out,
+    events.DATASET_SMALLER_THAN_BATCH: _dataset_smaller_than_batch,
+    events.SCALE_NOT_REACHED: _scale_not_reached,
+    events.OVERLAP_FOUND: evaluation_overlaps,
+    events.KIND_CHANGED: _kind_changed,
+    events.REPLICAS_NOT_COMPARED: _replicas_not_compared,
+    events.RECORD_DAMAGED: _record_damaged,
+}
+"""Events whose line needs nothing but the record."""

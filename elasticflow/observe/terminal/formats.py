@@ -1,0 +1,92 @@
+"""Numbers, times and sizes as a person reads them; pure."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+
+def elapsed(seconds: float) -> str:
+    """Return `0:05.3`, `12:40.0`, or `3:00:07` from one hour on."""
+    tenths = max(0, round(seconds * 10))
+    minutes, rest = divmod(tenths, 600)
+    if minutes >= 60:
+        return f"{minutes // 60}:{minutes % 60:02d}:{rest // 10:02d}"
+    return f"{minutes}:{rest // 10:02d}.{rest % 10}"
+
+
+def span(seconds: float) -> str:
+    """Return `4 ms`, `0.28 s`, `12.1 s`, `3 min 20 s`, `2 h 05 min` or `4 d 3 h`."""
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def size(num_bytes: float) -> str:
+    """Return `812 bytes`, `64.1 kB`, `1.2 GB` (powers of 1000, as disks are sold)."""
+    if num_bytes < 1000:
+        return plural(int(num_bytes), "byte")
+    amount = float(num_bytes)
+    for unit in ("kB", "MB", "GB", "TB"):
+        amount /= 1000
+        if amount < 999.95:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1000:,.1f} PB"
+
+
+def number(value: object) -> str:
+    """Return four digits that matter: `0.2314`, `12.31`, `3.0e-05`; `-` for None, `nan` and `inf` as words."""
+    if value is None:
+        return "-"
+    try:
+        amount = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return str(value)
+    if amount == 0 or not math.isfinite(amount):
+        return f"{amount:g}"
+    if 1e-3 <= abs(amount) < 10:
+        return f"{amount:.4f}"
+    if 10 <= abs(amount) < 10_000:
+        return f"{amount:.2f}"
+    return f"{amount:.2e}"
+
+
+def plural(count: int, word: str) -> str:
+    """Return `1 step`, `1,437 samples`."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def moment(value: object) -> float | None:
+    """Return the Unix time of an RFC 3339 text or a number; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if not isinstance(value, str):
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def rfc3339(unix: float) -> str:
+    """Return `2026-11-20T10:45:00.000Z`, as JSON has times."""
+    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def local_time(unix: float | None) -> str:
+    """Return `2026-11-20 10:45:00` in this machine's time zone; `-` for None."""
+    if unix is None:
+        return "-"
+    return f"{datetime.fromtimestamp(unix, UTC).astimezone():%Y-%m-%d %H:%M:%S}"

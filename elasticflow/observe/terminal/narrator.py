@@ -1,0 +1,297 @@
+"""What happened to a run, told in order: records in, lines out, with what one line needs of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+from elasticflow.observe.terminal.durations import parts_of, took
+from elasticflow.observe.terminal.event_lines import (
+    ALONE,
+    Line,
+    Record,
+    amount,
+    epoch_of,
+    of_weights,
+    said_on_stderr,
+    user_frames,
+    values,
+    whole,
+)
+from elasticflow.observe.terminal.formats import moment, number, plural, size, span
+from elasticflow.system.processes import is_killed_from_outside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Routine snapshots may come several times a second; a line for each would bury the rest.
+SNAPSHOT_LINE_EVERY_S = 10.0
+
+
+class Story:
+    """Turns records into lines.
+
+    Args:
+        folder: The run folder as it is to be shown.
+
+    Attributes:
+        step: Highest step seen.
+        steps: Steps of the whole training, once known.
+        snapshot: Step of the newest snapshot committed.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.step = 0
+        self.steps: int | None = None
+        self.snapshot: int | None = None
+        self._folder = folder
+        self._started: float | None = None
+        self._launch = 1
+        self._left: int | None = None
+        self._is_after_failure = False
+        self._has_trained = False
+        self._world: tuple[int, int] | None = None
+        self._datasets: dict[str, object] = {}
+        self._error: str | None = None
+        self._quoted: set[str] = set()
+        self._evaluation: dict[str, Any] = {}
+        self._measured = ""  # the same in words
+        self._best: float | None = None
+        self._snapshot_line_at: float | None = None
+        self._told: dict[str, Callable[[Record], Line | None]] = {
+            events.RUN_STARTED: self._run_started,
+            events.RUN_FINISHED: self._run_finished,
+            events.RUN_FAILED: self._run_failed,
+            events.RUN_INTERRUPTED: self._run_interrupted,
+            events.GENERATION_STARTED: self._generation_started,
+            events.GENERATION_ENDED: self._generation_ended,
+            events.WORKER_FAILED: self._worker_failed,
+            events.TRAINING_STARTED: self._training_started,
+            events.TRAINING_FIRST_STEP: self._first_step,
+            events.SNAPSHOT_COMMITTED: self._snapshot_committed,
+            events.BUDGET_CHARGED: self._budget_charged,
+            events.DATASET_OPENED: self._dataset_opened,
+            events.DATASET_PASSED: self._dataset_passed,
+            events.BEST_RESET: self._best_reset,
+            events.NODE_JOINED: self._node_joined,
+            events.NODE_LOST: self._node_lost,
+            events.AGENT_RESTARTED: self._agent_restarted,
+        }
+
+    def seconds(self, record: Record) -> float | None:
+        """Return the seconds from the launch's first record to this one."""
+        at = moment(record.get("timestamp", record.get("time")))
+        if at is None:
+            return None
+        if self._started is None:
+            self._started = at
+        return max(0.0, at - self._started)
+
+    def event(self, record: Record) -> Line | None:
+        """Return the line for a record of events.jsonl, or None when it is not worth one."""
+        name = str(record.get("event"))
+        if name == events.RUN_STARTED:
+            self._started = None
+        seconds = self.seconds(record)
+        line = ALONE[name](record) if name in ALONE else None
+        if name in self._told:
+            line = self._told[name](record)
+        return None if line is None else replace(line, seconds=seconds)
+
+    def metrics(self, record: Record) -> Line | None:
+        """Return the line of an evaluation. A step is remembered and gets none."""
+        self.step = max(self.step, whole(record, "step"))
+        found = record.get("eval")
+        if not isinstance(found, Mapping):
+            return None
+        before = self._best
+        self._evaluation, self._best = dict(found), amount(record, "best")
+        self._measured = of_weights(found, record.get("weights"))
+        epoch = epoch_of(record)
+        at = f"step {record.get('step')}" if epoch is None else f"epoch {epoch}, step {record.get('step')}"
+        is_best = self._best is not None and self._best != before and self._best in found.values()
+        text = f"{at}: {self._measured}{' (best)' if is_best else ''}"
+        if isinstance(raw := record.get("eval_raw"), Mapping):
+            text += f"; raw: {values(raw)}"
+        return Line("done", "plain", "evaluation", text, seconds=self.seconds(record))
+
+    def _run_started(self, record: Record) -> Line:
+        self._launch = max(1, whole(record, "launch"))
+        parts = [f"{record.get('job')} {record.get('run_id')}"]
+        if whole(record, "launch") > 1:
+            parts.append(f"launch {whole(record, 'launch')}")
+        if record.get("torch"):
+            parts.append(f"torch {record['torch']}")
+        uri = str(record.get("uri") or "")
+        if "://" in uri:
+            parts.append(f"snapshots in {uri}")
+        if record.get("endpoint"):
+            parts.append(f"others join at {record['endpoint']}")
+        return Line("start", "head", "resume" if record.get("resumed") else "run", ", ".join(parts))
+
+    def _run_finished(self, record: Record) -> Line:
+        parts = [self._measured] if self._evaluation else []
+        if self._best is not None and self._best not in self._evaluation.values():
+            parts[0] += f" (best {number(self._best)})"
+        parts.append(plural(whole(record, "step"), "step"))
+        parts.append(plural(whole(record, "restarts"), "restart"))
+        return Line("done", "good", "finished", ", ".join(parts), (*self._took(record), *self._place()))
+
+    def _took(self, record: Record) -> tuple[str, ...]:
+        """Return where the launch's time went, and all launches', if there were others."""
+        parts, of_run = parts_of(record.get("durations")), parts_of(record.get("run_durations"))
+        if not parts:  # of an earlier version
+            return (f"took {span(amount(record, 'seconds') or 0)}",)
+        own = f"took {took(parts)}"
+        if self._launch == 1:
+            return (own,)
+        return (
+            f"this launch {own}",
+            *([f"all {self._launch} launches took {took(of_run)}"] if of_run else []),
+        )
+
+    def _run_failed(self, record: Record) -> Line:
+        error, why = str(record.get("error") or record.get("class")), record.get("why")
+        told = error == self._error
+        text = str(why or error) if told or not why else f"{why}: {error}"
+        if whole(record, "step"):
+            text += f", after step {whole(record, 'step')}"
+        return Line("wrong", "bad", "failed", text, self._place())
+
+    def _run_interrupted(self, record: Record) -> Line:
+        step = whole(record, "step")
+        text = f"after step {step}" if step else "before the first step"
+        if record.get("goes_on_from") is not None and (begin := whole(record, "goes_on_from")) != step:
+            text += f", to go on from step {begin}" if begin else ", to go on from the beginning"
+        if record.get("reason"):
+            text += f" ({record['reason']})"
+        more = (f"go on with: elasticflow resume {record.get('run_id')}", *self._place())
+        return Line("stop", "notice", "interrupted", text, more)
+
+    def _generation_started(self, record: Record) -> Line:
+        nodes = record.get("nodes")
+        num_nodes = len(nodes) if isinstance(nodes, list | tuple | dict) else max(1, whole(record, "nodes"))
+        world = (whole(record, "world_size"), num_nodes)
+        before, self._world = self._world, world
+        text = f"{plural(world[0], 'worker')} on {plural(num_nodes, 'node')}"
+        if before is None:
+            return Line("start", "plain", "workers", text)
+        text += f", generation {record.get('generation')}"
+        if not self._is_after_failure:
+            return Line("again", "notice", "new group", text)
+        left = "" if self._left is None else f"; {plural(self._left, 'restart')} left"
+        return Line("again", "notice", "restart", text + left)
+
+    def _generation_ended(self, record: Record) -> None:
+        self.step = max(self.step, whole(record, "step"))
+
+    def _worker_failed(self, record: Record) -> Line:
+        self._is_after_failure = True
+        error, traceback = str(record.get("error")), record.get("traceback")
+        self._error = error
+        words = (
+            "killed" if error.startswith("killed") else "hung" if record.get("class") == "hang" else "failed"
+        )
+        pid = f" (pid {record['pid']})" if record.get("pid") else ""
+        after = f", after step {self.step}" if self.step and not traceback else ""
+        more = (str(record["others"]),) if record.get("others") else ()
+        quote: tuple[str, ...] = ()
+        if traceback and error in self._quoted:
+            more = ("with the same traceback as before", *more)
+        elif traceback:
+            self._quoted.add(error)
+            quote = user_frames(str(traceback))
+        if not (record.get("exit_code") and is_killed_from_outside(whole(record, "exit_code"))):
+            quote += said_on_stderr(record)
+        how = f" {error.removeprefix('killed ')}" if words == "killed" else f": {error}"
+        text = f"rank {record.get('rank')}{pid}{how}{after}"
+        return Line("wrong", "bad", f"worker {words}", text, more, quote)
+
+    def _training_started(self, record: Record) -> Line:
+        step = whole(record, "step")
+        again = self.step - step
+        self.steps = whole(record, "steps") or None
+        start = f"from the snapshot of step {step}" if record.get("restored_from") else "from the beginning"
+        if record.get("from_memory"):
+            start = f"from memory at step {step}"
+        if self._has_trained:
+            lost = f"{plural(again, 'step')} to do again" if again > 0 else "no step is lost"
+            return Line("again", "notice", "restored", f"{start}, {lost}")
+        self._has_trained = True
+        self.step = max(self.step, step)
+        device = f" on {record['device']}" if record.get("device") else ""
+        total = plural(self.steps, "step") if self.steps else "training"
+        parts = [start, f"{total}{' in all' if step and self.steps else ''}{device}"]
+        if whole(record, "parameters"):
+            parts.append(plural(whole(record, "parameters"), "parameter"))
+        return Line("start", "plain", "training", ", ".join(parts))
+
+    def _first_step(self, record: Record) -> Line | None:
+        after, was_failure = amount(record, "seconds_since_failure"), self._is_after_failure
+        self._is_after_failure = False
+        if after is None or not was_failure:
+            return None
+        text = f"step {record.get('step')} done {span(after)} after the failure"
+        return Line("done", "good", "going on", text)
+
+    def _snapshot_committed(self, record: Record) -> Line | None:
+        self.snapshot = whole(record, "step")
+        is_routine = str(record.get("trigger")) not in {"final", "end", "drain"}
+        at, last = moment(record.get("timestamp")) or 0.0, self._snapshot_line_at
+        if is_routine and last is not None and at - last < SNAPSHOT_LINE_EVERY_S:
+            return None
+        self._snapshot_line_at = at
+        text = f"step {self.snapshot}"
+        if (num_bytes := amount(record, "bytes")) is not None:
+            text += f", {size(num_bytes)}"
+        if (seconds := amount(record, "seconds")) is not None:
+            text += f" in {span(seconds)}"
+        return Line("done", "quiet" if is_routine else "plain", "snapshot", text)
+
+    def _budget_charged(self, record: Record) -> None:
+        self._left = whole(record, "left")
+
+    def _dataset_opened(self, record: Record) -> Line | None:
+        name, fingerprint = str(record.get("name")), record.get("fingerprint")
+        if name in self._datasets and self._datasets[name] == fingerprint:
+            return None
+        self._datasets[name] = fingerprint
+        shards = whole(record, "shards")
+        text = f"{name}: {plural(shards or whole(record, 'samples'), 'data shard' if shards else 'sample')}"
+        text += f" of {record['source']}" if record.get("source") else ""
+        text += f", fingerprint {str(fingerprint)[:8]}" if fingerprint else ""
+        return Line("note", "plain", "data", text)
+
+    def _dataset_passed(self, record: Record) -> Line:
+        samples = plural(whole(record, "samples"), "sample")
+        return Line("note", "quiet", "data", f"shard {record.get('shard')}: {samples} read again")
+
+    def _best_reset(self, record: Record) -> Line:
+        self._best = None
+        before = amount(record, "best")
+        was = "" if before is None else f" (it was {number(before)})"
+        text = f"looked for anew{was}: another evaluation measured it"
+        return Line("note", "notice", "best", text)
+
+    def _node_joined(self, record: Record) -> Line | None:
+        if self._world is None:
+            return None
+        where = f" on {record['host']}" if record.get("host") else ""
+        text = f"{record.get('node')}{where}, {plural(whole(record, 'nproc'), 'worker')}"
+        return Line("start", "head", "node joined", text)
+
+    def _node_lost(self, record: Record) -> Line:
+        self._is_after_failure = True
+        return Line("wrong", "bad", "node lost", f"{record.get('node')}: {record.get('reason')}")
+
+    def _agent_restarted(self, record: Record) -> Line:
+        self._is_after_failure = True
+        where = f"{record['node']} " if record.get("node") else ""
+        how = record.get("error") or f"ended with code {record.get('exit_code')}"
+        text = f"{where}{how}; it is started again"
+        return Line("again", "notice", "agent", text)
+
+    def _place(self) -> tuple[str, ...]:
+        return (self._folder,) if self._folder else ()

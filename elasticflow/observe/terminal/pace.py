@@ -1,0 +1,92 @@
+"""How fast a run trains and how long it still takes: steps and evaluations timed apart; pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+from elasticflow.observe.terminal.event_lines import amount, whole
+
+if TYPE_CHECKING:
+    from elasticflow.observe.terminal.event_lines import Record
+
+# Speed is a mean over this much training time: long enough to be steady, short enough to notice a change.
+OVER_S = 8.0
+_EVALUATIONS = 5  # over so many the time of one is a mean
+
+
+class Pace:
+    """Takes in the records of metrics.jsonl, oldest first; after a step that is not a later one it begins anew.
+
+    A step's own `seconds` count, in which no evaluation and no start is: so the time left does not swing.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, int, float]] = deque()  # step, samples, seconds since the one before
+        self._timed = 0.0  # of all of them but the first
+        self._generation: object = None
+        self._evaluations: deque[float] = deque(maxlen=_EVALUATIONS)  # seconds of each
+        self._evaluated: deque[int] = deque(
+            [0], maxlen=2
+        )  # steps; training begins as if it had been evaluated
+
+    def add(self, record: Record) -> None:
+        """Take in one record of a step or an evaluation."""
+        step = whole(record, "step")
+        if record.get("eval") is not None:
+            if step > self._evaluated[-1]:
+                self._evaluated.append(step)
+            if (seconds := amount(record, "seconds")) is not None:
+                self._evaluations.append(seconds)
+            return
+        seconds = amount(record, "seconds")
+        if not self._steps or step <= self._steps[-1][0] or record.get("generation") != self._generation:
+            self.clear()  # the first step of a group is no measure: much happens in it once
+            self._generation, seconds = record.get("generation"), 0.0
+        if seconds is None or seconds < 0:
+            return
+        timed = seconds * (step - self._steps[-1][0]) if self._steps else 0.0
+        self._steps.append((step, whole(record, "samples"), timed))
+        self._timed += timed
+        while len(self._steps) > 2 and self._timed - self._steps[1][2] >= OVER_S:
+            self._steps.popleft()
+            self._timed -= self._steps[0][2]
+
+    def clear(self) -> None:
+        """Forget the steps, as when another group begins; what an evaluation takes is known still."""
+        self._steps.clear()
+        self._timed = 0.0
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step; None until two are known."""
+        steps = self._steps[-1][0] - self._steps[0][0] if self._steps else 0
+        return self._timed / steps if steps and self._timed > 0 else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples per second of training; None until two steps are known."""
+        samples = self._steps[-1][1] - self._steps[0][1] if self._steps else 0
+        return samples / self._timed if len(self._steps) > 1 and self._timed > 0 else None
+
+    def seconds_left(self, step: int, steps: int) -> float | None:
+        """Return how long the steps after *step* take, of *steps* in all, and the evaluations among them and at the end.
+
+        What an evaluation takes, and how often there is one, is known after the first one.
+        """
+        if self.step_s is None:
+            return None
+        return max(0, steps - step) * self.step_s + self._evaluations_left(step, steps) * self._evaluation_s
+
+    @property
+    def _evaluation_s(self) -> float:
+        return sum(self._evaluations) / len(self._evaluations) if self._evaluations else 0.0
+
+    def _evaluations_left(self, step: int, steps: int) -> int:
+        last = self._evaluated[-1]
+        every = last - self._evaluated[0]
+        if not every or steps <= last:
+            return 0
+        # They come as often as the last one came after the one before, and at the end.
+        return math.ceil((steps - max(last, step - every)) / every)

@@ -1,0 +1,157 @@
+"""The logs of a run's workers as one stream: JSON lines merged by time, then what was printed."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from elasticflow.errors import LogsNotFoundError
+from elasticflow.observe.records import Follower, parse
+from elasticflow.observe.terminal.formats import moment
+from elasticflow.system.records import damage_of, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from elasticflow.run_folder import RunFolder
+
+Stream = Literal["jsonl", "stdout", "stderr"]
+LEVELS = ("debug", "info", "warning", "error", "critical")
+POLL_S = 0.2
+_FOLDER = re.compile(r"g(?P<generation>\d{4,})")
+_FILE = re.compile(r"rank(?P<rank>\d+)\.(?P<stream>jsonl|stdout|stderr)")
+_STREAMS: dict[str, Stream] = {"jsonl": "jsonl", "stdout": "stdout", "stderr": "stderr"}
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of one worker.
+
+    Attributes:
+        generation: Worker group it belongs to.
+        rank: Its writer.
+        stream: Which of the worker's files it stands in.
+        text: As written, without the newline.
+        record: Its JSON object, for `jsonl`.
+    """
+
+    generation: int
+    rank: int
+    stream: Stream
+    text: str
+    record: dict[str, Any] | None = None
+
+    @property
+    def time(self) -> float:
+        """Unix time of writing; lines that do not say come first."""
+        return (moment(self.record.get("timestamp")) if self.record else None) or 0.0
+
+    def is_at_least(self, level: str) -> bool:
+        """Return whether the line matters at *level*; printed lines count as info, standard error always does."""
+        if self.stream == "stderr":
+            return True
+        said = "info" if self.record is None else str(self.record.get("level", "info"))
+        return said not in LEVELS or LEVELS.index(said) >= LEVELS.index(level)
+
+
+def generations(folder: RunFolder) -> list[int]:
+    """Return the generations that left logs, ascending."""
+    logs = folder.path / "logs"
+    if not logs.is_dir():
+        return []
+    return sorted(int(m["generation"]) for p in logs.iterdir() if (m := _FOLDER.fullmatch(p.name)))
+
+
+def read_logs(folder: RunFolder, generation: int | None = None, rank: int | None = None) -> Iterator[LogLine]:
+    """Yield the lines of one generation, the newest by default, of every rank or of one.
+
+    Raises:
+        LogsNotFoundError: there are none.
+    """
+    there = generations(folder)
+    if generation is None and not there:
+        raise LogsNotFoundError(f"run {folder.run_id} has no logs yet")
+    number = there[-1] if generation is None else generation
+    if number not in there:
+        known = ", ".join(map(str, there)) or "none"
+        raise LogsNotFoundError(
+            f"run {folder.run_id} has no logs of generation {number}", f"there are logs of: {known}"
+        )
+    files = _files(folder, number, rank)
+    if not files:
+        ranks = ", ".join(map(str, sorted({r for r, _, _ in _files(folder, number, None)}))) or "none"
+        raise LogsNotFoundError(
+            f"generation {number} of run {folder.run_id} has no logs of rank {rank}",
+            f"there are logs of: {ranks}",
+        )
+    return _merged(number, files)
+
+
+def follow(
+    folder: RunFolder,
+    generation: int | None,
+    rank: int | None,
+    *,
+    is_live: Callable[[], bool],
+    pause: Callable[[float], None],
+) -> Iterator[LogLine]:
+    """Yield lines as they are written, going on to newer generations unless one is named.
+
+    Ends when *is_live* is no longer true and all that was written has been read.
+    """
+    followers: dict[Path, tuple[int, int, Stream, Follower]] = {}
+    while True:
+        alive = is_live()
+        there = [g for g in generations(folder)[-2:] if generation is None] or [generation or 0]
+        # Older generations than the newest at the start are history: `read_logs` shows them.
+        first = min((entry[0] for entry in followers.values()), default=there[-1])
+        for number in there:
+            for of_rank, stream, path in _files(folder, number, rank) if number >= first else []:
+                followers.setdefault(path, (number, of_rank, stream, Follower(path)))
+        new = [
+            _line(number, of_rank, stream, line)
+            for number, of_rank, stream, follower in followers.values()
+            for line in [*follower.lines(), *([] if alive else follower.last())]
+        ]
+        yield from sorted(new, key=lambda line: (line.generation, line.stream != "jsonl", line.time))
+        if not alive:
+            return
+        pause(POLL_S)
+
+
+def _files(folder: RunFolder, generation: int, rank: int | None) -> list[tuple[int, Stream, Path]]:
+    place = folder.generation_logs(generation)
+    if not place.is_dir():
+        return []
+    found: list[tuple[int, Stream, Path]] = []
+    for path in place.iterdir():
+        match = _FILE.fullmatch(path.name)
+        if match and rank in {None, int(match["rank"])}:
+            stream = _STREAMS[match["stream"]]
+            found.append((int(match["rank"]), stream, path))
+    return sorted(found, key=lambda entry: (list(_STREAMS).index(entry[1]), entry[0]))
+
+
+def _merged(generation: int, files: list[tuple[int, Stream, Path]]) -> Iterator[LogLine]:
+    logs = [_lines(generation, *file) for file in files if file[1] == "jsonl"]
+    yield from heapq.merge(*logs, key=lambda line: line.time)
+    for file in files:
+        if file[1] != "jsonl":
+            yield from _lines(generation, *file)
+
+
+def _lines(generation: int, rank: int, stream: Stream, path: Path) -> Iterator[LogLine]:
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                yield _line(generation, rank, stream, line)
+    except OSError as error:
+        yield _line(generation, rank, stream, f"({damage_of(path, error)})".encode())
+
+
+def _line(generation: int, rank: int, stream: Stream, line: bytes) -> LogLine:
+    text = printable(line.rstrip(b"\r\n").decode("utf-8", "replace"))
+    return LogLine(generation, rank, stream, text, parse(line) if stream == "jsonl" else None)

@@ -1,0 +1,227 @@
+"""The keys of a launch in etcd, by its v2 API: the same few operations as those that a supervisor serves.
+
+torch 2.13 has an `EtcdStore` of its own. It reads the whole folder for every look at one key, has no `delete_key`,
+and a lost connection ends it; agents and the supervisor look hundreds of times a second. Here those who look often
+keep a copy of the folder that they look at, and follow etcd's own watch.
+
+Keys and values are base64, so that they may hold anything: etcd hides names that begin with an underscore.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import etcd
+
+from elasticflow.protocol.store_address import RendezvousLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from elasticflow.protocol.store_address import RendezvousPlace
+
+PATIENCE_S = 10.0  # an election among etcd's members, or the restart of a lone one
+_REQUEST_S = 5.0
+_WATCH_S = 5.0
+_AGAIN_S = 0.1
+_LOOK_S = 0.005
+_GET_S = 300.0
+_ANSWERS = (
+    etcd.EtcdKeyError,  # not there, there already, no folder
+    etcd.EtcdValueError,  # another value than expected
+    etcd.EtcdEventIndexCleared,
+    etcd.EtcdWatchTimedOut,
+)
+# It logs every request that fails, also those that are tried again.
+logging.getLogger("etcd").addHandler(logging.NullHandler())
+logging.getLogger("etcd").propagate = False
+
+
+class EtcdKeys:
+    """The keys below a place.
+
+    Args:
+        place: Where; its prefix is theirs.
+        mirrored: First words of keys that this process looks at often: `check` and `get` of them see what etcd had a
+            moment ago, and cost no request.
+        patience_s: How long a lost connection is tried again.
+    """
+
+    def __init__(
+        self, place: RendezvousPlace, mirrored: Iterable[str] = (), patience_s: float = PATIENCE_S
+    ) -> None:
+        self._place, self._patience_s = place, patience_s
+        self._client = _client(place)
+        self._mirrors = {
+            folder: _Mirror(_client(place), f"/{place.prefix}/{folder}", patience_s) for folder in mirrored
+        }
+
+    @property
+    def own_address(self) -> str:
+        """Address of this machine towards etcd."""
+        try:
+            place = (self._place.host, self._place.port)
+            with socket.create_connection(place, timeout=self._patience_s) as connection:
+                return str(connection.getsockname()[0])
+        except OSError as error:
+            raise RendezvousLostError(f"etcd at {self._place.endpoint} does not answer: {error}") from error
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Give *key* a value."""
+        self._ask(self._client.write, self._path(key), _text(value))
+
+    def get(self, key: str, limit_s: float = _GET_S) -> bytes:
+        """Return the value of *key*, once it has one.
+
+        Raises:
+            RendezvousLostError: it got none in time, or etcd does not answer.
+        """
+        deadline = time.monotonic() + limit_s
+        pause = _LOOK_S
+        while (value := self._look(key)) is None:
+            if time.monotonic() > deadline:
+                raise RendezvousLostError(f"no {key} in etcd at {self._place.endpoint} after {limit_s:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _AGAIN_S)
+        return value
+
+    def add(self, key: str, number: int) -> int:
+        """Add *number* to the value of *key*, 0 at first, in one act; return the sum."""
+        path = self._path(key)
+        while True:
+            try:
+                before = self._ask(self._client.read, path).value
+            except etcd.EtcdKeyNotFound:
+                total, expected = number, {"prevExist": False}
+            else:
+                total, expected = int(_bytes(before)) + number, {"prevValue": before}
+            try:
+                self._ask(self._client.write, path, _text(str(total)), **expected)
+            except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed):  # another one was first
+                continue
+            return total
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all *keys* have values, without waiting for any."""
+        return all(self._look(key) is not None for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove *key*; return whether it was there."""
+        try:
+            self._ask(self._client.delete, self._path(key))
+        except etcd.EtcdKeyNotFound:
+            return False
+        return True
+
+    def forget(self) -> None:
+        """Remove all keys below the place."""
+        with contextlib.suppress(etcd.EtcdKeyNotFound):
+            self._ask(self._client.delete, f"/{self._place.prefix}", recursive=True)
+
+    def _look(self, key: str) -> bytes | None:
+        folder = key.partition("/")[0]
+        if folder in self._mirrors:
+            return self._mirrors[folder].value(self._path(key))
+        try:
+            return _bytes(self._ask(self._client.read, self._path(key)).value)
+        except etcd.EtcdKeyNotFound:
+            return None
+
+    def _path(self, key: str) -> str:
+        """Return the path of *key*: its first word is a folder, all of it a name there."""
+        name = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+        return f"/{self._place.prefix}/{key.partition('/')[0]}/k{name}"
+
+    def _ask(self, request: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return request(*args, **options)
+            except _ANSWERS:
+                raise
+            except etcd.EtcdException as error:
+                if time.monotonic() > deadline:
+                    raise RendezvousLostError(
+                        f"etcd at {self._place.endpoint} does not answer: {error}"
+                    ) from error
+                time.sleep(_AGAIN_S)
+
+
+class _Mirror:
+    """What a folder holds, followed by a thread of its own."""
+
+    def __init__(self, client: Any, folder: str, patience_s: float) -> None:
+        self._client, self._folder, self._patience_s = client, folder, patience_s
+        self._values: dict[str, bytes] = {}
+        self._is_current = threading.Event()
+        threading.Thread(target=self._follow, daemon=True, name=f"etcd {folder}").start()
+
+    def value(self, path: str) -> bytes | None:
+        """Return the value of *path*, if it has one; while etcd does not answer it may have any, so this waits."""
+        if not self._is_current.wait(self._patience_s):
+            raise RendezvousLostError(f"etcd has not answered for {self._patience_s:g} s")
+        return self._values.get(path)
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                index = self._read_all()
+                self._is_current.set()
+                while True:
+                    index = self._next_change(index)
+            except etcd.EtcdEventIndexCleared:  # etcd remembers a thousand changes, wherever they were
+                continue
+            except etcd.EtcdException:
+                self._is_current.clear()
+                time.sleep(_AGAIN_S)
+
+    def _read_all(self) -> int:
+        """Return the index of etcd's state that the copy has now."""
+        try:
+            found = self._client.read(self._folder, recursive=True)
+        except etcd.EtcdKeyNotFound as error:
+            self._values = {}
+            return int(error.payload["index"])
+        self._values = {leaf.key: _bytes(leaf.value) for leaf in found.leaves if not leaf.dir}
+        return int(found.etcd_index)
+
+    def _next_change(self, index: int) -> int:
+        try:
+            change = self._client.watch(self._folder, index=index + 1, timeout=_WATCH_S, recursive=True)
+        except etcd.EtcdWatchTimedOut:
+            return index
+        if change.dir:  # it was removed with all that was in it
+            self._values = {}
+        elif change.value is None:
+            self._values.pop(change.key, None)
+        else:
+            self._values[change.key] = _bytes(change.value)
+        return int(change.modifiedIndex)
+
+
+def _client(place: RendezvousPlace) -> Any:
+    options = place.options
+    certificate = options.get("ssl_cert")
+    key = options.get("ssl_cert_key")
+    return etcd.Client(
+        place.host,
+        place.port,
+        protocol=options.get("protocol", "http"),
+        cert=(certificate, key) if certificate and key else certificate,
+        ca_cert=options.get("ca_cert"),
+        read_timeout=_REQUEST_S,
+    )
+
+
+def _text(value: str | bytes) -> str:
+    return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text)

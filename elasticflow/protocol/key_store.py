@@ -1,0 +1,66 @@
+"""Keys that all processes of a launch see: what they can do, and how to reach them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from elasticflow.protocol.store_address import RendezvousPlace
+
+ANSWER_S = 60.0
+
+
+class Keys(Protocol):
+    """A store of keys that all processes of a launch see: the supervisor's, or etcd's.
+
+    Raises `RendezvousLostError` from any of its methods once the store does not answer.
+    """
+
+    def set(self, key: str, value: str, /) -> None:
+        """Give *key* a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return the value of *key*, once it has one; a client waits for five minutes."""
+
+    def add(self, key: str, number: int, /) -> int:
+        """Add *number* to the value of *key*, 0 at first; return the sum."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether all *keys* have values."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Remove *key*; return whether it was there."""
+
+
+class RemoteKeys(Keys, Protocol):
+    """Keys that another process serves."""
+
+    def forget(self) -> None:
+        """Remove all keys below the place."""
+
+    @property
+    def own_address(self) -> str:
+        """Address of this machine towards the store."""
+
+    def get(self, key: str, /, limit_s: float = ...) -> bytes:
+        """Return the value of *key*, once it has one, within *limit_s*; five minutes unless told otherwise."""
+
+
+def connect(place: RendezvousPlace, mirrored: tuple[str, ...] = (), answer_s: float = ANSWER_S) -> RemoteKeys:
+    """Return a client of the store at *place*.
+
+    Args:
+        place: Where, and below which prefix.
+        mirrored: First words of keys that are looked at all the time: their changes are told, not asked for.
+        answer_s: Seconds that a server other than etcd has to answer in.
+
+    Raises:
+        RendezvousLostError: it does not.
+    """
+    if place.backend == "etcd-v2":
+        from elasticflow.protocol.etcd_keys import EtcdKeys
+
+        return EtcdKeys(place, mirrored)
+    from elasticflow.protocol.tcp_keys import TcpKeys
+
+    return TcpKeys(place, mirrored, answer_s)

@@ -1,0 +1,67 @@
+"""Where agents and workers of a launch meet: the store's address, and the part of it that is the launch's."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field, replace
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+PREFIX = "elasticflow"
+
+
+class RendezvousLostError(RuntimeError):
+    """The store does not answer any more; a RuntimeError, as torch's own for this is."""
+
+
+@dataclass(frozen=True)
+class RendezvousPlace:
+    """A store of keys that several processes see.
+
+    Attributes:
+        host: Where it is served.
+        port: Its port.
+        prefix: What all keys of those who meet begin with.
+        backend: `c10d`, as torchrun calls what a launch serves itself (`protocol/tcp_keys.py`), or `etcd-v2`.
+        options: How to talk to it; etcd's are `protocol`, `ca_cert`, `ssl_cert` and `ssl_cert_key`.
+    """
+
+    host: str
+    port: int
+    prefix: str = PREFIX
+    backend: str = "c10d"
+    options: dict[str, str] = field(default_factory=dict)
+
+    def under(self, name: str) -> RendezvousPlace:
+        """Return the part of this place that is called *name*."""
+        return replace(self, prefix=f"{self.prefix}/{name}")
+
+    @property
+    def endpoint(self) -> str:
+        """Its address for people."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """All of it in one word, for an environment variable."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        query = urlencode(self.options)
+        return f"{self.backend}://{host}:{self.port}/{self.prefix}" + (f"?{query}" if query else "")
+
+    @classmethod
+    def parse(cls, url: str) -> RendezvousPlace:
+        """Return the place that *url*, made by `url`, stands for."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        # Not `parts.hostname` alone: it is in lower case, which a name in /etc/hosts may not be.
+        host = parts.netloc.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        return cls(host, parts.port, parts.path[1:], parts.scheme, dict(parse_qsl(parts.query)))
+
+
+def is_here(host: str) -> bool:
+    """Return whether *host* is an address of this machine."""
+    try:
+        with socket.create_server((host, 0)):
+            return True
+    except OSError:
+        return False

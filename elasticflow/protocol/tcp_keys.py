@@ -1,0 +1,294 @@
+"""The keys of a launch in a store that its supervisor, or `elasticflow rendezvous serve`, serves by TCP.
+
+Needs no torch, so that neither the supervisor nor the agents have to import it. Both sides begin with the same line,
+`HELLO`. Then frames: four bytes of length, one byte that says what it is (`Request` or `Answer`), and parts, each
+after four bytes of its length. A connection has one request under way at a time; one that watches is told changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import select
+import socket
+import struct
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from elasticflow.protocol.store_address import RendezvousLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from elasticflow.protocol.store_address import RendezvousPlace
+
+# The number is that of what is spoken: one that has changed is refused by name.
+HELLO = b"elasticflow keys 1\n"
+# Bytes; a stranger's first four may announce gigabytes.
+_LONGEST_FRAME = 1 << 26
+_LENGTH = struct.Struct("!I")
+_GET_S = 300.0
+_CONNECT_S = 10.0
+_AGAIN_S = 0.2
+
+
+class Request(enum.IntEnum):
+    """What a client asks for."""
+
+    SET = 1
+    GET = 2
+    ADD = 3
+    CHECK = 4
+    DELETE = 5
+    WATCH = 6
+    FORGET = 7
+
+
+class Answer(enum.IntEnum):
+    """What a server says."""
+
+    YES = 64
+    NO = 65
+    VALUE = 66
+    CHANGED = 67
+    REMOVED = 68
+
+
+def frame(kind: Request | Answer, *parts: bytes) -> bytes:
+    """Return the frame that carries *parts*."""
+    body = bytes([kind]) + b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Takes bytes as they arrive, gives frames."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def take(self, data: bytes) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield kind and parts of each frame that is whole by now.
+
+        Raises:
+            ValueError: what has arrived is no frame.
+        """
+        self._rest += data
+        while len(self._rest) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._rest)
+            if not 1 <= length <= _LONGEST_FRAME:
+                raise ValueError(f"a frame of {length} bytes")
+            if len(self._rest) < _LENGTH.size + length:
+                return
+            body = bytes(self._rest[_LENGTH.size : _LENGTH.size + length])
+            del self._rest[: _LENGTH.size + length]
+            yield body[0], _parts(body)
+
+
+def _parts(body: bytes) -> list[bytes]:
+    parts, at = [], 1
+    while at < len(body):
+        if at + _LENGTH.size > len(body):
+            raise ValueError("a frame that ends inside a length")
+        (length,) = _LENGTH.unpack_from(body, at)
+        at += _LENGTH.size
+        if at + length > len(body):
+            raise ValueError("a frame that ends inside a part")
+        parts.append(body[at : at + length])
+        at += length
+    return parts
+
+
+class TcpKeys:
+    """The keys below a place; may be used by several threads.
+
+    Args:
+        place: Where; its prefix is theirs.
+        mirrored: First words of keys that this process looks at often: the server tells their changes, so that `check`
+            and `get` of them see what it had a moment ago and cost no request.
+        answer_s: Seconds that the server has to answer in.
+
+    Attributes:
+        close: Ends the connections; what this process has set stays.
+
+    Raises:
+        RendezvousLostError: nobody answers there, or something that is no such store.
+    """
+
+    def __init__(self, place: RendezvousPlace, mirrored: Iterable[str] = (), answer_s: float = 60.0) -> None:
+        self._place, self._answer_s = place, answer_s
+        self._lock = threading.Lock()
+        self._socket = _connect(place, answer_s)
+        self._frames = Frames()
+        self._mirrors = {word: _Mirror(place, self._path(f"{word}/").decode(), answer_s) for word in mirrored}
+        connections = [self._socket, *(mirror.socket for mirror in self._mirrors.values())]
+        # As those of torch's store do, they end with the last that holds this object.
+        self.close = weakref.finalize(self, _close, connections)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Give *key* a value."""
+        self._ask(Request.SET, self._path(key), value.encode() if isinstance(value, str) else value)
+
+    def get(self, key: str, limit_s: float = _GET_S) -> bytes:
+        """Return the value of *key*, once it has one.
+
+        Raises:
+            RendezvousLostError: it got none in time, or the store does not answer.
+        """
+        mirror = self._mirrors.get(key.partition("/")[0])
+        if mirror is not None:
+            return mirror.await_value(self._path(key).decode(), limit_s)
+        _, parts = self._ask(Request.GET, self._path(key), limit_s=limit_s)
+        return parts[0]
+
+    @property
+    def own_address(self) -> str:
+        """Address of this machine towards the store."""
+        return str(self._socket.getsockname()[0])
+
+    def add(self, key: str, number: int) -> int:
+        """Add *number* to the value of *key*, 0 at first, in one act; return the sum."""
+        _, parts = self._ask(Request.ADD, self._path(key), str(number).encode())
+        return int(parts[0])
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all *keys* have values, without waiting for any."""
+        asked = []
+        for key in keys:
+            mirror = self._mirrors.get(key.partition("/")[0])
+            if mirror is None:
+                asked.append(self._path(key))
+            elif mirror.value(self._path(key).decode()) is None:
+                return False
+        return not asked or self._ask(Request.CHECK, *asked)[0] == Answer.YES
+
+    def delete_key(self, key: str) -> bool:
+        """Remove *key*; return whether it was there."""
+        return self._ask(Request.DELETE, self._path(key))[0] == Answer.YES
+
+    def forget(self) -> None:
+        """Remove all keys below the place."""
+        self._ask(Request.FORGET, self._path(""))
+
+    def _path(self, key: str) -> bytes:
+        return f"{self._place.prefix}/{key}".encode()
+
+    def _ask(self, request: Request, *parts: bytes, limit_s: float | None = None) -> tuple[int, list[bytes]]:
+        with self._lock:
+            try:
+                self._socket.settimeout(limit_s or self._answer_s)
+                self._socket.sendall(frame(request, *parts))
+                while True:
+                    for answer in self._frames.take(_received(self._socket)):
+                        return answer
+            except (OSError, ValueError) as error:
+                # An answer that comes later would be taken for that to the next request.
+                self._socket.close()
+                raise _lost(self._place, error) from error
+
+
+class _Mirror:
+    """What the keys that begin with *prefix* hold, as far as the server has told."""
+
+    def __init__(self, place: RendezvousPlace, prefix: str, answer_s: float) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._values: dict[str, bytes] = {}
+        self._frames = Frames()
+        self.socket = _connect(place, answer_s)
+        self._is_whole = False
+        # Not `select.select`, which takes no descriptor above 1023.
+        self._poll = select.poll()
+        self._poll.register(self.socket, select.POLLIN)
+        try:
+            self.socket.sendall(frame(Request.WATCH, prefix.encode()))
+        except OSError as error:
+            self.socket.close()
+            raise _lost(place, error) from error
+        deadline = time.monotonic() + answer_s
+        while not self._is_whole:
+            self._follow(deadline - time.monotonic())
+            if time.monotonic() > deadline:
+                raise _lost(place, TimeoutError(f"no answer in {answer_s:g} s"))
+
+    def value(self, path: str) -> bytes | None:
+        """Return the value of *path*, if it has one."""
+        self._follow(0.0)
+        return self._values.get(path)
+
+    def await_value(self, path: str, limit_s: float) -> bytes:
+        """Return the value of *path* once it has one."""
+        deadline = time.monotonic() + limit_s
+        while (value := self.value(path)) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise _lost(self._place, TimeoutError(f"no {path} in {limit_s:g} s"))
+            self._follow(left)
+        return value
+
+    def _follow(self, limit_s: float) -> None:
+        """Take in what has been told, waiting at most *limit_s* seconds for the first of it."""
+        with self._lock:
+            try:
+                while self._poll.poll(max(0.0, limit_s) * 1000):
+                    for kind, parts in self._frames.take(_received(self.socket)):
+                        self._take(kind, parts)
+                    limit_s = 0.0
+            except (OSError, ValueError) as error:
+                raise _lost(self._place, error) from error
+
+    def _take(self, kind: int, parts: list[bytes]) -> None:
+        if kind == Answer.CHANGED:
+            self._values[parts[0].decode()] = parts[1]
+        elif kind == Answer.REMOVED:
+            self._values.pop(parts[0].decode(), None)
+        else:
+            self._is_whole = True
+
+
+def _connect(place: RendezvousPlace, answer_s: float) -> socket.socket:
+    """Return a connection to the store at *place*, which has said that it is one; tried again: a link may flap."""
+    deadline = time.monotonic() + min(answer_s, _CONNECT_S)
+    while True:
+        try:
+            return _connect_once(place, answer_s)
+        except OSError as error:
+            if time.monotonic() + _AGAIN_S > deadline:
+                raise _lost(place, error) from error
+            time.sleep(_AGAIN_S)
+
+
+def _connect_once(place: RendezvousPlace, answer_s: float) -> socket.socket:
+    with contextlib.ExitStack() as on_error:
+        connection = on_error.enter_context(
+            socket.create_connection((place.host, place.port), timeout=answer_s)
+        )
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.sendall(HELLO)
+        said = b""
+        while len(said) < len(HELLO) and HELLO.startswith(said):
+            said += _received(connection, len(HELLO) - len(said))
+        if said != HELLO:
+            raise RendezvousLostError(
+                f"what answers at {place.endpoint} is no store that this version of elasticflow can use"
+            )
+        on_error.pop_all()
+        return connection
+
+
+def _close(connections: list[socket.socket]) -> None:
+    for connection in connections:
+        connection.close()
+
+
+def _received(connection: socket.socket, most: int = 1 << 16) -> bytes:
+    data = connection.recv(most)
+    if not data:
+        raise ConnectionResetError("it has closed the connection")
+    return data
+
+
+def _lost(place: RendezvousPlace, error: Exception) -> RendezvousLostError:
+    return RendezvousLostError(f"the store at {place.endpoint} does not answer: {error}")

@@ -1,0 +1,70 @@
+"""What a run did, step by step: the record that two runs are compared by, and where it lies.
+
+A run that is asked to (`ELASTICFLOW_WITNESS` names a folder) keeps one file per generation there, written by rank 0
+alone: one JSON line for the state it began with and one after every finished step. A worker that is killed leaves at
+most a last line without its newline, which no reader takes in.
+
+Whoever asks may also have the run *held* after a step: rank 0 renames `hold-STEP` to `held-STEP` when it gets there and
+waits until that file is taken away, or its worker is asked to leave, or killed; whoever does that step again is not held. So what is done to a run
+is done at a step that is known, however short its steps are.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOLD = "hold-"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What there is after one finished step, or where a generation begins.
+
+    Attributes:
+        step: Finished optimizer steps.
+        samples: Samples trained on.
+        loss: Mean over the global batch of that step; None where a generation begins.
+        generation: Who recorded it.
+        world_size: Workers of that generation.
+        digests: CRC-32 of the bytes of each tensor, by name, and each plain number as text.
+    """
+
+    step: int
+    samples: int
+    loss: float | None
+    generation: int
+    world_size: int
+    digests: dict[str, str]
+
+    def line(self) -> bytes:
+        """Return the record as one line of its file."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def records_file(folder: Path, generation: int) -> Path:
+    """Return where a generation writes its records."""
+    return folder / f"g{generation:04d}.jsonl"
+
+
+def hold_file(folder: Path, step: int) -> Path:
+    """Return the file that has the run held after *step*."""
+    return folder / f"{HOLD}{step}"
+
+
+def held_file(folder: Path, step: int) -> Path:
+    """Return the file that says that the run is held after *step*."""
+    return folder / f"held-{step}"
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Return all records in the order they were written: steps that were redone come again."""
+    found = []
+    for path in sorted(folder.glob("g*.jsonl"), key=lambda path: int(path.stem[1:])):
+        lines = path.read_bytes().splitlines(keepends=True)
+        found += [Record(**json.loads(line)) for line in lines if line.endswith(b"\n")]
+    return found

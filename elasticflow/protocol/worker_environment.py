@@ -1,0 +1,24 @@
+"""What agent and workers agree on: environment variables, and the memory of heartbeats.
+
+The variables are read in `runtime/worker.py` only; set by the agent, by `torchrun.sh`, or by nobody (plain
+`python train.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+
+RUN_ID = "ELASTICFLOW_RUN_ID"  # also the mark by which every process of a run can be found
+RUN_FOLDER = "ELASTICFLOW_RUN_FOLDER"  # absolute path of runs/<job>/<run id>
+GENERATION = "ELASTICFLOW_GENERATION"  # number of the worker group, the same on every node
+NODE = "ELASTICFLOW_NODE"  # id of the node inside the launch
+RENDEZVOUS = "ELASTICFLOW_RENDEZVOUS"  # where the launch's keys are (`protocol/store_address.py`)
+NUMA = "ELASTICFLOW_NUMA"  # how torch binds a worker to the cores near its GPU, if it does
+WRITER = "ELASTICFLOW_WRITER"  # address of the node's snapshot writer
+FAILED_AT = "ELASTICFLOW_FAILED_AT"  # unix time of the failure this generation answers, if any
+HEARTBEAT_FD = "ELASTICFLOW_HEARTBEAT_FD"  # shared memory of the node's heartbeats: one slot per local rank
+WITNESS = "ELASTICFLOW_WITNESS"  # folder in which rank 0 records what every step made of the state
+
+HEARTBEAT = struct.Struct("<qq16s")  # beats, finished steps, phase
+HELD = struct.Struct("<q")  # right behind: newest step whose state this rank holds in memory; 0: none
+HEARTBEAT_SLOT = 64  # bytes per local rank: a cache line, so that ranks do not disturb each other

@@ -1,0 +1,1 @@
+"""From a position in the schedule to this rank's batches."""

@@ -1,0 +1,182 @@
+"""Datasets opened, and batches read in the schedule's order."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticflow import events
+from elasticflow.errors import DatasetError
+from elasticflow.runtime.data import dataset as datasets
+from elasticflow.runtime.data import overlap
+from elasticflow.runtime.data.loader_processes import Processes
+from elasticflow.runtime.data.sample_reader import Reader
+from elasticflow.runtime.data.step_plan import Plan
+from elasticflow.runtime.process import random_streams, stopping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    from elasticflow.runtime.data.index_schedule import Schedule
+    from elasticflow.runtime.data.step_plan import Read
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.position import Position
+
+
+def open_dataset(
+    me: Worker, build: Callable[[], Any], name: str, samples: int | None = None, *, apart_from: Any = None
+) -> Any:
+    """Return the dataset that *build* makes, checked, the same data on every rank. Collective: every rank.
+
+    Args:
+        me: This worker.
+        build: The job's factory.
+        name: What the dataset is called: `train` or `evaluation`.
+        samples: The length that the job file states.
+        apart_from: Training data that is to have none of its samples: where it has, one rank says so when the run
+            begins to train.
+
+    Raises:
+        DatasetError: it has no length or another one than *samples*, or the ranks opened different data.
+    """
+    dataset = build()
+    has_drawn = random_streams.has_drawn(me.seed, "data")
+    length = datasets.check(dataset, name, samples)
+    mark = datasets.fingerprint(dataset)
+    marks = me.gather_text(mark)
+    different = [rank for rank, other in enumerate(marks) if other != marks[0]]
+    if different:
+        raise DatasetError(
+            f"rank {different[0]} opened other data for `{name}` than rank 0: fingerprint {marks[different[0]]}, not {marks[0]}",
+            "make sure that every node sees the same files, and that what is drawn at random is drawn from random, numpy's "
+            "global generator or torch's: they begin in the same state on every rank, and generators without a seed do not",
+        )
+    me.fingerprints[name] = mark
+    if has_drawn:
+        me.drawn[name] = hasattr(dataset, "fingerprint")
+    if me.rank == 0:
+        source = datasets.source(dataset)
+        me.event(events.DATASET_OPENED, name=name, samples=length, fingerprint=mark, source=source)
+    if apart_from is not None and me.rank == 0:
+        me.at_beginning.append(partial(overlap.tell, me, apart_from, dataset))
+    me.reseed()
+    return dataset
+
+
+def prepare(me: Worker, fn: Callable[[], object]) -> None:
+    """Run *fn* once per node, before any rank of the node goes on. Collective: every rank."""
+    if me.local_rank == 0:
+        fn()
+    me.leave_untrained()  # waits for all
+    me.reseed()
+
+
+class Batch(NamedTuple):
+    """One step's samples, as far as this rank reads them.
+
+    Attributes:
+        samples: Samples of all ranks.
+        end: Position after the step.
+        model_keys: For each micro-batch, the seed under which the model runs; none for a rank without samples.
+        micro_batches: Yields (batch on the device, number of its samples); can be read once.
+    """
+
+    samples: int
+    end: Position
+    model_keys: list[int]
+    micro_batches: Iterator[tuple[Any, int]]
+
+
+class Loader:
+    """Reads this rank's part of every global batch.
+
+    Args:
+        me: This worker.
+        dataset: What `open_dataset` returned.
+        schedule: The order.
+        micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
+        processes: Loader processes; 0 reads in this process.
+        collate: Makes a batch of a list of samples; None for torch's.
+        shards: Virtual shards of each batch, read one by one; None: micro-batches.
+    """
+
+    def __init__(
+        self,
+        me: Worker,
+        dataset: Any,
+        schedule: Schedule,
+        micro_batch_size: int | None,
+        *,
+        processes: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        shards: int | None = None,
+    ) -> None:
+        self._me, self._processes, self._stays_here = me, processes, me.device.type == "cpu"
+        self._plan = Plan(
+            schedule, micro_batch_size, world_size=me.world_size, rank=me.rank, seed=me.seed, shards=shards
+        )
+        generators = None if processes else me.generators
+        self._dataset, self._reader = dataset, Reader(dataset, collate, me.seed, generators=generators)
+
+    def batches(self, position: Position) -> Iterator[Batch]:
+        """Yield the steps after *position* up to the schedule's end; none if all ranks leave already."""
+        if self._me.should_leave:
+            return
+        fetch = self._in_processes(position) if self._processes else None
+        for samples, end, reads, model_keys in self._plan.after(position):
+            yield Batch(samples, end, model_keys, self._micro_batches(reads, fetch))
+
+    def _micro_batches(self, reads: list[Read], fetch: Iterator[Any] | None) -> Iterator[tuple[Any, int]]:
+        if fetch is None:
+            return map(self._read, reads)
+        return ((self._placed(next(fetch)), len(indices)) for _, indices in reads)
+
+    def _read(self, read: Read) -> tuple[Any, int]:
+        place, indices = read
+        return self._placed(self._reader.read(place, indices)), len(indices)
+
+    def _placed(self, batch: Any) -> Any:
+        return batch if self._stays_here else to_device(batch, self._me.device)
+
+    def _in_processes(self, position: Position) -> Iterator[Any]:
+        reads = (read for step in self._plan.after(position) for read in step.reads)
+        is_cuda = self._me.device.type == "cuda"
+        wait = Wait(self._me)
+        return Processes(self._reader, self._dataset, reads, self._processes, pins_memory=is_cuda, wait=wait)
+
+
+class Wait:
+    """What a rank does while its loader processes keep it waiting for long: it says so, and leaves if asked to."""
+
+    def __init__(self, me: Worker) -> None:
+        self._me, self._phase = me, ""
+
+    def go_on(self) -> None:
+        """Called several times a second.
+
+        Raises:
+            Leaving: this rank was asked to leave.
+        """
+        me = self._me
+        if not self._phase:
+            self._phase = me.heartbeat.phase("data")
+        if me.vote.leave_wanted and me.vote.may_skip:
+            raise stopping.Leaving
+
+    def end(self) -> None:
+        """Called once data is there."""
+        self._me.heartbeat.phase(self._phase)
+        self._phase = ""
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Return a batch with everything in it that can be moved on *device*."""
+    if isinstance(value, dict):
+        return {key: to_device(item, device) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(to_device(item, device) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(to_device(item, device) for item in value)
+    return value.to(device, non_blocking=True) if hasattr(value, "to") else value

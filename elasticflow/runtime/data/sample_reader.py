@@ -1,0 +1,156 @@
+"""Samples read and made into batches, each under its own random stream.
+
+A sample is the same in a given epoch, whoever reads it: any rank, loader process, world size or batch size. To seed
+for every sample costs more than to read one of many datasets, so it is done for those that draw, and only the
+generators they draw from: that is seen as it happens, and what was read until then is read again, seeded.
+"""
+
+from __future__ import annotations
+
+from itertools import count, repeat
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import default_collate
+
+from elasticflow.runtime.data import notes
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process.random_streams import Draws, Generators
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+EVALUATION = 1  # what a dataset is used for, in the keys of its streams; 0: training
+
+
+class Reader:
+    """Reads batches of a dataset by place and indices.
+
+    What the dataset draws from random, numpy's global generator or torch's on the CPU depends on seed, epoch and
+    index alone; what *collate* draws, on the place and the number of the samples. Generators of a dataset's own are
+    its own business.
+
+    Args:
+        dataset: The dataset. If it has `__getitems__`, many samples are read at once, unless it draws.
+        collate: Makes a batch of a list of samples; None for torch's.
+        seed: Of the streams.
+        use: What the dataset is used for.
+        generators: This process's; None: the process that reads first makes its own.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any] | None,
+        seed: int,
+        *,
+        use: int = 0,
+        generators: Generators | None = None,
+    ) -> None:
+        self._dataset, self._collate, self._seed, self._use = dataset, collate or default_collate, seed, use
+        self._length = len(dataset)
+        self._many = getattr(dataset, "__getitems__", None)
+        self._is_careful = False
+        self._generators: Generators
+        self._each: Callable[[list[int]], Iterable[int]] = iter
+        if generators is not None:
+            self._adopt(generators)
+
+    def _adopt(self, generators: Generators) -> None:
+        self._generators = generators
+        self._is_careful = not generators.can_look
+        self._of_samples, self._of_collate = Draws(generators), Draws(generators)
+
+    def enter_process(self, each: Callable[[list[int]], Iterable[int]]) -> None:
+        """Read in this process from now on, which does nothing else; *each* yields the indices it is given."""
+        generators = Generators(self._seed, torch.device("cpu"))
+        generators.rest()
+        self._each = each
+        self._adopt(generators)
+
+    def read(self, place: int, indices: list[int]) -> Any:
+        """Return the batch of the samples *indices*, which stand at *place* of the stream and after it.
+
+        Raises:
+            Exception: what dataset or collate raise, with a note that names sample and dataset.
+        """
+        generators = self._generators
+        generators.before_data()
+        if not self._is_careful:
+            batch = self._collated(indices, self._read(indices))
+            if not generators.have_moved():
+                return batch
+            self._is_careful = True
+        while True:
+            generators.after_data()
+            samples = self._read_seeded(place, indices)
+            generators.after_data()
+            self._of_collate.seed(random_streams.batch_key(self._seed, place, len(indices), self._use))
+            batch = self._collated(indices, samples)
+            if not self._of_collate.are_more():
+                generators.after_data()
+                return batch
+
+    def _read_seeded(self, place: int, indices: list[int]) -> list[Any]:
+        draws = self._of_samples
+        if not draws:  # as far as is known, only collate draws
+            found = self._read(indices)
+            if not draws.are_more():
+                return found
+            self._generators.after_data()
+        return [
+            self._read_alone(at // self._length, index)
+            for at, index in zip(count(place), self._each(indices), strict=False)
+        ]
+
+    def _read_alone(self, epoch: int, index: int) -> Any:
+        draws, dataset, many = self._of_samples, self._dataset, self._many
+        while True:
+            draws.seed(random_streams.sample_key(self._seed, epoch, index, self._use))
+            try:
+                sample = dataset[index] if many is None else many([index])[0]
+            except Exception as error:
+                notes.of_sample(error, dataset, index)
+                raise
+            if not draws.are_more():
+                return sample
+
+    def _read(self, indices: list[int]) -> list[Any]:
+        if self._many is not None:
+            return self._read_at_once(indices)
+        found: list[Any] = []
+        try:
+            found.extend(map(getitem, repeat(self._dataset), self._each(indices)))
+        except Exception as error:
+            notes.of_sample(error, self._dataset, indices[len(found)])
+            raise
+        return found
+
+    def _read_at_once(self, indices: list[int]) -> list[Any]:
+        many = self._many
+        assert many is not None
+        next(iter(self._each(indices)))  # the first one stands for all
+        try:
+            found: list[Any] = many(indices)
+        except Exception as error:
+            self._note_culprit(error, indices)
+            raise
+        return found
+
+    def _note_culprit(self, error: Exception, indices: list[int]) -> None:
+        assert self._many is not None
+        for index in indices:
+            try:
+                self._many([index])
+            except Exception:  # noqa: BLE001  # whatever it is, the first error is raised
+                notes.of_sample(error, self._dataset, index)
+                return
+        notes.of_samples(error, self._dataset, indices)
+
+    def _collated(self, indices: list[int], samples: list[Any]) -> Any:
+        try:
+            return self._collate(samples)
+        except Exception as error:
+            notes.of_batch(error, self._dataset, indices, samples)
+            raise

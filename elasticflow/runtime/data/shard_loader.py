@@ -1,0 +1,270 @@
+"""Datasets that can only be read in order: opened as data shards, read into batches.
+
+Each rank reads some of the shards, always the same ones while a group lives. What a step takes of each shard follows
+from the position (`runtime/data/shard_schedule.py`), so ranks tell each other nothing but whether some shard may end in the next step:
+only then do they compare what their shards still have.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.utils.data import default_collate
+
+from elasticflow import events
+from elasticflow.errors import DatasetError
+from elasticflow.runtime.data.index_loader import Batch, Wait, to_device
+from elasticflow.runtime.data.index_schedule import split
+from elasticflow.runtime.data.shard_reader import Chunk, ShardReader, read_ahead, require_iterable
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process.stopping import Leaving, Stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from elasticflow.runtime.data.shard_schedule import Schedule
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.position import Position
+
+_LEAVING = "leaving"
+_TELL_EVERY = 10  # notes of samples passed, about a second apart
+
+
+class Shards(NamedTuple):
+    """A dataset that is read in data shards.
+
+    Attributes:
+        build: Called with `shard` and `shards`; returns what yields that shard's samples in order.
+        number: How many shards there are.
+        first: What it returned for shard 0, unread.
+    """
+
+    build: Callable[..., Any]
+    number: int
+    first: Any
+
+
+def open_shards(me: Worker, build: Callable[..., Any], name: str, shards: int) -> Shards:
+    """Return the dataset whose shards *build* makes. Collective: every rank.
+
+    No sample is read: its fingerprint is of the number of shards and of what shard 0 is, or says of itself.
+
+    Raises:
+        DatasetError: there are fewer shards than workers, or they cannot be iterated over.
+    """
+    if me.world_size > shards:
+        raise DatasetError(
+            f"{me.world_size} workers cannot share {shards} data shards",
+            "start fewer workers; a new run may set dataset.shards higher",
+        )
+    first = require_iterable(build(shard=0, shards=shards))
+    own = getattr(first, "fingerprint", None)
+    own = own() if callable(own) else own
+    mark = sha256(f"{shards} {_name(first)} {own}".encode()).hexdigest()[:16]
+    marks = me.gather_text(mark)
+    if set(marks) != {mark}:
+        rank = next(rank for rank, other in enumerate(marks) if other != marks[0])
+        raise DatasetError(
+            f"rank {rank} opened other data for `{name}` than rank 0: fingerprint {marks[rank]}, not {marks[0]}",
+            "make sure that every node sees the same files",
+        )
+    me.fingerprints[name] = mark
+    if me.rank == 0:
+        source = str(getattr(first, "source", None) or _name(first))
+        me.event(
+            events.DATASET_OPENED, name=name, samples=None, shards=shards, fingerprint=mark, source=source
+        )
+    me.reseed()
+    return Shards(build, shards, first)
+
+
+def _name(shard: Any) -> str:
+    if hasattr(shard, "gi_code"):  # a generator is called like its function
+        return str(shard.__qualname__)
+    return f"{type(shard).__module__}.{type(shard).__qualname__}"
+
+
+class Loader:
+    """Reads this rank's part of every global batch: samples of its own data shards.
+
+    Args:
+        me: This worker.
+        dataset: What `open_shards` returned.
+        schedule: What each step takes.
+        micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
+        processes: Loader processes, each of which reads whole shards; 0 reads in this process.
+        collate: Makes a batch of a list of samples; None for torch's.
+        virtual_shards: Of each batch, with exact consistency: each is a micro-batch, of its own data shards.
+    """
+
+    def __init__(
+        self,
+        me: Worker,
+        dataset: Shards,
+        schedule: Schedule,
+        micro_batch_size: int | None,
+        *,
+        processes: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        virtual_shards: int | None = None,
+    ) -> None:
+        self._me, self._dataset, self._schedule = me, dataset, schedule
+        self._micro_batch_size, self._processes = micro_batch_size, processes
+        self._collate = collate or default_collate
+        self._per_part = dataset.number // (virtual_shards or dataset.number)
+        self._parts = range(*split(dataset.number // self._per_part, me.world_size, me.rank))
+        self._is_exact = virtual_shards is not None
+
+    def batches(self, position: Position) -> Iterator[Batch]:
+        """Yield the steps after *position* up to the end, or till all ranks leave. Collective: every rank.
+
+        Raises:
+            DatasetError: *position* is of another number of shards, or a shard has fewer samples than were trained on.
+        """
+        me, schedule = self._me, self._schedule
+        if len(position.cursors) != self._dataset.number:
+            raise DatasetError(
+                f"the position is in {len(position.cursors)} data shards, and the dataset is read in {self._dataset.number}",
+                "go on with the dataset.shards that the run began with, or start a new run",
+            )
+        if me.should_leave:
+            return
+        supply = Supply(me, self._feeds(position))
+        live, is_plenty = [True] * self._dataset.number, False
+        while not schedule.is_end(position):
+            me.generators.before_data()
+            try:
+                step = schedule.next(position, live, supply, is_plenty=is_plenty)
+            except Leaving:
+                return  # on every rank: see `Supply.look`
+            position = step.end
+            pieces = self._pieces(supply.taken())
+            # Read before this step's vote, with which the ranks tell each other.
+            try:
+                is_short = not schedule.is_end(position) and not supply.has(schedule.wanted(position, live))
+            except Leaving:  # with that vote all ranks leave
+                is_short = True
+            me.generators.after_data()
+            me.vote.count_wanted = is_short
+            keys = [random_streams.model_key(me.seed, position.step, *key) for key, _ in pieces]
+            yield Batch(step.samples, position, keys, self._micro_batches(position.step, pieces))
+            is_plenty = not me.vote.count
+
+    def _feeds(self, position: Position) -> dict[int, Iterator[Chunk]]:
+        """Return where the samples of each own shard come from, in the order of their numbers."""
+        own = range(self._parts.start * self._per_part, self._parts.stop * self._per_part)
+        reader = ShardReader(
+            self._dataset.build,
+            self._dataset.number,
+            seed=self._me.seed,
+            size=-(-self._schedule.global_batch_size // self._dataset.number),
+            epochs=self._schedule.epochs,
+            opens_alike=self._me.random_version > 1,
+        )
+        feeds: dict[int, Iterator[Chunk]] = {}
+        number = min(self._processes, len(own)) or len(own)
+        for shards in (own[i::number] for i in range(number)):
+            chunks = reader.chunks(shards, position.epoch, position.cursors)
+            feed = chunks
+            if self._processes:
+                feed = read_ahead(chunks, self._dataset.first, Wait(self._me))
+            feeds |= dict.fromkeys(shards, feed)
+        return dict(sorted(feeds.items()))
+
+    def _pieces(self, taken: Mapping[int, list[Any]]) -> list[tuple[tuple[int, int], list[Any]]]:
+        """Return the micro-batches, each with what its random streams are keyed by besides seed and step."""
+        if self._is_exact:
+            shards = {part: range(part * self._per_part, (part + 1) * self._per_part) for part in self._parts}
+            return [((part, 0), [s for n in shards[part] for s in taken.get(n, ())]) for part in self._parts]
+        samples = [sample for shard in sorted(taken) for sample in taken[shard]]
+        most = self._micro_batch_size or len(samples) or 1
+        number = -(-len(samples) // most)
+        cuts = [split(len(samples), number, part) for part in range(number)]
+        return [((self._me.rank, part), samples[low:high]) for part, (low, high) in enumerate(cuts)]
+
+    def _micro_batches(
+        self, step: int, pieces: list[tuple[tuple[int, int], list[Any]]]
+    ) -> Iterator[tuple[Any, int]]:
+        me = self._me
+        for (first, second), samples in pieces:
+            batch = None
+            if samples:  # else a virtual shard whose data is used up
+                me.generators.before_data()
+                random_streams.seed_all(random_streams.batch_key(me.seed, step, first, second))
+                batch = self._collate(samples)
+                me.generators.after_data()
+            yield batch if me.device.type == "cpu" else to_device(batch, me.device), len(samples)
+
+
+class Supply:
+    """The samples of this rank's shards, some read ahead; see `cursors.Supply`.
+
+    Args:
+        me: This worker.
+        feeds: Where the samples of each own shard come from, by number, ascending; one feed may be several shards'.
+    """
+
+    def __init__(self, me: Worker, feeds: Mapping[int, Iterator[Chunk]]) -> None:
+        self._me, self._feeds = me, feeds
+        self._waiting: dict[int, deque[Any]] = {shard: deque() for shard in feeds}
+        self._ended: set[int] = set()
+        self._taken: dict[int, list[Any]] = {}
+        self._notes = 0
+
+    def look(self, wanted: Sequence[int]) -> list[int]:
+        """Return how many samples each shard still has, counted up to *wanted*. Collective: every rank.
+
+        Raises:
+            Leaving: some rank was asked to leave while it waited for samples. On every rank.
+        """
+        me = self._me
+        try:
+            mine = " ".join(str(self._count(shard, wanted[shard])) for shard in self._feeds)
+        except Leaving:
+            mine = _LEAVING
+        told = me.gather_text(mine)
+        if _LEAVING in told:
+            me.stopped = Stopped(None, told.index(_LEAVING))
+            raise Leaving
+        return [int(text) for of_rank in told for text in of_rank.split()]
+
+    def has(self, wanted: Sequence[int]) -> bool:
+        """True if this rank's shards have as many samples as *wanted*."""
+        counts = [self._count(shard, wanted[shard]) for shard in self._feeds]
+        return counts == [wanted[shard] for shard in self._feeds]
+
+    def take(self, counts: Sequence[int]) -> None:
+        """Make the next *counts* samples the step's."""
+        for shard, waiting in self._waiting.items():
+            if counts[shard]:
+                found = [waiting.popleft() for _ in range(counts[shard])]
+                self._taken.setdefault(shard, []).extend(found)
+
+    def turn(self) -> None:
+        """Begin the next epoch."""
+        self._ended.clear()
+
+    def taken(self) -> dict[int, list[Any]]:
+        """Return the step's samples of each shard, and forget them."""
+        found, self._taken = self._taken, {}
+        return found
+
+    def _count(self, shard: int, most: int) -> int:
+        waiting = self._waiting[shard]
+        while len(waiting) < most and shard not in self._ended:
+            self._receive(next(self._feeds[shard]))
+        return min(len(waiting), most)
+
+    def _receive(self, chunk: Chunk) -> None:
+        self._waiting[chunk.shard].extend(chunk.samples)
+        if chunk.is_end:
+            self._ended.add(chunk.shard)
+        if chunk.passed:
+            self._me.heartbeat.beat()
+            if self._me.vote.leave_wanted:  # the way to the cursor may be long
+                raise Leaving
+            if self._me.rank == 0 and self._notes % _TELL_EVERY == 0:
+                self._me.event(events.DATASET_PASSED, shard=chunk.shard, samples=chunk.passed)
+            self._notes += 1

@@ -1,0 +1,188 @@
+"""The samples of data shards, read in order from a cursor on, here or in loader processes."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import time
+from itertools import count, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.data._utils import worker as torch_worker
+
+from elasticflow.errors import DatasetError
+from elasticflow.runtime.data.loader_processes import Processes
+from elasticflow.runtime.process import random_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from elasticflow.runtime.data.loader_processes import Wait
+
+_TELL_EVERY_S = 1.0
+_USE = 2  # of random streams: 0 and 1 are datasets read by index
+
+
+class Chunk(NamedTuple):
+    """Some samples of a shard.
+
+    Attributes:
+        shard: Its number.
+        samples: The next ones.
+        is_end: The shard has no more in this epoch.
+        passed: Instead of samples: how many were read and left out so far, on the way to the cursor.
+    """
+
+    shard: int
+    samples: list[Any]
+    is_end: bool = False
+    passed: int = 0
+
+
+class ShardReader:
+    """Reads data shards.
+
+    What a shard draws from random, numpy's global generator or torch's on the CPU depends on seed, epoch, shard and
+    the sample's number alone, also where it is only passed on the way to a cursor: shards may shuffle. What it draws
+    before its first sample does not depend on the shard: files may be shuffled and every n-th taken.
+
+    Args:
+        build: Called with `shard` and `shards` at the beginning of each epoch; returns the shard's samples.
+        shards: How many there are.
+        seed: Of the random streams.
+        size: Samples of a chunk.
+        epochs: Passes over the data, None: without end.
+        opens_alike: What a shard draws before its first sample is the same in every shard; of runs that older
+            versions began it is not.
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., Any],
+        shards: int,
+        *,
+        seed: int,
+        size: int,
+        epochs: int | None,
+        opens_alike: bool = True,
+    ) -> None:
+        self._build, self._shards, self._seed = build, shards, seed
+        self._size, self._epochs = size, epochs
+        self._opens_alike = opens_alike
+
+    def chunks(self, numbers: Sequence[int], epoch: int, cursors: Sequence[int]) -> Iterator[Chunk]:
+        """Yield the samples of the shards *numbers* after their cursors, in turns, epoch after epoch.
+
+        Raises:
+            DatasetError: a shard cannot be iterated over, or ends before its cursor.
+        """
+        for now in count(epoch) if self._epochs is None else range(epoch, self._epochs):
+            turns = [self._of_shard(shard, now, cursors[shard] if now == epoch else 0) for shard in numbers]
+            while turns:
+                for each in list(turns):
+                    chunk = next(each)
+                    yield chunk
+                    if chunk.is_end:
+                        turns.remove(each)
+
+    def _of_shard(self, shard: int, epoch: int, cursor: int) -> Iterator[Chunk]:
+        self._reseed(shard, epoch, 0)  # opened in the same state wherever it is read from
+        samples, number = self._opened(shard, epoch, cursor)
+        told = time.monotonic()
+        for passed in range(number, cursor):
+            self._reseed(shard, epoch, passed)
+            if next(samples, self) is self:
+                raise DatasetError(
+                    f"data shard {shard} ended after {passed} samples, and {cursor} of it had been trained on",
+                    "a shard must have the same samples in the same order each time it is read",
+                )
+            if time.monotonic() - told > _TELL_EVERY_S:
+                yield Chunk(shard, [], passed=passed + 1)
+                told = time.monotonic()
+        found: list[Any] = []
+        for place in count(cursor):
+            self._reseed(shard, epoch, place)
+            try:
+                found.append(next(samples))
+            except StopIteration:
+                break
+            if len(found) == self._size:
+                yield Chunk(shard, found)
+                found = []
+        yield Chunk(shard, found, is_end=True)
+
+    def _opened(self, shard: int, epoch: int, cursor: int) -> tuple[Iterator[Any], int]:
+        """Return the samples of a shard, and how many of them are left out already."""
+        found, passed = require_iterable(self._build(shard=shard, shards=self._shards)), 0
+        _tell_epoch(found, epoch)
+        skip = getattr(found, "skip", None)
+        if cursor and callable(skip):
+            found, passed = skip(cursor), cursor
+            _tell_epoch(found, epoch)
+        return iter(found), passed
+
+    def _reseed(self, shard: int, epoch: int, number: int) -> None:
+        is_opening = number == 0 and self._opens_alike
+        use = _USE + (self._shards if is_opening else shard)
+        random_streams.seed_all(random_streams.sample_key(self._seed, epoch, number, use))
+
+
+def require_iterable(found: Any) -> Any:
+    """Return *found*, the samples of a shard.
+
+    Raises:
+        DatasetError: it cannot be iterated over.
+    """
+    if not hasattr(found, "__iter__"):
+        kind = type(found).__name__
+        raise DatasetError(
+            f"dataset.entry returned a {kind} for a data shard, which has no __iter__",
+            "return what yields the samples of that shard in order; leave dataset.shards out if it is read by index",
+        )
+    return found
+
+
+def _tell_epoch(found: Any, epoch: int) -> None:
+    set_epoch = getattr(found, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(epoch)
+
+
+def read_ahead(chunks: Iterator[Chunk], shard: Any, wait: Wait) -> Iterator[Chunk]:
+    """Return *chunks* as a process of its own reads them, which starts now; errors name the class of *shard*."""
+    there: Any = _There(chunks)
+    return map(pickle.loads, Processes(there, shard, repeat((0, [])), 1, pins_memory=False, wait=wait))
+
+
+class _There:
+    """What a loader process reads with: each read gives the next chunk, whatever it asks for.
+
+    As bytes: tensors that torch sends itself take a file descriptor each.
+    """
+
+    def __init__(self, chunks: Iterator[Chunk]) -> None:
+        self._chunks = chunks
+
+    def enter_process(self, _: object) -> None:
+        # Datasets that find themselves in a loader process of torch read a part only; which part is decided here.
+        torch_worker._worker_info = None  # noqa: SLF001  # no public way
+
+    def read(self, _place: int, _indices: list[int]) -> bytes:
+        packed = io.BytesIO()
+        _Pickler(packed, protocol=5).dump(next(self._chunks, None))  # past the end nobody waits for it
+        return packed.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Packs a tensor's own elements: as torch does it, a row of a large table would take the table along."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+            return NotImplemented
+        flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        return _unpacked, (flat.numpy(), value.dtype, value.shape)
+
+
+def _unpacked(flat: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return torch.from_numpy(flat).view(dtype).reshape(shape)

@@ -1,0 +1,155 @@
+"""Which samples a rank reads in which step, worked out ahead for many steps at a time.
+
+A step of training leaves the caches cold, so that every line of Python between two steps costs several times
+what it costs in a loop of its own: whatever can be known ahead is worked out here.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from elasticflow.runtime.data.index_schedule import Schedule, split
+from elasticflow.runtime.process import random_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.runtime.process.position import Position
+
+_SAMPLES_AHEAD = 4096  # numpy's cost per call is shared out, and still no step waits long for it
+_MOST_STEPS_AHEAD = 128
+
+
+Read = tuple[int, list[int]]
+"""Samples that make a batch: the first one's place in the endless stream, and the indices of all."""
+
+
+class Step(NamedTuple):
+    """One step, as far as one rank takes part.
+
+    Attributes:
+        samples: Samples of all ranks.
+        end: Position after the step.
+        reads: For each micro-batch, what is read.
+        model_keys: For each micro-batch, the seed under which the model runs.
+    """
+
+    samples: int
+    end: Position
+    reads: list[Read]
+    model_keys: list[int]
+
+
+class Piece(NamedTuple):
+    """Samples of a batch that are read and run together.
+
+    Attributes:
+        key: What the model's random streams are keyed by, besides seed and step: rank and micro-batch, or the virtual
+            shard.
+        low: Its first sample, counted from the batch's first.
+        high: Where it ends.
+    """
+
+    key: tuple[int, int]
+    low: int
+    high: int
+
+
+class Plan:
+    """The steps of one rank.
+
+    Args:
+        schedule: The order.
+        micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
+        world_size: Ranks that share a batch.
+        rank: This one.
+        seed: Of the random streams.
+        shards: Virtual shards of a batch; None: each rank's part is cut into micro-batches.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        micro_batch_size: int | None,
+        *,
+        world_size: int,
+        rank: int,
+        seed: int,
+        shards: int | None = None,
+    ) -> None:
+        self._schedule, self._seed = schedule, seed
+        mine = max(1, schedule.global_batch_size // world_size)
+        self._ahead = min(_MOST_STEPS_AHEAD, max(1, _SAMPLES_AHEAD // mine))
+        size = schedule.global_batch_size
+
+        def pieces(count: int) -> list[Piece]:
+            if shards is not None:
+                return shard_pieces(count, size, shards, world_size, rank)
+            return rank_pieces(count, size, micro_batch_size, world_size, rank)
+
+        self._pieces = lru_cache(maxsize=8)(pieces)  # nearly all batches have one size
+
+    def after(self, position: Position) -> Iterator[Step]:
+        """Yield the steps after *position* up to the schedule's end."""
+        batches = _batches_after(self._schedule, position)
+        while chunk := list(islice(batches, self._ahead)):
+            yield from self._planned(chunk)
+
+    def _planned(self, chunk: list[tuple[int, int, Position]]) -> list[Step]:
+        planned = [(offset, count, end, self._pieces(count)) for offset, count, end in chunk]
+        places = [
+            np.arange(offset + pieces[0].low, offset + pieces[-1].high, dtype=np.int64)
+            for offset, _, _, pieces in planned
+            if pieces
+        ]
+        samples = self._schedule.indices(np.concatenate(places)).tolist() if places else []
+        steps, begin = [], 0
+        for offset, count, end, pieces in planned:
+            reads, keys = [], []
+            for (first, second), low, high in pieces:
+                reads.append((offset + low, samples[begin : begin + high - low]))
+                keys.append(random_streams.model_key(self._seed, end.step, first, second))
+                begin += high - low
+            steps.append(Step(count, end, reads, keys))
+        return steps
+
+
+def rank_pieces(
+    count: int, full: int, micro_batch_size: int | None, world_size: int, rank: int
+) -> list[Piece]:
+    """Return the micro-batches of *rank* in a batch of *count* samples, where a full one has *full*.
+
+    A last, small batch goes to fewer ranks, two samples each: BatchNorm refuses a single one.
+    """
+    ranks = world_size
+    if count < full and count < 2 * world_size:
+        ranks = max(1, count // 2)
+    if rank >= ranks:
+        return []
+    low, high = split(count, ranks, rank)
+    if low == high:  # more ranks than samples
+        return []
+    parts = -(-(high - low) // micro_batch_size) if micro_batch_size else 1
+    cuts = [split(high - low, parts, part) for part in range(parts)]
+    return [Piece((rank, part), low + begin, low + end) for part, (begin, end) in enumerate(cuts)]
+
+
+def shard_pieces(count: int, full: int, shards: int, world_size: int, rank: int) -> list[Piece]:
+    """Return the virtual shards of *rank* that have samples, in a batch of *count*, where a full one has *full*.
+
+    A last, small batch fills only as many shards as it can fill as a full one does. Which samples a shard has does
+    not depend on the world size.
+    """
+    filled = shards if count == full else max(1, count * shards // full)
+    low, high = split(shards, world_size, rank)
+    return [Piece((shard, 0), *split(count, filled, shard)) for shard in range(low, min(high, filled))]
+
+
+def _batches_after(schedule: Schedule, position: Position) -> Iterator[tuple[int, int, Position]]:
+    for _ in range(schedule.remaining(position)):
+        offset, count, position = schedule.batch(position)
+        yield offset, count, position

@@ -1,0 +1,1 @@
+"""The child process of `validate --deep`."""

@@ -1,0 +1,197 @@
+"""A probe's look at a job's data: opened, two samples read, a batch made of them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import default_collate
+
+from elasticflow.errors import DatasetError
+from elasticflow.runtime.data import dataset as datasets
+from elasticflow.runtime.data import notes, overlap
+from elasticflow.runtime.data.shard_reader import require_iterable
+from elasticflow.runtime.deep.report import BrokenError
+from elasticflow.runtime.process import random_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from elasticflow.runtime.deep.report import Report
+
+_OVERLAP_LIMIT_S = 5.0  # of --deep, for samples of the evaluation looked up in the training data
+_QUICK_S = 2.0  # what opens faster is opened again, to see that it is the same data
+
+
+class Data:
+    """The data of one table of the job file.
+
+    Args:
+        report: Where problems go.
+        code: The job's train.py as a module.
+        job: Its tables.
+        table: Which one: `dataset` or `evaluation`.
+        most: Samples of the batch, at least 2; of data in shards the first ones.
+
+    Attributes:
+        num_samples: Of the batch.
+    """
+
+    def __init__(
+        self, report: Report, code: ModuleType, job: dict[str, Any], table: str, *, most: int = 2
+    ) -> None:
+        self._most, self.num_samples = most, 0
+        self._report, self._code, self._job, self._table = report, code, job, table
+        self._is_training = table == "dataset"
+        self._entry = f"{table}.entry"
+        self._args = f"{table}.args" if job[table]["args"] else self._entry
+        self._dataset: Any = None
+
+    def batch(self) -> Any:
+        """Return a batch of the first and the last sample and some between, or of the first ones of data shard 0.
+
+        Raises:
+            BrokenError: there is none; why was told.
+        """
+        shards = self._job["dataset"]["shards"] if self._is_training else None
+        if shards is not None:
+            return self._collated(*self._of_shard(shards))
+        build = self._code.build_dataset if self._is_training else self._code.build_evaluation_dataset
+        began = time.monotonic()
+        self._dataset = dataset = self._opened(build)
+        is_quick = time.monotonic() < began + _QUICK_S
+        length = self._length(dataset)
+        indices = sorted({n * (length - 1) // (self._most - 1) for n in range(self._most)})
+        batch = self._collated(dataset, indices, [self._sample(dataset, index) for index in indices])
+        if is_quick:
+            self._require_the_same_again(build)
+        return batch
+
+    def require_apart_from(self, training: Data) -> None:
+        """Tell if samples of this dataset are in the training data; both have been looked at.
+
+        Raises:
+            BrokenError: some are, or one cannot be read; told.
+        """
+
+        def look() -> overlap.Overlap:
+            return overlap.compare(training._dataset, self._dataset, _OVERLAP_LIMIT_S)
+
+        doing = "looking up samples of evaluation in the training data"
+        found = self._report.call("sample", self._entry, doing, look)
+        if found.is_leak:
+            remedy = (
+                "split the data once, with the same seed for both parts, or name data that is held back;\n"
+                'if that is meant, say so with evaluation.overlap = "allowed"'
+            )
+            self._report.refuse("overlap", self._entry, DatasetError(found.text(), remedy))
+        if found.is_natural:
+            self._report.note(f"{found.text()}; {found.doubt}, so whether that is a leak cannot be told")
+        elif found.found:
+            self._report.note(found.text())
+        elif found.doubt:
+            text = "whether evaluation samples are in the training data cannot be told for sure: "
+            self._report.note(f"{text}{found.doubt}")
+
+    def _require_the_same_again(self, build: Callable[[], Any]) -> None:
+        def marks() -> tuple[str, str]:
+            return datasets.fingerprint(self._dataset), datasets.fingerprint(build())
+
+        once, again = self._report.call("factory", self._args, f"opening {self._table} again", marks)
+        if once != again:
+            message = f"{self._table}.entry returns other data when it is called again, as every worker and every restart does"
+            remedy = (
+                "draw from random, numpy's global generator or torch's, which begin in the same state at each call,\n"
+                "or give a generator of your own a seed: default_rng(0), train_test_split(seed=0)"
+            )
+            self._report.problem("other_data", self._entry, DatasetError(message, remedy))
+
+    def _opened(self, build: Callable[[], Any]) -> Any:
+        report, doing = self._report, f"opening {self._table}"
+        prepare = self._job["dataset"]["prepare"]
+        if prepare is None:
+            return report.call("factory", self._args, doing, build)
+        report.doing(doing, self._args)
+        try:
+            return build()
+        except Exception as error:
+            why = f"{self._table} cannot be opened here ({type(error).__name__}: {error})"
+            remedy = f"{prepare} was not called, since it may download: run it by hand, and check again"
+            report.warn("unknown", self._args, f"{why}, perhaps since dataset.prepare has not run", remedy)
+            raise BrokenError from error
+
+    def _length(self, dataset: Any) -> int:
+        report, table = self._report, self._job["dataset"]
+        name = "train" if self._is_training else self._table
+        length = report.call(
+            "result",
+            self._entry,
+            f"counting the samples of {self._table}",
+            lambda: datasets.check(dataset, name, None),
+        )
+        if not self._is_training:
+            report.learnt(evaluation_samples=length)
+            return length
+        report.learnt(samples=length)
+        try:
+            datasets.check(dataset, name, table["samples"])
+        except DatasetError as error:
+            report.problem("length", "dataset.samples", error)
+        size = table["global_batch_size"]
+        if table["tail"] == "drop" and length < size:
+            message = f"no step is ever made: an epoch has {length} samples, a batch {size}, and the tail is dropped"
+            remedy = 'use a smaller batch, or tail = "spill" or "short"'
+            report.problem("length", "dataset.global_batch_size", DatasetError(message, remedy))
+        return length
+
+    def _sample(self, dataset: Any, index: int) -> Any:
+        def read() -> Any:
+            random_streams.seed_all(index)
+            try:
+                many = getattr(dataset, "__getitems__", None)
+                return dataset[index] if many is None else many([index])[0]
+            except Exception as error:
+                notes.of_sample(error, dataset, index)
+                raise
+
+        doing = f"reading sample {index} of {self._table}"
+        return self._report.call("sample", self._entry, doing, read)
+
+    def _of_shard(self, shards: int) -> tuple[Any, list[int], list[Any]]:
+        report, build = self._report, self._code.build_dataset
+        opened = report.call(
+            "factory", self._args, "opening data shard 0", lambda: build(shard=0, shards=shards)
+        )
+        shard = report.call("result", self._entry, "opening data shard 0", lambda: require_iterable(opened))
+        random_streams.seed_all(0)
+        samples = report.call(
+            "sample", self._entry, "reading data shard 0", lambda: list(itertools.islice(shard, self._most))
+        )
+        if not samples:
+            report.note("data shard 0 has no samples")
+            raise BrokenError
+        return shard, list(range(len(samples))), samples
+
+    def _collated(self, dataset: Any, indices: list[int], samples: list[Any]) -> Any:
+        self.num_samples = len(samples)
+        report, own, loss = self._report, self._job["dataset"]["collate"], self._job["model"]["loss"]
+        collate = self._code.collate if own else default_collate
+        key = "dataset.collate" if own else self._entry
+
+        def make() -> Any:
+            try:
+                return collate(samples)
+            except Exception as error:
+                notes.of_batch(error, dataset, indices, samples)
+                raise
+
+        if self._is_training:
+            report.learnt(sample=notes.form(samples[0]))
+        batch = report.call("collate", key, f"making a batch of {self._table}", make)
+        if loss is not None and not (isinstance(batch, list | tuple) and len(batch) == 2):
+            message = f"model.loss is called on batches of (inputs, targets), and a batch of {self._table} is {notes.form(batch)}"
+            remedy = "let samples be (input, target), or use model.step instead of model.loss"
+            report.refuse("collate", key, DatasetError(message, remedy))
+        return batch

@@ -1,0 +1,146 @@
+"""A probe's restart: what the next step would be without, had the process died after the last one.
+
+What was trained one step is captured, and takes another step. Everything is built anew, gets what was captured, and takes
+the same step. Whatever can be reached from optimizer, schedule and included objects and is not the same then, or a weight
+that is not, was lost. A cache that is filled again is the same; what differs between two such restarts (a clock) is no
+state.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from elasticflow import StopTraining
+from elasticflow.errors import StateError
+from elasticflow.runtime.deep.report import BrokenError
+from elasticflow.runtime.deep.state import build, included, key_of
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.snapshot import reachable, unsaved
+from elasticflow.runtime.state.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from elasticflow.runtime.deep.report import Report
+    from elasticflow.runtime.deep.state import Trained
+    from elasticflow.runtime.snapshot.unsaved import Mark
+
+Saved = tuple[Any, dict[str, Tensor], dict[str, str]]
+"""JSON, tensors by key, and how those that are not contiguous lie."""
+Marks = tuple[dict[str, "Mark"], dict[str, "Mark"]]
+"""Of everything, by path: before a step, and after it."""
+
+_MODEL = "model."
+_INCLUDE = "include."
+
+
+def check(
+    report: Report, code: ModuleType, job: dict[str, Any], trained: Trained, step: Callable[[Trained], None]
+) -> None:
+    """Tell what a restart would lose; *step* trains one on the same batch each time."""
+    report.doing("going on after a restart", "optimizer.entry")
+    include = included(report, job)
+    state = _state(trained, include)
+    try:
+        saved = _saved(state)
+    except StateError:
+        return  # `probe_state.count` tells it
+    try:
+        expected = _around_a_step(state, job, trained, step)
+        found = _restarted(report, code, job, saved, include, step)
+        lost = _lost(expected, found, job["snapshots"]["ignore"])
+        if any(not path.startswith(_INCLUDE) for path in lost):
+            again = _restarted(report, code, job, saved, include, step)
+            lost = [
+                path for path in lost if path.startswith(_INCLUDE) or found[1].get(path) == again[1].get(path)
+            ]
+    except (BrokenError, StopTraining):
+        return
+    except StateError as error:
+        report.problem("state", key_of(error.message), error)
+        return
+    except Exception as error:  # noqa: BLE001  # the job's own code, or too little memory for a second model
+        report.note(f"a restart could not be tried: {type(error).__name__}: {error}")
+        return
+    # What was the same before that step, and is not after it, was misled by something else.
+    hidden = [path for path in lost if expected[0].get(path) != found[0].get(path)]
+    weights = [path for path in lost if path.startswith(_MODEL)]
+    if hidden:
+        report.problem("restart", key_of(hidden[0]), unsaved.refusal(hidden))
+    elif weights:
+        report.problem("restart", "model.entry", _other_weights(weights[0]))
+
+
+def _state(trained: Trained, include: dict[str, Any]) -> State:
+    return State(
+        model=trained.model,
+        optimizers=trained.optimizer,
+        scheduler=trained.scheduler,
+        ema=trained.average,
+        include=include,
+    )
+
+
+def _saved(state: State) -> Saved:
+    captured = state.capture()
+    tensors = {key: tensor.detach().clone() for key, tensor in captured.tensors.items()}
+    return json.loads(json.dumps(captured.tree)), tensors, dict(captured.memory_formats)
+
+
+def _restarted(
+    report: Report,
+    code: ModuleType,
+    job: dict[str, Any],
+    saved: Saved,
+    include: dict[str, Any],
+    step: Callable[[Trained], None],
+) -> Marks:
+    random_streams.seed_all(job["job"]["seed"])
+    trained = build(report.quietly(), code, job)
+    trained.model.train()
+    state = _state(trained, include)
+    state.apply(copy.deepcopy(saved[0]), {key: t.clone() for key, t in saved[1].items()}, saved[2])
+    return _around_a_step(state, job, trained, step)
+
+
+def _around_a_step(
+    state: State, job: dict[str, Any], trained: Trained, step: Callable[[Trained], None]
+) -> Marks:
+    """Return what there is before another step, and after it."""
+    before = _marks(state)
+    random_streams.seed_all(job["job"]["seed"] + 1)
+    step(trained)
+    return before, _marks(state)
+
+
+def _marks(state: State) -> dict[str, Mark]:
+    model = state.model
+    names, outside = unsaved.names_of(model), unsaved.outside_of(model)
+    found = list(reachable.leaves(unsaved.roots_of(state), names, outside))
+    found += [reachable.Leaf(f"{_MODEL}{name}", p.detach()) for name, p in model.named_parameters()]
+    return unsaved.marks_of([leaf for leaf in found if not unsaved.is_scratch(leaf.path)])
+
+
+def _lost(expected: Marks, found: Marks, ignored: list[str]) -> list[str]:
+    return [
+        path
+        for path, mark in expected[1].items()
+        if found[1].get(path) != mark
+        and not unsaved.is_ignored(path, ignored)
+        and not (
+            path.startswith(_INCLUDE) and mark[0] == "number"
+        )  # may be a clock's: there is one object only
+    ]
+
+
+def _other_weights(path: str) -> StateError:
+    name = path.removeprefix(_MODEL)
+    return StateError(
+        f"the first step after a restart would give {name} other values: model or step depend on something that no snapshot holds",
+        "keep it in a buffer of the model, or in an object named in snapshots.include",
+    )

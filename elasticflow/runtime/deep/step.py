@@ -1,0 +1,158 @@
+"""A probe's step: one batch forward, backward and through the optimizer, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import math
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from elasticflow.runtime.deep import restart
+from elasticflow.runtime.deep.report import BrokenError
+from elasticflow.runtime.deep.state import moves_optimizers
+from elasticflow.runtime.training import loss_weights
+from elasticflow.runtime.training.ddp import AUTOCAST
+from elasticflow.runtime.training.loss import parse_loss
+from elasticflow.runtime.training.own_steps import reported_loss
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from elasticflow.runtime.deep.report import Report
+    from elasticflow.runtime.deep.state import Trained
+
+
+def train(
+    report: Report,
+    code: ModuleType,
+    job: dict[str, Any],
+    trained: Trained,
+    batches: dict[str, Any],
+    num_samples: int,
+) -> None:
+    """Make one step as train.py would with one worker, look at its loss, then measure the metrics on one batch.
+
+    *num_samples*: of the batch of `dataset`.
+
+    Raises:
+        BrokenError: something raised; told.
+    """
+    model = trained.model
+    key = "model.step" if job["model"]["step"] else "model.loss"
+    batch = batches["dataset"]
+    moves = moves_optimizers(code)
+    first = partial(_own_step, code, trained) if moves else partial(_gradients, code, job, model)
+
+    model.train()
+    model.zero_grad()
+    result, loss = report.call("step", key, "a training step", lambda: first(batch))
+    if isinstance(result, dict) and (unused := loss_weights.unused_keys(result)):
+        report.note(f"the training step's dict also holds {', '.join(unused)}, which nobody reads")
+    report.learnt(loss=repr(loss))
+    if not math.isfinite(loss):
+        what = f"the loss of the first step is {loss}"
+        report.warn("step", key, what, "look at the data and the initial weights")
+    if not moves:
+        _look_for_unused(report, job, model)
+        report.call("step", "optimizer.entry", "a step of the optimizer", lambda: _move(job, trained))
+    if trained.scheduler is not None:
+        report.call("step", "lr_scheduler.entry", "a step of the schedule", trained.scheduler.step)
+    again = partial(_step_again, code, job, batch)
+    restart.check(report, code, job, trained, again)
+    if not moves:
+        _look_at_weights(report, code, job, model, batch, num_samples)
+    if "evaluation" in batches:
+        _measure(report, code, job, model, batches["evaluation"])
+
+
+def _gradients(code: ModuleType, job: dict[str, Any], model: nn.Module, batch: Any) -> tuple[Any, float]:
+    """Leave the gradients of a batch in the parameters; return what the step returned, and its mean loss."""
+    with _precision(job):
+        result = code.training_step(model, batch)
+        loss, num_items = parse_loss(result)
+    if loss is None:  # a mean over no items
+        return result, 0.0
+    if num_items:
+        loss = loss / num_items
+    loss.backward()  # type: ignore[no-untyped-call]
+    return result, loss.item()
+
+
+def _own_step(code: ModuleType, trained: Trained, batch: Any) -> tuple[Any, float]:
+    """Have the job's step move the optimizers; return what it returned, and the loss it reports."""
+    result = code.training_step(trained.model, batch, trained.optimizer)
+    return result, reported_loss(result)
+
+
+def _move(job: dict[str, Any], trained: Trained) -> None:
+    if job["optimizer"]["clip_grad_norm"] is not None:
+        nn.utils.clip_grad_norm_(trained.model.parameters(), job["optimizer"]["clip_grad_norm"])
+    trained.optimizer.step()
+
+
+def _precision(job: dict[str, Any]) -> AbstractContextManager[Any]:
+    dtype = AUTOCAST.get(job["train"]["precision"])
+    return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
+
+
+def _look_at_weights(
+    report: Report, code: ModuleType, job: dict[str, Any], model: nn.Module, batch: Any, num_samples: int
+) -> None:
+    """Warn if the loss depends on how a batch is cut; after a step, since a last layer of noughts hides it."""
+    model.eval()
+    with torch.no_grad(), _precision(job):
+        dtype = AUTOCAST.get(job["train"]["precision"])
+        found = loss_weights.difference(None, model, code.training_step, batch, num_samples, dtype)
+    model.train()
+    if found is not None:
+        key = "model.step" if job["model"]["step"] else "model.loss"
+        report.warn("weights", key, f"{found}: it depends on the number of workers", loss_weights.REMEDY)
+
+
+def _step_again(code: ModuleType, job: dict[str, Any], batch: Any, trained: Trained) -> None:
+    """Train one more step; whatever the job's own code raises is not caught."""
+    trained.model.zero_grad()
+    if moves_optimizers(code):
+        _own_step(code, trained, copy.deepcopy(batch))
+    else:
+        _gradients(code, job, trained.model, copy.deepcopy(batch))
+        _move(job, trained)
+    if trained.scheduler is not None:
+        trained.scheduler.step()
+    if trained.average is not None:
+        trained.average.update_parameters(trained.model)
+
+
+def _look_for_unused(report: Report, job: dict[str, Any], model: nn.Module) -> None:
+    unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    if unused and not job["ddp"]["find_unused_parameters"] and job["train"]["consistency"] == "batch":
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        what = (
+            f"parameter {unused[0]}{more} got no gradient: DistributedDataParallel fails at the second step"
+        )
+        report.warn(
+            "step",
+            "model.entry",
+            what,
+            "set ddp.find_unused_parameters = true, or freeze what is not trained",
+        )
+
+
+def _measure(report: Report, code: ModuleType, job: dict[str, Any], model: nn.Module, batch: Any) -> None:
+    model.eval()
+    for name in job["evaluation"]["metrics"]:
+        fn = getattr(code, f"measure_{name}")
+
+        def measure(fn: Any = fn) -> float:
+            with torch.no_grad():
+                if job["model"]["loss"]:
+                    return float(fn(model(batch[0]), batch[1]))
+                return float(fn(model, batch))
+
+        with suppress(BrokenError):
+            report.call("step", f"evaluation.metrics.{name}", f"measuring {name}", measure)
+    model.train()

@@ -1,0 +1,262 @@
+"""This process as a member of its worker group: what train.py calls `me`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from elasticflow import StopTraining, events, logs
+from elasticflow.runtime.process import process_group, random_streams, stopping
+from elasticflow.runtime.process.step_log import Heartbeat, Progress
+from elasticflow.runtime.process.votes import Vote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TextIO
+
+    import torch
+    from torch import nn
+    from torch._C._distributed_c10d import Store
+
+    from elasticflow.runtime.process.identity import Identity
+    from elasticflow.runtime.process.position import AnySchedule, Position
+
+
+class StepRecorder(Protocol):
+    """Records what every step makes of the state (`runtime/replica_checks/trajectory.py`)."""
+
+    def begin(self, state: Any, position: Position) -> None:
+        """Record *state* at *position* and after each step from here on; rank 0."""
+
+
+class Worker:
+    """This process as a member of its worker group.
+
+    Attributes:
+        identity: How it was started and its place: rank, world size, node, folders.
+        device: Where the model lives.
+        store: Key-value store of all ranks, apart from the process group; None for a plain process.
+        seed: Of the data order and every random stream.
+        generation: Number of the worker group, the same on every rank.
+        fingerprints: Of the datasets opened, by name.
+        drawn: Datasets whose factory drew random numbers, by name; true: its fingerprint is its own, not of content.
+        random_version: Of the rules by which random states follow from the seed, as the run began with them.
+        generators: Random generators, seeded by key.
+        vote: What all ranks decide together at each step.
+        progress: Reports finished steps.
+        listen: Has signals ask this process to leave.
+        at_beginning: Called before the first step of a run, not where one goes on.
+        at_leave: Called by `leave`, in order, while the process group is alive.
+        autocast_dtype: Of mixed precision, or None.
+        is_exact: Its steps are to have the same bits at every world size.
+        has_told_weights: This process has said that the loss depends on how a batch is cut.
+        skipped_step: The last step's loss was not finite and the step was left out.
+        restored_from: Name of the snapshot this generation goes on from.
+        is_from_memory: It was held in memory, and need not be on the store.
+        started_at: Position at which this generation began to train.
+        at_first_step: Called by rank 0 after the first step of this generation.
+        witness: Records what every step made of the state, where somebody asked for it.
+        best: Best value of the metric that `evaluation.best` names, so far.
+        stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
+        stopped: Why all ranks take no further step, once they agreed to: training has ended, or they leave.
+        owes_evaluation: One was cut short, since all ranks leave; whoever goes on makes it.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        job: str,
+        job_digest: str,
+        seed: int,
+        device: torch.device,
+        generation: int,
+        log_level: str,
+    ) -> None:
+        self.identity, self.job, self.job_digest, self.seed, self.device = (
+            identity,
+            job,
+            job_digest,
+            seed,
+            device,
+        )
+        self.rank, self.local_rank = identity.rank, identity.local_rank
+        self.world_size, self.local_world_size = identity.world_size, identity.local_world_size
+        self.run_id, self.run_folder, self.node = identity.run_id, identity.run_folder, identity.node
+        self.generation = generation
+        self.store: Store | None = None
+        self.fingerprints: dict[str, str] = {}
+        self.drawn: dict[str, bool] = {}
+        self.random_version = random_streams.VERSION
+        self.generators = random_streams.Generators(seed, device)
+        self.vote = Vote()
+        self.stoppable = stopping.Stoppable(self.vote)
+        self.stopped: stopping.Stopped | None = None
+        self.owes_evaluation = False
+        self.at_beginning: list[Callable[[], None]] = []
+        self.at_leave: list[Callable[[], None]] = []
+        self.at_first_step: list[Callable[[], None]] = []
+        self.listen: Callable[[], None] = lambda: None
+        self.autocast_dtype: torch.dtype | None = None
+        self.is_exact = False
+        self.skipped_step = False
+        self.has_told_weights = False
+        self.best: float | None = None
+        self.restored_from: str | None = None
+        self.is_from_memory = False
+        self.started_at: Position | None = None
+        self.witness: StepRecorder | None = None
+        self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
+        self.progress = self._open_log(log_level)
+        self.log = logs.get_logger(logs.OURS)  # bound to the log opened before
+
+    @property
+    def should_leave(self) -> bool:
+        """True after the step at which all ranks agreed to leave, or to take no further one."""
+        return self.vote.leave or self.stopped is not None
+
+    def stop(self, reason: str) -> None:
+        """Have all ranks end training before the next step, and count as finished; for edited entry points."""
+        stopping.want(self.vote, StopTraining(reason))
+
+    def agree_to_stop(self) -> None:
+        """Know from here on whether any rank wants no further step, and why. Collective: every rank."""
+        self.stopped = stopping.agreed(self.gather_text(stopping.ballot(self.vote)))
+
+    @property
+    def leaves_untrained(self) -> bool:
+        """Whether this rank was asked to leave while nothing was trained that would have to be saved."""
+        return self.vote.leave_wanted and self.vote.may_leave_untrained
+
+    def leave_untrained(self) -> None:
+        """Return if no rank was asked to leave. Collective: every rank.
+
+        Raises:
+            Leaving: one was, for `worker.run`: nothing was trained, so there is nothing to save. On every rank.
+        """
+        if not self.all_true(not self.leaves_untrained):
+            raise stopping.Leaving
+
+    def event(self, event: str, *, level: str = "info", **fields: Any) -> None:
+        """Log an event of `elasticflow.events`."""
+        getattr(self.log, level)(event, **fields)
+
+    def phase(self, name: str) -> None:
+        """Say what this rank is doing, for whoever watches its heartbeat; see `Heartbeat`."""
+        self.heartbeat.phase(name)
+
+    def reseed(self) -> None:
+        """Put every random generator into one state on all ranks; each factory begins in one of its own."""
+        random_streams.seed_everything(self.seed)
+
+    def gather_text(self, text: str) -> list[str]:
+        """Return every rank's *text*, by rank. Collective: every rank."""
+        return process_group.gather_text(text, self.world_size)
+
+    def all_true(self, mine: bool) -> bool:
+        """True if *mine* is true on every rank. Collective: every rank."""
+        return process_group.all_true(mine, self.world_size)
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective: every rank."""
+        self.all_true(mine=True)
+
+    def start_training(
+        self, position: Position, schedule: AnySchedule, model: nn.Module, log_every: int
+    ) -> None:
+        """Begin training at *position*. Collective: every rank."""
+        self.listen()  # again: the model's or the dataset's code may have taken the signals for itself
+        self.leave_untrained()
+        left = schedule.remaining(position)  # None: nobody knows the data's length
+        if position.step == 0:
+            for action in self.at_beginning:
+                action()
+        self.at_beginning.clear()  # of what was opened for them nothing is kept
+        model.train()
+        self.started_at = position
+        self.generators.rest()
+        self.progress.start(position.step, log_every)
+        steps = None if left is None else position.step + left
+        if self.rank == 0:
+            samples, batch = schedule.samples, schedule.global_batch_size
+            if samples is not None and batch > samples:
+                facts = {"samples": samples, "batch": batch, "steps": steps}
+                self.event(events.DATASET_SMALLER_THAN_BATCH, level="warning", **facts)
+            self.event(
+                events.TRAINING_STARTED,
+                restored_from=self.restored_from,
+                from_memory=self.is_from_memory,
+                epoch=position.epoch,
+                samples=position.samples,
+                steps=steps,
+                device=str(self.device),
+                parameters=sum(p.numel() for p in model.parameters()),
+            )
+        self.phase("compile")  # until the first step is done: much happens in it for the first time
+
+    def watch_compiler(self) -> None:
+        """Be in phase compile whenever torch compiles something: that takes minutes, and happens again for new shapes."""
+        from torch._dynamo.callback import callback_handler  # imported by torch's optimizers anyway
+
+        before = ["compile"]
+
+        def begin(_: object) -> None:
+            before[0] = self.heartbeat.phase("compile")
+
+        def end(_: object) -> None:
+            self.heartbeat.phase(before[0])
+
+        callback_handler.register_start_callback(begin)
+        callback_handler.register_end_callback(end)
+
+    def _open_log(self, level: str) -> Progress:
+        stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))
+        streams, outputs = [stream], []
+        if self.rank == 0:
+            outputs.append(stream.fileno())
+            if self.identity.way != "launched":
+                streams.append(sys.stdout)
+                with suppress(OSError, ValueError):  # a stdout without a descriptor gets no step lines
+                    outputs.append(sys.stdout.fileno())
+        bound: dict[str, Any] = {
+            "job": self.job,
+            "run_id": self.run_id,
+            "generation": self.generation,
+            "node": self.node,
+            "rank": self.rank,
+            "world_size": self.world_size,
+        }
+        progress = Progress(self.heartbeat, outputs, bound, self._first_step)
+        self.at_leave.append(progress.flush)
+        # Has what logging uses: write and flush.
+        target = cast("TextIO", _InOrder(progress, streams))
+        logs.configure(target, level, events.SCHEMA, **bound, step=lambda: progress.number)
+        return progress
+
+    def _first_step(self, step: int) -> None:
+        self.phase("step")
+        if self.rank == 0:
+            failed_at = self.identity.failed_at
+            seconds = None if failed_at is None else round(time.time() - failed_at, 3)
+            self.event(events.TRAINING_FIRST_STEP, step=step, seconds_since_failure=seconds)
+        for action in self.at_first_step:
+            action()
+
+
+class _InOrder:
+    """The rank's log, and what a person looks at, as one text stream; step lines that wait go first."""
+
+    def __init__(self, progress: Progress, streams: list[TextIO]) -> None:
+        self._progress, self._streams = progress, streams
+
+    def write(self, text: str) -> int:
+        self._progress.flush()
+        for stream in self._streams:
+            stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        for stream in self._streams:
+            stream.flush()

@@ -1,0 +1,126 @@
+"""The exception that ends a worker, as the launcher's classes and as text."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+
+from elasticflow import StopTraining
+from elasticflow.errors import COLLECTIVE_MISMATCH, ElasticflowError, StorageError, WorkerError
+from elasticflow.protocol.store_address import RendezvousLostError
+
+# What gloo raises in the survivors of a dead rank: RuntimeErrors, told by where in gloo they come from.
+_GLOO = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "gloo/gloo")
+
+# What torch raises for tensors in main memory: a RuntimeError, told by its allocator's name.
+_NO_MEMORY = "DefaultCPUAllocator: "
+
+# Characters. An exception may show all the data it met.
+_LONGEST = 20_000
+
+# As it runs, and as `--deep` tries it out.
+_ENTRY_POINT = ("__main__", "train")
+
+# torch names its own constructor's arguments where the user has keys of a job file.
+_IN_OUR_WORDS = {
+    "Expected to have finished reduction in the prior iteration": (
+        "a parameter of the model got no gradient in the step before",
+        "if steps leave parameters out, set ddp.find_unused_parameters = true",
+    ),
+    "Expected to mark a variable ready only once": (
+        "a parameter of the model got its gradient twice in one backward",
+        "where blocks that share it are recomputed, use checkpoint(..., use_reentrant=False)",
+    ),
+}
+
+
+def classify(error: BaseException) -> str:
+    """Return the failure class that the restart budget counts *error* under."""
+    if isinstance(error, WorkerError):
+        return error.failure_class
+    if isinstance(error, StorageError):
+        return "storage"
+    if _is_out_of_memory(error):
+        return "oom"
+    if isinstance(error, OSError) and _is_of_snapshots(error):
+        return "storage"
+    if any(mark in _own_words(error) for mark in COLLECTIVE_MISMATCH):
+        return "user_error"
+    if isinstance(error, dist.DistError | RendezvousLostError):
+        return "peer"
+    if isinstance(error, RuntimeError) and any(mark in _own_words(error) for mark in _GLOO):
+        return "peer"
+    return "user_error"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    is_of_torch = type(error) is RuntimeError and _NO_MEMORY in _own_words(error)
+    return is_of_torch or isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+
+
+def _is_of_snapshots(error: OSError) -> bool:
+    """Return whether it comes from where snapshots lie, not from the job's own files: such a store may answer next time."""
+    names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name.startswith(("elasticflow.storage.storage", "elasticflow.storage")) for name in names)
+
+
+def describe(error: BaseException) -> str:
+    """Return the error in one line or two, without a traceback."""
+    if isinstance(error, ElasticflowError):
+        return str(error)
+    if isinstance(error, StopTraining):
+        return (
+            f"StopTraining was raised where the ranks cannot agree on it: {error}\n"
+            "  help: raise it from the training step, the dataset, the evaluation, a metric or the schedule"
+        )
+    for mark, (meaning, remedy) in _IN_OUR_WORDS.items():
+        if mark in _own_words(error):
+            return f"{type(error).__name__}: {meaning}\n  help: {remedy}"
+    told = shortened("".join(traceback.format_exception_only(error)).strip())
+    hint = _of_a_table(error)
+    return told if hint is None else f"{told}\n  help: {hint}"
+
+
+def _of_a_table(error: BaseException) -> str | None:
+    """Return what to write where a factory of the job took a table of the job file for an object with attributes."""
+    if not isinstance(error, AttributeError) or type(error.obj) is not dict:
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for caller, called in pairwise(frames):
+        # Where train.py calls a factory, what it gives is what the job file says.
+        if caller.f_globals.get("__name__") in _ENTRY_POINT and caller.f_code.co_name.startswith("build_"):
+            given = [name for name, value in called.f_locals.items() if value is error.obj]
+            if given:
+                name = given[0]
+                return (
+                    f"the job file gives `{name}` as a table, which is a dict; where an object is expected, name its "
+                    f'class: {name} = {{ entry = "module:Class", args = {{ ... }} }}'
+                )
+    return None
+
+
+def text(error: BaseException) -> str:
+    """Return the traceback, the innermost frame last."""
+    return "".join(traceback.format_exception(error))
+
+
+def shortened(text: str) -> str:
+    """Return *text* without its middle if it is long beyond reading."""
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
+
+
+def _own_words(error: BaseException) -> str:
+    """Return what *error* says; nothing if its own `__str__` fails, which must not hide that it was raised."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  whatever the job's own code raises
+        return ""

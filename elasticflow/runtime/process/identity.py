@@ -1,0 +1,87 @@
+"""Who this process is: facts from the environment, for each way a worker can be started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from elasticflow.protocol import worker_environment
+from elasticflow.protocol.store_address import RendezvousPlace
+from elasticflow.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+BY_HAND = "by-hand"
+
+Way = Literal["launched", "torchrun", "plain"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One worker's place in the run.
+
+    Attributes:
+        way: `launched` by our agent, started by `torchrun`, or `plain`: `python train.py`, one process.
+        generation: Number of the worker group; None if it is not known before it is claimed.
+        writer: Address of the node's snapshot writer, if one runs.
+        failed_at: Unix time of the failure this generation answers.
+        heartbeat_fd: Shared memory of the node's heartbeats.
+        rendezvous: Where the keys of our agent's launch are.
+        numa: How to bind this process to the cores near its GPU (torch's affinity mode); None: it is not bound, or is
+            already, by torchrun.
+    """
+
+    way: Way
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node: str
+    run_id: str
+    run_folder: RunFolder
+    generation: int | None
+    writer: str | None
+    failed_at: float | None
+    heartbeat_fd: int | None
+    rendezvous: RendezvousPlace
+    numa: str | None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], folder: Path) -> Identity:
+        """Return the identity that *environ* states; *folder* is where the entry point lies."""
+        way: Way = "plain"
+        if worker_environment.GENERATION in environ:
+            way = "launched"
+        elif "RANK" in environ and "WORLD_SIZE" in environ:
+            way = "torchrun"
+
+        def number(name: str, otherwise: int) -> int:
+            return otherwise if way == "plain" else int(environ.get(name, otherwise))
+
+        generation = environ.get(worker_environment.GENERATION)
+        failed_at = environ.get(worker_environment.FAILED_AT)
+        heartbeat_fd = environ.get(worker_environment.HEARTBEAT_FD)
+        return cls(
+            way=way,
+            rank=number("RANK", 0),
+            local_rank=number("LOCAL_RANK", 0),
+            world_size=number("WORLD_SIZE", 1),
+            local_world_size=number("LOCAL_WORLD_SIZE", 1),
+            node=environ.get(worker_environment.NODE) or environ.get("GROUP_RANK", "0"),
+            run_id=environ.get(worker_environment.RUN_ID) or BY_HAND,
+            run_folder=RunFolder((folder / environ.get(worker_environment.RUN_FOLDER, "")).absolute()),
+            generation=int(generation) if generation else None,
+            writer=environ.get(worker_environment.WRITER) or None,
+            failed_at=float(failed_at) if failed_at else None,
+            heartbeat_fd=int(heartbeat_fd) if heartbeat_fd else None,
+            rendezvous=_rendezvous(environ),
+            numa=environ.get(worker_environment.NUMA) or None,
+        )
+
+
+def _rendezvous(environ: Mapping[str, str]) -> RendezvousPlace:
+    if url := environ.get(worker_environment.RENDEZVOUS):
+        return RendezvousPlace.parse(url)
+    return RendezvousPlace(environ.get("MASTER_ADDR", "localhost"), int(environ.get("MASTER_PORT", "0")))

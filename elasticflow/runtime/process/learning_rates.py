@@ -1,0 +1,80 @@
+"""The learning rates of a step, one number or one by the name of each parameter group."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.optim import Optimizer
+
+    AnyOptimizers = Optimizer | Mapping[str, Optimizer] | Sequence[Optimizer]
+    """One optimizer, or several by name or number."""
+
+Rates = tuple[float, ...]
+"""One per parameter group, in the optimizers' order."""
+
+
+class LearningRates:
+    """Reads and writes down the rates of one optimizer's parameter groups, or of several optimizers'."""
+
+    def __init__(self) -> None:
+        self._keys: list[str] = []
+
+    def read(self, optimizers: AnyOptimizers) -> Rates:
+        """Return the rates that stand in the parameter groups now; NaN for a group without one."""
+        groups: list[dict[str, Any]] | None = getattr(optimizers, "param_groups", None)
+        if groups is not None:  # one optimizer; to ask for the type instead would take most of the time
+            if len(groups) == 1:
+                self._keys = []
+                return (_rate(groups[0]),)
+            if len(groups) != len(self._keys):
+                self._keys = [json.dumps(name) for name in _unique(list(map(_name, groups)))]
+            return tuple(map(_rate, groups))
+        several = cast("Mapping[str, Optimizer] | Sequence[Optimizer]", optimizers)
+        named = several.items() if isinstance(several, Mapping) else enumerate(several)
+        by_name = {str(name): one.param_groups for name, one in named}
+        rates = tuple(map(_rate, chain.from_iterable(by_name.values())))
+        if len(rates) != len(self._keys):
+            self._keys = [json.dumps(name) for name in _of_several(by_name)]
+        return rates
+
+    def json(self, rates: Rates) -> str:
+        """Return *rates*, which were read last, as JSON: a number if there is one group, else an object by name."""
+        if len(rates) != len(self._keys):
+            return _number(rates[0]) if rates else "null"
+        return "{" + ", ".join(map("{}: {}".format, self._keys, map(_number, rates))) + "}"
+
+
+def _of_several(by_name: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+    """Return the names `discriminator` of an optimizer's only group, `generator/decay` of one among several."""
+    names = []
+    for optimizer, groups in by_name.items():
+        own = _unique(list(map(_name, groups)))
+        names += [optimizer] if len(own) == 1 else [f"{optimizer}/{name}" for name in own]
+    return names
+
+
+def _name(group: dict[str, Any]) -> str | None:
+    found = group.get("name")
+    return found if isinstance(found, str) and found else None
+
+
+def _unique(names: list[str | None]) -> list[str]:
+    """Return each group's name; its number where it has none, or where another one has the same."""
+    return [
+        str(number) if name is None or names.count(name) > 1 else name for number, name in enumerate(names)
+    ]
+
+
+def _rate(group: dict[str, Any]) -> float:
+    return float(group.get("lr", math.nan))
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else "null"

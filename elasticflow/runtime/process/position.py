@@ -1,0 +1,52 @@
+"""Where training stands, and what says where it begins and ends."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class Position(NamedTuple):
+    """Where training stands after a number of finished steps.
+
+    Attributes:
+        step: Finished optimizer steps.
+        offset: Place in the endless stream of samples; `tail = "drop"` skips some.
+        epoch: Finished passes over the dataset.
+        samples: Samples trained on.
+        is_epoch_end: The last step reached or crossed an epoch's end.
+        cursors: Samples that each data shard has given in this epoch; see `runtime/data/shard_schedule.py`. None of a map-style dataset.
+    """
+
+    step: int
+    offset: int
+    epoch: int
+    samples: int
+    is_epoch_end: bool
+    cursors: tuple[int, ...] = ()
+
+    @property
+    def in_epoch(self) -> int:
+        """The pass that the last step was made in, from 1; of a step that crossed an epoch's end, the one it ended."""
+        return self.epoch + (not self.is_epoch_end)
+
+
+class AnySchedule(Protocol):
+    """What says where a run begins and ends: the `Schedule` of data read by index, in `runtime/data/index_schedule.py`, or of data shards."""
+
+    @property
+    def start(self) -> Position:
+        """Before the first step."""
+
+    @property
+    def samples(self) -> int | None:
+        """Length of the dataset; None if nobody knows."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per step."""
+
+    def is_end(self, position: Position) -> bool:
+        """True if no step is left after *position*."""
+
+    def remaining(self, position: Position) -> int | None:
+        """Return how many steps are left after *position*; None if nobody knows."""

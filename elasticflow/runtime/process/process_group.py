@@ -1,0 +1,162 @@
+"""Device, store and process group of a worker."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.rendezvous import rendezvous
+
+from elasticflow.protocol import key_store
+from elasticflow.protocol.store_address import is_here
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from torch._C._distributed_c10d import Store
+
+    from elasticflow.protocol.key_store import RemoteKeys
+    from elasticflow.runtime.process.identity import Identity
+
+# Under our agent a hang is noticed by its heartbeats; a collective's own limit would only end a slow evaluation.
+_TIMEOUT = {"launched": timedelta(hours=24), "torchrun": timedelta(hours=2)}
+_STORE_TIMEOUT = timedelta(minutes=5)
+# Where rank 0 serves the store of its generation's workers.
+_STORE = "store"
+
+
+def choose_device(identity: Identity) -> torch.device:
+    """Return this rank's GPU if the machine has one for every local rank, else the CPU.
+
+    This process runs on cores near its GPU afterwards, if `[torchrun] numa_binding` asks for it.
+    """
+    if identity.numa is not None:
+        _bind_to_cores(identity.numa, identity.local_rank)
+    if torch.cuda.is_available() and torch.cuda.device_count() >= identity.local_world_size:
+        device = torch.device("cuda", identity.local_rank)
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+def _bind_to_cores(mode: str, gpu: int) -> None:
+    """Do what torch's agent does for workers that it starts itself, and fails as it does where there is no GPU."""
+    from torch.numa import binding
+
+    options = binding.NumaOptions(binding.AffinityMode(mode))
+    binding._maybe_apply_numa_binding_to_current_process(gpu_index=gpu, numa_options=options)  # noqa: SLF001
+
+
+def set_threads(threads: int | None, local_world_size: int) -> None:
+    """Give this process *threads* CPU threads, or its share of the node's cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(threads or max(1, cores // local_world_size))
+
+
+def connect(identity: Identity) -> Store | None:
+    """Return the key-value store all ranks share; None for a plain process. Every rank.
+
+    Under our agent rank 0 serves it, anew in each generation: what a dead one left is never read, and neither the
+    supervisor nor the agents need torch. The launch's keys say where it is.
+    """
+    if identity.way == "plain":
+        return None
+    if identity.way == "torchrun":
+        store, _, _ = next(rendezvous("env://", timeout=_STORE_TIMEOUT))
+        return PrefixStore("elasticflow", store)
+    keys = key_store.connect(identity.rendezvous.under(f"run/{identity.generation}"))
+    if identity.rank == 0:
+        listener = _listen(identity)
+        host, port = listener.getsockname()[:2]
+        store = TCPStore(
+            "127.0.0.1" if ipaddress.ip_address(host).is_unspecified else host,
+            port,
+            is_master=True,
+            timeout=_STORE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        keys.set(_STORE, json.dumps([_own_address(identity, keys), port]))
+        return store
+    # As long as the process group would wait: rank 0 may take its time, and a hang is noticed by its heartbeats.
+    host, port = json.loads(keys.get(_STORE, _TIMEOUT["launched"].total_seconds()))
+    # Without an address of its own it is on the machine that serves the launch's keys.
+    host = host or identity.rendezvous.host
+    return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
+
+
+def announce(store: Store, environ: MutableMapping[str, str]) -> None:
+    """Have *environ* name the store that rank 0 serves: code of the job's own may look for it by `env://`."""
+    if isinstance(store, TCPStore):
+        environ.update({"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)})
+
+
+def _listen(identity: Identity) -> socket.socket:
+    """Return a listening socket on a free port: for this machine alone where all workers are on it."""
+    if identity.world_size == identity.local_world_size:
+        return socket.create_server(("127.0.0.1", 0), backlog=512)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=512, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=512)
+
+
+def _own_address(identity: Identity, keys: RemoteKeys) -> str | None:
+    """Return the address under which other workers reach this machine: the one it has towards the launch's keys.
+
+    None where that is the loopback and the host's name stands for no other address of this machine: others reach it
+    where they find the keys.
+    """
+    if identity.world_size == identity.local_world_size:
+        return "127.0.0.1"
+    if not ipaddress.ip_address(address := keys.own_address).is_loopback:
+        return address
+    # A host's name may stand for an address that only others know it by, or for one that it had once.
+    with suppress(OSError):
+        named = socket.gethostbyname(socket.gethostname())
+        if is_here(named) and not ipaddress.ip_address(named).is_loopback:
+            return named
+    return None
+
+
+def form(identity: Identity, store: Store, device: torch.device) -> None:
+    """Form the process group: gloo for CPU tensors, nccl for CUDA's. Collective: every rank."""
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        # A name of its own per generation: keys of a dead group would be taken for this one's.
+        store=PrefixStore(f"pg/{identity.generation}", store),
+        rank=identity.rank,
+        world_size=identity.world_size,
+        timeout=_TIMEOUT[identity.way],
+    )
+
+
+def gather_text(text: str, world_size: int) -> list[str]:
+    """Return every rank's *text*, by rank. Collective: every rank."""
+    if world_size == 1:
+        return [text]
+    data = text.encode()
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
+    dist.all_gather(sizes, torch.tensor([len(data)]))
+    longest = max(int(size) for size in sizes)
+    mine = torch.zeros(longest, dtype=torch.uint8)
+    mine[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+    found = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world_size)]
+    dist.all_gather(found, mine)
+    return [bytes(row[: int(size)].tolist()).decode() for row, size in zip(found, sizes, strict=True)]
+
+
+def all_true(mine: bool, world_size: int) -> bool:
+    """True if *mine* is true on every rank. Collective: every rank."""
+    if world_size == 1:
+        return mine
+    vote = torch.tensor([mine], dtype=torch.int32)
+    dist.all_reduce(vote, dist.ReduceOp.MIN)
+    return bool(vote.item())

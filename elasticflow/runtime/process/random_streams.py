@@ -1,0 +1,282 @@
+"""Random streams keyed by where they are used, so that no generator state exists to save."""
+
+from __future__ import annotations
+
+import random
+import sys
+from ctypes import c_uint64, string_at
+from hashlib import blake2b
+from struct import Struct, pack
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SAMPLE, _MODEL, _BATCH, _REST, _FACTORY = 1, 2, 3, 4, 5
+VERSION = 2  # of these rules, in snapshots; 1: a factory began where the one before had left the generators
+_pack = Struct("<5Q").pack
+
+_TRIAL = 0x1D4A62F9B7C835E0
+
+_seed_python = random.seed
+_seed_torch = torch.default_generator.manual_seed  # 1 us; torch.manual_seed takes 87
+
+
+def _seed_numpy(key: int) -> None:
+    # By other bits than torch's: both are Mersenne twisters, and would draw the same numbers.
+    np.random.seed(key >> 31)  # noqa: NPY002  # datasets draw from the global generator
+
+
+def seed_all(key: int) -> None:
+    """Seed what a dataset may draw from: random, numpy's global generator, torch's on the CPU."""
+    _seed_python(key)
+    _seed_numpy(key)
+    _seed_torch(key)
+
+
+def sample_key(seed: int, epoch: int, sample: int, use: int = 0) -> int:
+    """Return the seed under which *sample* is read in *epoch*; *use* tells datasets of one job apart."""
+    return _key(_SAMPLE, seed, epoch, sample, use)
+
+
+def batch_key(seed: int, place: int, count: int, use: int = 0) -> int:
+    """Return the seed under which a batch is made of *count* samples from *place* of the stream on."""
+    return _key(_BATCH, seed, place, count, use)
+
+
+def model_key(seed: int, step: int, rank: int, piece: int) -> int:
+    """Return the seed under which a rank runs the model on micro-batch *piece* of *step*."""
+    return _key(_MODEL, seed, step, rank, piece)
+
+
+def _key(*parts: int) -> int:
+    return int.from_bytes(blake2b(_pack(*parts), digest_size=8).digest(), "little") >> 1
+
+
+class _Generator:
+    """One of the global generators.
+
+    Attributes:
+        seed: Puts it into the state of a key.
+        word: Memory of it that changes with each draw.
+        rests: The word in the resting state.
+    """
+
+    __slots__ = ("rests", "seed", "word")
+
+    def __init__(self, seed: Callable[[int], object], word: c_uint64) -> None:
+        self.seed, self.word, self.rests = seed, word, 0
+
+
+class Generators:
+    """The global generators of one process, seeded by key.
+
+    For a forward, torch's always is. Seeding python's and numpy's takes 45 us in the middle of a step, and most jobs
+    draw from neither. So they rest in one known state until a forward or the optimizer draws from them, which two
+    reads of memory show, and are seeded by key from the next step on. In the step of the first draws each forward
+    draws from the resting state, at every world size alike, as long as `are_used` outlives a restart.
+
+    What a dataset draws is seen in the same way, against the same state; see `Draws`.
+
+    Args:
+        seed: Of the resting state.
+        device: Where the model draws.
+
+    Attributes:
+        are_used: The model or the optimizer draws from python's or numpy's, or nobody can tell.
+        python_numpy_torch: The generators a dataset may draw from.
+        can_look: Draws can be seen here.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._resting = _key(_REST, seed, 0, 0, 0)
+        self._seed_device: Callable[[int], object] | None = None
+        if device.type == "cuda":
+            self._seed_device = torch.cuda.default_generators[device.index or 0].manual_seed
+        words = _words_that_move()
+        self.can_look = words is not None
+        self.are_used = words is None
+        self._is_seen = False
+        seeds: tuple[Callable[[int], object], ...] = (_seed_python, _seed_numpy, _seed_torch)
+        self.python_numpy_torch = [
+            _Generator(seed, word) for seed, word in zip(seeds, words or (c_uint64(),) * 3, strict=True)
+        ]
+        self._python, self._numpy, self._torch = self.python_numpy_torch
+
+    def rest(self) -> None:
+        """Put all into the state that a step begins with; what was drawn until now is forgotten."""
+        for generator in self.python_numpy_torch:
+            generator.seed(self._resting)
+            generator.rests = generator.word.value
+        self._is_seen = False
+
+    def look(self) -> bool:
+        """Return `are_used`, which becomes true if a forward or the optimizer drew from python's or numpy's since `rest`."""
+        if not self.are_used and (self._is_seen or self._have_two_moved()):
+            self.are_used = True
+        return self.are_used
+
+    def seed_model(self, key: int) -> None:
+        """Seed what a forward draws from."""
+        _seed_torch(key)
+        if self._seed_device is not None:
+            self._seed_device(key)
+        if self.are_used:
+            _seed_python(key)
+            _seed_numpy(key)
+        elif self._have_two_moved():
+            self._is_seen = True
+            self._rest_two()
+
+    def before_data(self) -> None:
+        """Put all into the resting state, and remember if the model drew from python's or numpy's."""
+        _seed_torch(self._resting)
+        if self._have_two_moved():
+            self._is_seen = True
+            self._rest_two()
+
+    def after_data(self) -> None:
+        """Put all into the resting state; what a dataset drew says nothing about the model."""
+        _seed_torch(self._resting)
+        if self._have_two_moved():
+            self._rest_two()
+
+    def have_moved(self) -> bool:
+        """True if any was drawn from since it was put into the resting state."""
+        return self._torch.word.value != self._torch.rests or self._have_two_moved()
+
+    def _have_two_moved(self) -> bool:
+        python, numeric = self._python, self._numpy
+        return python.word.value != python.rests or numeric.word.value != numeric.rests
+
+    def _rest_two(self) -> None:
+        _seed_python(self._resting)
+        _seed_numpy(self._resting)
+
+
+class Draws:
+    """Which of the generators some code of the job draws from, found out as it does.
+
+    Those are seeded before each use of the code; the others rest. Used after a use of the code, `are_more` says
+    whether to do it again, seeded.
+    """
+
+    def __init__(self, generators: Generators) -> None:
+        all_of_them = generators.python_numpy_torch
+        self._resting = all_of_them if generators.can_look else []
+        self._seeds = [] if generators.can_look else [generator.seed for generator in all_of_them]
+
+    def __bool__(self) -> bool:
+        return bool(self._seeds)
+
+    def seed(self, key: int) -> None:
+        """Put those drawn from into the state of *key*."""
+        for seed in self._seeds:
+            seed(key)
+
+    def are_more(self) -> bool:
+        """True if generators were drawn from that were resting; from now on they are seeded."""
+        moved = [generator for generator in self._resting if generator.word.value != generator.rests]
+        if moved:
+            self._resting = [generator for generator in self._resting if generator not in moved]
+            self._seeds = [*self._seeds, *(generator.seed for generator in moved)]
+        return bool(moved)
+
+
+def _words_that_move() -> tuple[c_uint64, c_uint64, c_uint64] | None:
+    """Return memory of python's, numpy's and torch's generator that changes with each draw; None if it lies elsewhere.
+
+    All are Mersenne twisters: 624 words, made anew when an index has passed them. Source: CPython 3.11 to 3.14,
+    Modules/_randommodule.c (index, then words, after the object's header); numpy 2, mt19937.h (words, then index);
+    torch 2.13, MT19937RNGEngine.h (seed, left, seeded, index, then words). None is promised, so it is tried on
+    generators of our own first. A normal deviate kept for the next draw lies elsewhere: seeding drops it, and without
+    it the first draw moves the index.
+    """
+    if sys.implementation.name != "cpython":
+        return None
+    trial, twister, engine = random.Random(1), np.random.MT19937(1), torch.Generator().manual_seed(_TRIAL)
+    at = string_at(_address_of(engine), 256).find(pack("<Q", _TRIAL)) + 16  # its seed, and what follows
+    found = _word_of_python(trial), _word_of_numpy(twister), _word_of_torch(engine, at)
+    for _ in range(2):
+        *_, index = words = trial.getstate()[1]
+        state = twister.state["state"]
+        legacy = engine.get_state().numpy().view(np.uint64)
+        expected = (
+            index | words[0] << 32,
+            int(state["key"][-1]) | int(state["pos"]) << 32,
+            int(legacy[2]) | int(legacy[3]) << 32,
+        )
+        if tuple(word.value for word in found) != expected:
+            return None
+        trial.random()
+        np.random.Generator(twister).random()
+        torch.rand((), generator=engine)
+    ours = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public since 1.24, not in the stubs
+    if not isinstance(ours, np.random.MT19937):
+        return None
+    return _word_of_python(random._inst), _word_of_numpy(ours), _word_of_torch(torch.default_generator, at)  # noqa: SLF001
+
+
+def _word_of_python(generator: random.Random) -> c_uint64:
+    return c_uint64.from_address(id(generator) + object.__basicsize__)
+
+
+def _word_of_numpy(generator: np.random.MT19937) -> c_uint64:
+    return c_uint64.from_address(generator.ctypes.state_address + 4 * 623)
+
+
+def _word_of_torch(generator: torch.Generator, at: int) -> c_uint64:
+    return c_uint64.from_address(_address_of(generator) + at)
+
+
+def _address_of(generator: torch.Generator) -> int:
+    return int(generator._cdata)  # type: ignore[attr-defined]  # noqa: SLF001  # not in the stubs
+
+
+def begin(seed: int, factory: str) -> None:
+    """Put random, numpy and torch on all devices into the state in which a factory of the job begins.
+
+    It follows from *seed* and *factory* alone. Whatever opens data is one factory, "data": the training data and
+    the evaluation's see the same permutation, also where two functions of the job each split one set. A model
+    begins as after `torch.manual_seed(seed)`; the others in states of their own, so that a teacher which the data
+    is made with is not the model's twin.
+    """
+    if factory == "model":
+        seed_everything(seed)
+        return
+    key = _factory_key(seed, factory)
+    _seed_python(key)
+    _seed_numpy(key)
+    torch.manual_seed(key)
+
+
+def begin_import(seed: int, module: str) -> None:
+    """Put random, numpy and torch on the CPU into the state in which *module* of the job is imported."""
+    seed_all(_factory_key(seed, f"import {module}"))
+
+
+def has_drawn(seed: int, factory: str) -> bool:
+    """True if random, numpy or torch on the CPU are not in the state in which *factory* began; not of a model."""
+    key = _factory_key(seed, factory)
+    begun = np.random.RandomState(key >> 31).get_state()  # as `_seed_numpy` seeds it
+    now = np.random.get_state()  # noqa: NPY002
+    return (
+        random.getstate() != random.Random(key).getstate()
+        or any(not np.array_equal(*pair) for pair in zip(now, begun, strict=True))
+        or not torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(key).get_state())
+    )
+
+
+def _factory_key(seed: int, factory: str) -> int:
+    name = int.from_bytes(blake2b(factory.encode(), digest_size=8).digest(), "little")
+    return _key(_FACTORY, seed, name, 0, 0)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed random, numpy and torch on all devices with the same number."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # the global generator is what models draw from
+    torch.manual_seed(seed)

@@ -1,0 +1,76 @@
+"""The random state in which the job's own modules are imported: of the seed and the module's name.
+
+A module may draw at import: a table of random features, an object that `snapshots.include` names. The fork server imports
+it once for all workers of a node, a spawned worker or one under plain torchrun later and in another order; all see the
+same numbers, whatever ran before.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from importlib.machinery import SourceFileLoader
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process.surroundings import INSTALLED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+
+def install(seed: int) -> None:
+    """Have every module of the job that this process and its forks import from now on begin in a state of its own.
+
+    Random, numpy and torch on the CPU are as before once it is imported. Called again, it changes the seed.
+    """
+    for finder in sys.meta_path:
+        if isinstance(finder, _SeededImports):
+            finder.seed = seed
+            return
+    sys.meta_path.insert(0, _SeededImports(seed))
+
+
+class _SeededImports:
+    """A finder that leaves the finding to the others, and wraps how a module of the job is executed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.partition(".")[0] in sys.stdlib_module_names | {"elasticflow"}:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find else None
+            if spec is not None:
+                self._wrap(spec)
+                return spec
+        return None
+
+    def _wrap(self, spec: ModuleSpec) -> None:
+        loader, file = spec.loader, spec.origin or ""
+        # A loader of another kind may be shared by modules. A package that is installed draws, if at all, from where the
+        # module that imports it has come to.
+        if type(loader) is not SourceFileLoader or any(part in file for part in INSTALLED):
+            return
+        execute = loader.exec_module
+
+        def seeded(module: ModuleType) -> None:
+            before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
+            random_streams.begin_import(self.seed, spec.name)
+            try:
+                execute(module)
+            finally:
+                random.setstate(before[0])
+                np.random.set_state(before[1])  # noqa: NPY002
+                torch.default_generator.set_state(before[2])
+
+        loader.exec_module = seeded  # type: ignore[method-assign]

@@ -1,0 +1,67 @@
+"""What all ranks decide together at each step: to leave, to stop, and what is due by the clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+LEAVE = ""  # asked to leave while it waited for data: nobody wants training to end
+
+
+class Vote:
+    """One rank's wishes and what all ranks settled on; `replicas` and `exact` carry it once per step.
+
+    Attributes:
+        leave_wanted: Set by the signal handler, and by nothing else.
+        stop_wanted: Why this rank wants no further step: the reason of the job's own code to end training, or `LEAVE`;
+            see `stopping`.
+        snapshot_wanted: Rank 0's clock, asked once per step.
+        evaluation_wanted: The same for evaluations.
+        memory_wanted: The same for the memory tier.
+        count_wanted: One of this rank's data shards may end in the next step; see `iterable`.
+        may_skip: This rank can take part in a step without its data.
+        may_leave_untrained: What no step was added to is all on the store; with a memory tier it may not be.
+        leave: All ranks leave after this step.
+        stop: All ranks leave, or end training, before this step: it is not applied.
+        snapshot: All ranks take a snapshot after this step, because of the time.
+        evaluation: All ranks evaluate after this step, because of the time.
+        memory: All ranks hold their state in memory after this step, because of the time.
+        count: All ranks compare what their data shards still have before the next step.
+    """
+
+    def __init__(self) -> None:
+        self.leave_wanted = False
+        self.stop_wanted: str | None = None
+        self.may_skip = self.may_leave_untrained = True
+        self.snapshot_wanted: Callable[[], bool] = bool
+        self.evaluation_wanted: Callable[[], bool] = bool
+        self.memory_wanted: Callable[[], bool] = bool
+        self.count_wanted = False
+        self.leave = self.stop = self.snapshot = self.evaluation = self.memory = self.count = False
+
+    def wishes(self) -> tuple[float, float, float, float, float, float]:
+        """Return what this rank wants now, 1 or 0 each, in the order of `settle`."""
+        return (
+            self.leave_wanted,
+            self.stop_wanted is not None,
+            self.snapshot_wanted(),
+            self.evaluation_wanted(),
+            self.memory_wanted(),
+            self.count_wanted,
+        )
+
+    def settle(
+        self, leave: float, stop: float, snapshot: float, evaluation: float, memory: float, count: float
+    ) -> None:
+        """Take over what any rank wished: what is more than 0."""
+        self.leave, self.stop, self.snapshot, self.evaluation, self.memory, self.count = (
+            leave > 0,
+            stop > 0,
+            snapshot > 0,
+            evaluation > 0,
+            memory > 0,
+            count > 0,
+        )

@@ -1,0 +1,1 @@
+"""Whether all ranks are still equal."""

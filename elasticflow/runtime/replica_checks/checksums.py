@@ -1,0 +1,89 @@
+"""Whether all ranks hold the same state, at the cost of reading it once."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from elasticflow.errors import RanksDifferError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.runtime.process.context import Worker
+
+
+_PARTS = 64
+
+
+def require_same(me: Worker, tensors: Mapping[str, Tensor]) -> None:
+    """Return if *tensors* are the same on all ranks, as far as a sum over each tells. Collective: every rank.
+
+    Raises:
+        RanksDifferError: they are not, which is a fault of whatever loaded them; names the first that differs, on every rank.
+    """
+    if me.world_size == 1:
+        return
+    sums = sums_of(tensors)
+    digests = me.gather_text(blake2b(repr(sums).encode()).hexdigest())
+    if len(set(digests)) == 1:
+        return
+    lines = [text.split("\n") for text in me.gather_text("\n".join(f"{k} {v}" for k, v in sums.items()))]
+    rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+    other = next((line for line in lines[rank] if line not in lines[0]), "a tensor ")
+    raise RanksDifferError(
+        f"all ranks loaded the same snapshot, and now rank {rank} has another {other.rpartition(' ')[0]} than rank 0",
+        "some load_state_dict or hook of the model or optimizer does not do the same on every rank",
+    )
+
+
+Begun = list[tuple[list[str], Tensor]]
+"""Sums that a device may still be making: keys, and the sum of each."""
+
+
+def sums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the sum modulo 2**64 over the bytes of each tensor, taken as words in the order of its elements.
+
+    Of a tensor of more than 32 KiB each of 64 parts counts with a weight of its own.
+    """
+    return told(begin_sums(tensors))
+
+
+def begin_sums(tensors: Mapping[str, Tensor]) -> Begun:
+    """Begin `sums_of`: a device other than the CPU is not waited for."""
+    by_device: dict[torch.device, list[str]] = {}
+    for key, tensor in tensors.items():
+        by_device.setdefault(tensor.device, []).append(key)
+    with torch.no_grad():
+        return [
+            (keys, torch.stack([_sum(tensors[key].detach()) for key in keys])) for keys in by_device.values()
+        ]
+
+
+def told(begun: Begun) -> dict[str, int]:
+    """Return what `begin_sums` began, by key; one transfer for each device."""
+    return {key: number for keys, sums in begun for key, number in zip(keys, sums.tolist(), strict=True)}
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    # Not `torch.hash_tensor`: in an XOR an even number of equal elements is nothing, be they ones or zeros; and the sum
+    # is quicker, too (torch 2.13, one core: 18 and 12 GB/s).
+    data = tensor.contiguous().view(-1).view(torch.uint8)
+    if data.storage_offset() % 8:
+        data = data.clone()
+    words = len(data) // 8 * 8
+    total = _mixed(data[:words].view(torch.int64))
+    return total if words == len(data) else total + data[words:].sum()
+
+
+def _mixed(words: Tensor) -> Tensor:
+    # In which part of a large tensor something lies counts, so that two parts that changed places are noticed.
+    length = len(words) // _PARTS
+    if length < _PARTS:
+        return words.sum()
+    parts = words[: length * _PARTS].view(_PARTS, length).sum(1)
+    odd = torch.arange(1, 2 * _PARTS, 2, device=words.device)
+    return (parts * odd).sum() + words[length * _PARTS :].sum()

@@ -1,0 +1,137 @@
+"""Rank 0 records what every step made of the state, if it is asked to.
+
+Digests are CRC-32 of a tensor's bytes in the order of its elements, wherever and however it lies in memory: fast, and
+a difference it misses (one in four billions) shows in the next step, which builds on it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from elasticflow.protocol import trajectory_record, worker_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.position import Position
+    from elasticflow.runtime.state.state import State
+
+_POLL_S = 0.005
+
+
+class Witness:
+    """Writes one line for the state that a generation begins with, and one after each of its steps.
+
+    Args:
+        folder: Where; see `elasticflow/protocol/trajectory_record.py`. It is there.
+        me: Rank 0.
+    """
+
+    def __init__(self, folder: Path, me: Worker) -> None:
+        self._folder, self._me = folder, me
+        self._state: State | None = None
+        self._file = -1
+        self._holds: set[int] = set()
+
+    @classmethod
+    def asked(cls, environ: Mapping[str, str], me: Worker) -> Witness | None:
+        """Return the witness that *environ* asks for; None on other ranks, or if nobody asks."""
+        folder = environ.get(worker_environment.WITNESS)
+        return cls(Path(folder), me) if folder and me.rank == 0 else None
+
+    def begin(self, state: State, position: Position) -> None:
+        """Record *state* as it is at *position*, before the first step."""
+        self._state = state
+        path = trajectory_record.records_file(self._folder, self._me.generation)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        names = (each.name for each in self._folder.iterdir())
+        self._holds = {
+            int(name.removeprefix(trajectory_record.HOLD))
+            for name in names
+            if name.startswith(trajectory_record.HOLD)
+        }
+        self._write(position, None)
+        self._me.progress.after_step = self.step
+
+    def step(self, position: Position, loss: float) -> None:
+        """Record the finished step, and wait there if the run is to be held."""
+        self._write(position, loss)
+        if position.step in self._holds:
+            self._wait(position.step)
+
+    def _write(self, position: Position, loss: float | None) -> None:
+        assert self._state is not None
+        me = self._me
+        found = dict(digests(self._state))
+        record = trajectory_record.Record(
+            position.step, position.samples, loss, me.generation, me.world_size, found
+        )
+        line = record.line()
+        while line:
+            line = line[os.write(self._file, line) :]
+
+    def _wait(self, step: int) -> None:
+        held = trajectory_record.held_file(self._folder, step)
+        trajectory_record.hold_file(self._folder, step).replace(held)
+        while held.exists() and not self._me.vote.leave_wanted:
+            self._me.heartbeat.beat()
+            time.sleep(_POLL_S)
+
+
+def digests(state: State) -> Iterator[tuple[str, str]]:
+    """Yield every tensor and number of model, optimizer and averaged model, by name, with its digest.
+
+    A model's names are those of its `state_dict`: what a snapshot does not hold (buffers that are not persistent) is
+    left out, since it may lawfully be made anew.
+    """
+    yield from _walk("model", state.model.state_dict())
+    for name, optimizer in state.optimizers.items():
+        yield from _walk(name, _by_name(optimizer, state.model))
+    if state.ema is not None:
+        yield from _walk("ema", state.ema.state_dict())
+
+
+def digest(tensor: Tensor) -> str:
+    """Return the CRC-32 of the bytes of *tensor*, in hexadecimal."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return f"{zlib.crc32(flat.view(torch.uint8).numpy().data):08x}"
+
+
+def _by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+    """Return what the optimizer keeps, under the names of the parameters, and the numbers of its groups."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[str, Any] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        options = {key: value for key, value in group.items() if key != "params"}
+        found[f"group {number}"] = options
+        for place, parameter in enumerate(group["params"]):
+            name = names.get(id(parameter), f"group {number}, parameter {place}")
+            found[name] = optimizer.state.get(parameter, {})
+    return found
+
+
+def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    match value:
+        case Tensor():
+            yield path, digest(value)
+        case dict():
+            for key, item in value.items():
+                yield from _walk(f"{path}/{key}", item)
+        case list() | tuple():
+            for place, item in enumerate(value):
+                yield from _walk(f"{path}/{place}", item)
+        case int() | float():
+            yield path, repr(value)
+        case _:
+            pass  # None, names and the like: nothing that training computes

@@ -1,0 +1,255 @@
+"""Snapshots of a training job: when, what of them this rank stages, and going on from one."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events, fault_injection
+from elasticflow.errors import SnapshotError
+from elasticflow.runtime.data.dataset import require_same
+from elasticflow.runtime.process import environment, leaving, random_streams
+from elasticflow.runtime.replica_checks.captured import Alike
+from elasticflow.runtime.replica_checks.replicas import Comparison, flip
+from elasticflow.runtime.snapshot import restore, writer_connection
+from elasticflow.runtime.snapshot.memory_tier import Tier
+from elasticflow.runtime.snapshot.metadata import Recorder
+from elasticflow.runtime.snapshot.outcomes import Outcomes
+from elasticflow.runtime.snapshot.policy import Policy
+from elasticflow.runtime.snapshot.rank_shard import Sharing, nbytes_of
+from elasticflow.runtime.snapshot.staging_copy import copier_for
+from elasticflow.runtime.snapshot.unsaved import Unsaved
+from elasticflow.runtime.state.weights import load_weights
+from elasticflow.snapshots.format.policy import Due
+from elasticflow.snapshots.read.loaded import NodeLoader
+
+if TYPE_CHECKING:
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.position import AnySchedule, Position
+    from elasticflow.runtime.snapshot.restore import Found
+    from elasticflow.runtime.state.state import Captured, State
+    from elasticflow.snapshots.format.policy import Place
+
+__all__ = ["Policy", "Snapshots", "load_weights"]
+
+_FLUSH_LIMIT_S = 3600.0  # a slow store is waited for; a dead writer is noticed at once
+
+
+class Snapshots:
+    """Takes snapshots of *state* and goes on from one. Every rank makes one, and calls it at the same steps.
+
+    Args:
+        me: This worker.
+        state: What a snapshot holds.
+        schedule: What positions mean.
+        dataset: The training data; its fingerprint was taken by `open_dataset`.
+        policy: When, where, which stay.
+        compare_every: When the ranks' replicas are compared, besides before each snapshot; None: never.
+    """
+
+    def __init__(
+        self,
+        me: Worker,
+        state: State,
+        schedule: AnySchedule,
+        dataset: Any,
+        policy: Policy,
+        compare_every: str | None = None,
+    ) -> None:
+        self._me, self._state, self._schedule = me, state, schedule
+        self._catalog = policy.catalog(me.run_folder, me.run_id)
+        self._client = writer_connection.connect(me, policy, self._catalog.prefix, state)
+        self._client.waiting = me.heartbeat.beat  # for a slow store
+        self._outcomes = Outcomes(me, self._client)
+        self._recorder = Recorder(me, state, schedule)
+        self._sharing = Sharing(me.rank, me.world_size)
+        self._copier = copier_for(me.device, state.optimizers.values())
+        self._alike = Alike(me)
+        self._comparison = Comparison(me, state, compare_every)
+        self._unsaved = Unsaved(me, state, policy.ignore)
+        self._tier = None
+        if policy.memory is not None and me.local_world_size == me.world_size:  # it covers one node
+            self._tier = Tier(
+                me, self._client, state, self._sharing, self._recorder, self._copier, policy.memory
+            )
+        self._due, self._is_due = Due(policy.every), False
+        self._last: Place = schedule.start
+        self._last_time = time.monotonic()
+        self._staged: str | None = None
+        self._is_prepared = False
+        if me.rank == 0 and self._due.seconds is not None:
+            me.vote.snapshot_wanted = self._is_due_by_time
+        me.at_leave.append(self._finish)
+        fault_injection.expose(partial(flip, state.model))
+        # Not taken in silently, nor left out so: positions go on without it, and it may be more than a position.
+        if me.rank == 0 and state.misses(dataset):
+            kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+            me.event(events.STATE_LEFT_OUT, level="warning", name="dataset", type=kind)
+
+    def restore(self) -> Position:
+        """Go on from the newest state that every rank can read, else from the beginning. Collective: every rank.
+
+        That is what the generation before held in memory, or else a snapshot; a damaged one is set aside and the next
+        older one is taken.
+
+        Raises:
+            DatasetError: the snapshot was taken on other data.
+            StateError: the job's model or optimizer is not the snapshot's.
+        """
+        me = self._me
+        me.phase("restore")
+        me.leave_untrained()
+        loads = NodeLoader(self._client, partial(leaving.read_on, me))
+        held = None if self._tier is None else self._tier.recall(self._catalog)
+        found = restore.newest_good(me, self._catalog, loads) if held is None else held.found
+        position = self._schedule.start if found is None else self._take_over(found, loads)
+        self._last, self._last_time = position, time.monotonic()
+        if held is not None:
+            me.is_from_memory = True
+            self._recorder.parent = held.parent
+            self._last = held.last or (self._schedule.start if held.parent is None else position)
+        if self._tier is not None:
+            self._tier.begin(position)
+        self._comparison.begin(position)
+        if me.witness is not None:
+            me.witness.begin(self._state, position)
+        leaving.recall(me, self._catalog, position.step)
+        return position
+
+    def due(self, position: Position) -> bool:
+        """True if `stage` is to be called after this step; the same on every rank.
+
+        Raises:
+            ReplicasDifferError: the replicas were compared, and a rank went astray.
+            StateError: after the first two steps: no snapshot would hold something that training moves.
+        """
+        fault_injection.reach("training.step")
+        self._outcomes.look()
+        self._copier.poll()
+        if self._alike.is_asking:
+            self._alike.settle(self._state.capture)
+        self._comparison.settle(self._tier)
+        if not self._is_prepared:
+            self._prepare()
+        self._unsaved.after_step()
+        if self._me.skipped_step:
+            return False
+        if self._comparison.due(position):
+            self._comparison.require_same(position, self._tier)
+        self._is_due = self._me.vote.snapshot or self._due.is_due(self._last, position)
+        return self._is_due or (self._tier is not None and self._tier.due(position))
+
+    def stage(self, position: Position, *, final: bool = False) -> None:
+        """Copy this rank's share into the writer's memory and return. Every rank; nobody waits for another.
+
+        Waits only while two earlier snapshots are still being written; with the memory tier never. The same step is
+        never staged twice. What is to last is handed to the writer only once all replicas are known to be equal, by the
+        end of the next step, so a snapshot is always good to go on from.
+
+        Raises:
+            ReplicasDifferError: they are not: a rank went astray.
+            StateError: the first few times: it would not hold something that training moves.
+        """
+        me = self._me
+        if position.step == self._last.step:
+            return
+        began = time.monotonic()
+        self._unsaved.before_snapshot()
+        if final or (self._tier is not None and self._is_due):  # what is held may be written at any moment
+            self._comparison.require_same(position, self._tier)
+        me.progress.flush()  # whoever goes on from this step does not make these lines again
+        trigger = self._trigger(position, final=final)
+        if self._tier is None:
+            me.phase("snapshot")
+            self._hand_over(position, trigger)
+            me.phase("step")
+            me.progress.go_on()
+        elif not self._tier.holds(position):
+            self._tier.hold(position)
+        if self._tier is not None:
+            if not (final or self._is_due):
+                return
+            self._copier.then(partial(self._client.wish, position.step, trigger))
+        self._alike.ask(self._state.capture())
+        self._last, self._last_time = position, time.monotonic()
+        self._staged = self._recorder.name(position.step)
+        self._outcomes.facts["stall_s"] = round(self._last_time - began, 6)
+        if self._tier is None:
+            self._outcomes.staged(name=self._staged, step=position.step, trigger=trigger)
+
+    def _prepare(self) -> None:
+        # After the first step the optimizer has its state: what cannot be stored is refused now, and the writer
+        # makes its memory ready (first touch takes longer than the copy) while training goes on.
+        captured = self._state.capture()
+        self._alike.ask(captured)
+        self._alike.settle(self._state.capture)
+        share = self._sharing.share_of(captured)
+        if self._tier is None:
+            self._client.reserve(share.nbytes)
+        else:
+            self._tier.reserve(share)
+        self._note_size(captured)
+        self._is_prepared = True
+
+    def _hand_over(self, position: Position, trigger: str) -> None:
+        self._copier.finish()
+        captured = self._state.capture()
+        share = self._sharing.share_of(captured)
+        # More ranks than tensors: a rank without bytes never gets a buffer.
+        target = self._client.buffer(share.nbytes) if share.nbytes else memoryview(b"")
+        self._copier.start(share, target, captured.stepped)
+        told = partial(
+            self._client.stage,
+            name=self._recorder.name(position.step),
+            step=position.step,
+            tensors=share.entries,
+            nbytes=share.nbytes,
+            record=self._recorder.record(position, captured, trigger),
+        )
+        self._comparison.ask(position, captured, partial(self._copier.then, told))
+        self._note_size(captured)
+
+    def _note_size(self, captured: Captured) -> None:
+        self._outcomes.facts["bytes"] = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
+
+    def _take_over(self, found: Found, loads: NodeLoader) -> Position:
+        me, manifest, content = self._me, found.manifest, found.state
+        samples = self._schedule.samples, content["schedule"]["samples"]
+        me.random_version = restore.random_version_of(content)
+        began_otherwise = me.drawn if me.random_version != random_streams.VERSION else {}
+        require_same(me.fingerprints, manifest.fingerprints, *samples, began_otherwise)
+        restore.complete_evaluation(content, manifest)
+        environment.tell_changes(me, manifest.versions)
+        position = restore.position_of(content)
+        if me.rank == 0:  # before anything of it is used: what happens now may be its doing
+            me.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
+        restore.apply(me, self._state, found, loads)
+        if content["job_digest"] != me.job_digest and me.rank == 0:
+            me.log.warning(
+                "job.changed", snapshot=manifest.name, was=content["job_digest"], now=me.job_digest
+            )
+        me.generators.are_used |= content["draws_random"]
+        me.restored_from = self._recorder.parent = self._staged = manifest.name
+        return position
+
+    def _is_due_by_time(self) -> bool:
+        return self._due.is_due_by_time(time.monotonic() - self._last_time)
+
+    def _trigger(self, position: Position, *, final: bool) -> str:
+        if final:
+            stopped, owes = self._me.stopped, self._me.owes_evaluation
+            is_end = self._schedule.is_end(position) and not owes
+            return "end" if is_end or (stopped is not None and stopped.is_end) else "drain"
+        return self._due.trigger(self._last, position)
+
+    def _finish(self) -> None:
+        self._comparison.settle(self._tier)
+        self._copier.finish()
+        self._alike.settle(self._state.capture)
+        reports = self._client.flush(_FLUSH_LIMIT_S)
+        failed = [r for r in reports if r["event"] == events.SNAPSHOT_FAILED and r["name"] == self._staged]
+        self._outcomes.log(reports)
+        if failed:
+            raise SnapshotError(f"the last snapshot could not be written: {failed[0]['reason']}")
+        leaving.record(self._me, self._catalog)

@@ -1,0 +1,174 @@
+"""From the device to staging memory: on CUDA while training goes on, without making this process wait.
+
+On a CUDA device the copy runs on a stream of its own, which begins where the training stream has come to. The training
+stream waits for it on the device, not before it must: for what a forward may write (buffers, objects of the job's own)
+at once, for what only the optimizer's step writes at that step. The writer is told when the copy is through, which is
+looked up at each step.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elasticflow import fault_injection
+from elasticflow.runtime.snapshot.rank_shard import address_of
+from elasticflow.runtime.state.copies import copy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from elasticflow.runtime.snapshot.rank_shard import Share
+
+_PORTABLE = 1  # cudaHostRegisterPortable
+
+
+def copier_for(device: torch.device, optimizers: Collection[Optimizer]) -> Copier:
+    """Return what copies from *device*."""
+    return CudaCopier(device, optimizers) if device.type == "cuda" else Copier()
+
+
+class Copier:
+    """Copies from the CPU's own memory: it is done when `start` returns."""
+
+    def start(self, share: Share, target: memoryview, stepped: Collection[str]) -> None:
+        """Begin to copy *share* to the start of *target*, which nobody else uses until it is through.
+
+        Args:
+            share: Tensors.
+            target: Staging memory; not larger than the share.
+            stepped: Keys of tensors that nothing but the optimizer's step writes.
+        """
+        share.copy_into(target)
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Call *action* once the copy is through, after what was asked for before; now, if it is."""
+        action()
+
+    def poll(self) -> None:
+        """Call what waits for the copy, if it is through; never waits."""
+
+    def finish(self) -> None:
+        """Wait until the copy is through, and call what waits for it."""
+
+
+class CudaCopier(Copier):
+    """Copies from a CUDA device.
+
+    A forward that writes to a parameter which the optimizer owns would write under the copy's hands; nothing of
+    torch's does.
+
+    Args:
+        device: Where training runs.
+        optimizers: Their steps write what they own.
+    """
+
+    def __init__(self, device: torch.device, optimizers: Collection[Optimizer]) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._is_read = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._is_through = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._memory = _PinnedMemory(device)
+        self._is_open = False  # the optimizer's next step must wait for the copy
+        self._bounced: tuple[memoryview, Tensor] | None = None
+        self._actions: list[Callable[[], None]] = []
+        self._is_copying = False
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
+
+    def start(self, share: Share, target: memoryview, stepped: Collection[str]) -> None:
+        """Begin to copy; see `Copier`. Nothing waits here but the device."""
+        self.finish()
+        if not share.nbytes:
+            return
+        memory = self._memory.of(share, target)
+        self._bounced = None if memory is target else (target, torch.frombuffer(memory, dtype=torch.uint8))
+        views = share.views_in(memory)
+        on_device = [key for key in views if share.tensors[key].device.type == "cuda"]
+        here = [key for key in views if key not in set(on_device)]
+        copy([views[key] for key in here], [share.tensors[key] for key in here])
+        training = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(training)
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            for event, is_late in ((self._is_read, False), (self._is_through, True)):
+                for key in on_device:
+                    if (key in stepped) == is_late:
+                        source = (
+                            share.tensors[key].resolve_conj().resolve_neg()
+                        )  # else the host would, too early
+                        views[key].copy_(source, non_blocking=True)
+                event.record(self._stream)
+        training.wait_event(self._is_read)
+        self._is_open = self._is_copying = True
+        fault_injection.reach("snapshot.after_copy")
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Call *action* once the copy is through; see `Copier`."""
+        self._actions.append(action)
+        self.poll()
+
+    def poll(self) -> None:
+        """Call what waits for the copy, if it is through; never waits."""
+        if not self._is_copying or self._is_through.query():  # type: ignore[no-untyped-call]
+            self._act()
+
+    def finish(self) -> None:
+        """Wait until the copy is through, and call what waits for it."""
+        if self._is_copying:
+            self._is_through.synchronize()
+        self._act()
+
+    def _act(self) -> None:
+        self._is_copying = False
+        if self._bounced is not None:
+            target, source = self._bounced
+            self._bounced = None
+            torch.frombuffer(target, dtype=torch.uint8).copy_(source[: target.nbytes])
+        actions, self._actions = self._actions, []
+        for action in actions:
+            action()
+
+    def _before_step(self, *_: Any) -> None:
+        if self._is_open:
+            torch.cuda.current_stream(self._device).wait_event(self._is_through)
+            self._is_open = False
+
+
+class _PinnedMemory:
+    """Staging memory made known to the driver, so that the device writes to it by itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._share: Share | None = None
+        self._known: dict[int, memoryview] = {}
+        self._bounce: Tensor | None = None
+
+    def of(self, share: Share, target: memoryview) -> memoryview:
+        """Return *target*, pinned; or other pinned memory, where the driver refuses it."""
+        if share is not self._share:  # another layout brings other buffers: let go of the old ones
+            for address in self._known:
+                torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+            self._known, self._bounce, self._share = {}, None, share
+        if self._bounce is None and self._pin(target):
+            return target
+        if self._bounce is None:
+            self._bounce = torch.empty(share.nbytes, dtype=torch.uint8, pin_memory=True)
+        return memoryview(self._bounce.numpy().data)
+
+    def _pin(self, target: memoryview) -> bool:
+        address = address_of(target)
+        if address not in self._known:
+            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            if int(cudart.cudaHostRegister(address, target.nbytes, _PORTABLE)) != 0:
+                with suppress(
+                    RuntimeError
+                ):  # the driver's last error: the next kernel would report it as its own
+                    torch.zeros(1, device=self._device)
+                return False
+            self._known[address] = target
+        return True

@@ -1,0 +1,343 @@
+"""Whether a snapshot would leave out something that training moves: what a restart would lose, found while a job runs.
+
+The walk is over optimizer, schedule, scaler, averaged model and included objects. What it reaches and no captured state
+holds is looked at again after later steps: a cache that is filled once and a constant stay as they are, state moves. Values
+are compared by a sum over their bits, so nothing is copied, and what a snapshot holds is known by its place in memory.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from elasticflow import events
+from elasticflow.errors import StateError
+from elasticflow.runtime.replica_checks.checksums import sums_of
+from elasticflow.runtime.snapshot import reachable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.state.state import State
+
+_LISTABLE = (random.Random, np.random.Generator)  # a state of theirs that is saved is saved as numbers
+
+_SMALL = 2**16
+"""Bytes of a tensor up to which all of its bits are looked at; of larger ones the sum is."""
+
+_SNAPSHOTS = 3
+"""Snapshots before which it is looked again: a schedule may move once an epoch, an averager every few steps."""
+
+# What torch makes anew at each step, or has for itself, outside what it calls its state.
+_SCRATCH = ("scaler._per_optimizer_states", "._step_count", "._opt_called")
+
+Mark = tuple[str, Any]
+"""Kind and value of a leaf; equal as long as nothing moved it."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one walk saw.
+
+    Attributes:
+        loose: What no captured tensor is, by path.
+        numbers: Captured numbers, by path in the snapshot.
+        own: Names of parts with a `state_dict` of their own, which may call a number what it likes.
+    """
+
+    loose: dict[str, Mark]
+    numbers: dict[str, float]
+    own: tuple[str, ...]
+
+
+class Unsaved:
+    """Looks for state that no snapshot would hold, in the first steps of a generation. Every rank.
+
+    Args:
+        me: This worker.
+        state: What a snapshot holds.
+        ignored: Paths of what is no state, as a refusal names them: the job says so.
+    """
+
+    def __init__(self, me: Worker, state: State, ignored: Sequence[str] = ()) -> None:
+        self._me, self._state, self._ignored = me, state, tuple(ignored)
+        self._last: _Look | None = None
+        self._steps, self._snapshots = 2, _SNAPSHOTS
+        self._warned: set[str] = set()
+
+    def after_step(self) -> None:
+        """Look after each of the first two steps; later it costs nothing.
+
+        Raises:
+            StateError: a snapshot would leave out what training moves; named.
+        """
+        if self._steps:
+            self._steps -= 1
+            self._judge()
+
+    def before_snapshot(self) -> None:
+        """Look before each of the first few snapshots.
+
+        Raises:
+            StateError: it would leave out what training moves; named.
+        """
+        if self._snapshots and not self._steps:
+            self._snapshots -= 1
+            self._judge()
+
+    def _judge(self) -> None:
+        before, self._last = self._last, look(self._state)
+        if before is None:
+            return
+        lost, doubtful = moved(before, self._last, self._ignored)
+        if lost:
+            raise refusal(lost)
+        if self._me.rank == 0:
+            for path in doubtful:
+                if path not in self._warned:
+                    self._warned.add(path)
+                    self._me.event(events.STATE_LEFT_OUT, level="warning", name=path, type="a number")
+
+
+def roots_of(state: State) -> dict[str, Any]:
+    """Return the objects to walk: all parts but the model and what elasticflow made itself."""
+    return {name: thing for name, thing in state.things.items() if name not in ("model", "evaluation")}
+
+
+def names_of(model: nn.Module) -> dict[int, str]:
+    """Return what paths call the model's parameters, by `id`."""
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def outside_of(model: nn.Module) -> set[int]:
+    """Return the `id` of what is the model's own business: its modules, parameters, buffers and gradients."""
+    tensors = [*model.parameters(), *model.buffers()]
+    gradients = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+    return {id(each) for each in (*model.modules(), *tensors, *gradients)}
+
+
+def look(state: State) -> _Look:
+    """Return what no captured tensor is; the state may be read, and nothing is changed."""
+    captured = state.capture()
+    held = {_place(tensor) for tensor in (*captured.tensors.values(), *state.scalars())}
+    held |= {_place(t) for t in (*state.model.parameters(), *state.model.buffers())}
+    held |= {_place(p.grad) for p in state.model.parameters() if p.grad is not None}
+    outside = outside_of(state.model) | _taken_whole(roots_of(state).values())
+    packed = {key: tensor.tolist() for key, tensor in captured.tensors.items() if "/scalars/" in key}
+    numbers = dict(_numbers("", captured.tree, packed))
+    known = set(numbers.values())
+    loose = [
+        leaf
+        for leaf in reachable.leaves(roots_of(state), names_of(state.model), outside)
+        if not (_is_real(leaf.value) and _place(leaf.value) in held)
+        and not is_scratch(leaf.path)
+        and not (isinstance(leaf.value, _LISTABLE) and _whole_numbers(leaf.value) <= known)
+    ]
+    marks = marks_of(loose)
+    copies = _copies(marks, loose, captured.tensors)
+    own = [
+        name
+        for name, root in roots_of(state).items()
+        if not (getattr(type(root).state_dict, "__module__", None) or "").startswith("torch.")
+    ]
+    return _Look({path: mark for path, mark in marks.items() if path not in copies}, numbers, tuple(own))
+
+
+def _taken_whole(roots: Iterable[Any]) -> set[int]:
+    """Return the `id` of what `Optimizer.state_dict` takes down to the last tensor: it need not be walked."""
+    plain = [
+        root
+        for root in roots
+        if isinstance(root, Optimizer) and type(root).state_dict is Optimizer.state_dict
+    ]
+    return {id(each) for root in plain for each in (root.state, root.param_groups)}
+
+
+def marks_of(leaves: Sequence[reachable.Leaf]) -> dict[str, Mark]:
+    """Return kind and value of each leaf; the bits of tensors are added up."""
+    tensors = {leaf.path: leaf.value.detach() for leaf in leaves if _is_real(leaf.value)}
+    arrays = {leaf.path: leaf.value for leaf in leaves if isinstance(leaf.value, np.ndarray)}
+    for path, array in arrays.items():
+        if array.dtype != object:
+            tensors[path] = torch.frombuffer(bytearray(array.tobytes() or b"\0"), dtype=torch.uint8)
+    shaped = {path: (tuple(t.shape), str(t.dtype)) for path, t in tensors.items()}
+    sums: dict[str, Any] = sums_of({path: t for path, t in tensors.items() if t.nbytes > _SMALL})
+    sums |= {path: _bits_of(tensor) for path, tensor in tensors.items() if tensor.nbytes <= _SMALL}
+    found: dict[str, Mark] = {path: ("tensor", (shaped[path], sums[path])) for path in tensors}
+    for leaf in leaves:
+        if isinstance(leaf.value, reachable.GENERATORS):
+            found[leaf.path] = "generator", _generator_state(leaf.value)
+        elif _is_real(leaf.value) and leaf.value.numel() == 1:
+            found[leaf.path] = "scalar", repr(leaf.value.item())
+        elif leaf.path not in tensors and not isinstance(leaf.value, Tensor | np.ndarray):
+            kind = "whole" if isinstance(leaf.value, int | np.integer) else "number"
+            found[leaf.path] = kind, repr(leaf.value)
+    return found
+
+
+def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """Return the paths of what moved between two looks and is in no snapshot: what is state, and what may be.
+
+    What may be is a number with a fraction, such as the norm of the last gradient: steps may depend on it, or not.
+    """
+    paths = [
+        path
+        for path, mark in after.loose.items()
+        if path in before.loose and before.loose[path] != mark and not is_ignored(path, ignored)
+    ]
+    numbers = {"whole", "number", "scalar"}
+    lost: list[str] = []
+    doubtful: list[str] = []
+    for path in paths:
+        kind = after.loose[path][0]
+        if kind in numbers and _is_captured_number(path, before, after):
+            continue
+        (doubtful if kind == "number" else lost).append(path)
+    return lost, doubtful
+
+
+def is_ignored(path: str, ignored: Sequence[str]) -> bool:
+    """Return whether the job says that *path*, or what it is a part of, is no state."""
+    return any(path == each or path.startswith((f"{each}.", f"{each}[")) for each in ignored)
+
+
+def is_scratch(path: str) -> bool:
+    """Return whether torch makes what lies at *path* anew, outside what it calls its state."""
+    return any(scratch in path for scratch in _SCRATCH)
+
+
+def refusal(paths: Sequence[str]) -> StateError:
+    """Return what to say of state that no snapshot would hold, and what to do about it."""
+    first, part = paths[0], paths[0].split(".")[0].split("[")[0]
+    more = f" (and {len(paths) - 1} more like it)" if len(paths) > 1 else ""
+    whose = {"optimizer": "the optimizer's class", "scheduler": "the schedule's class"}.get(part, "its class")
+    several = (
+        "; an optimizer that holds others: return them in a dict, for a step(model, batch, optimizers)"
+        if part == "optimizer"
+        else ""
+    )
+    return StateError(
+        f"{first}{more} changes with the steps, and no snapshot holds it: a restart would lose it",
+        f"let state_dict() and load_state_dict() of {whose} hold it{several}; "
+        f'if no step depends on it: snapshots.ignore = ["{first}"]',
+    )
+
+
+def _is_real(value: Any) -> bool:
+    """Return whether *value* is a tensor with bytes to read."""
+    return (
+        isinstance(value, Tensor)
+        and not value.is_meta
+        and value.layout == torch.strided
+        and type(value).__torch_dispatch__ is Tensor.__torch_dispatch__
+    )
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if _is_real(tensor) else 0
+
+
+def _bits_of(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _generator_state(generator: Any) -> str:
+    if isinstance(generator, torch.Generator):
+        return str(_bits_of(generator.get_state()))
+    if isinstance(generator, random.Random):
+        return str(hash(generator.getstate()))
+    if isinstance(generator, np.random.RandomState):
+        _, keys, *place = generator.get_state(legacy=True)
+        return f"{hash(np.asarray(keys).tobytes())} {place}"
+    return repr(generator.bit_generator.state)
+
+
+def _whole_numbers(generator: Any) -> set[int]:
+    """Return the numbers that a generator's state is made of."""
+    state = generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
+    found, waiting = set(), [state]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, int):
+            found.add(int(value))
+        elif isinstance(value, dict | tuple | list):
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+    return found
+
+
+def _copies(
+    marks: Mapping[str, Mark], leaves: Sequence[reachable.Leaf], captured: Mapping[str, Tensor]
+) -> set[str]:
+    """Return the paths of what a snapshot holds a copy of: a `state_dict` may clone, and give a generator's state."""
+    wanted = {leaf.value.numel() for leaf in leaves if _is_real(leaf.value) and leaf.value.numel() > 1}
+    has_generators = any(kind == "generator" for kind, _ in marks.values())
+    alike = {
+        key: tensor.detach()
+        for key, tensor in captured.items()
+        if tensor.numel() in wanted or (has_generators and tensor.dtype == torch.uint8)
+    }
+    found = marks_of([reachable.Leaf(key, tensor) for key, tensor in alike.items() if tensor.numel() > 1])
+    tensors = {value for _, value in found.values()}
+    generators = {str(value[1]) for key, (_, value) in found.items() if alike[key].dtype == torch.uint8}
+    return {
+        path
+        for path, (kind, value) in marks.items()
+        if (kind == "tensor" and value in tensors) or (kind == "generator" and value in generators)
+    }
+
+
+def _numbers(path: str, value: Any, packed: Mapping[str, list[Any]]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of captured JSON by path, and those in *packed* tensors that it refers to."""
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int | float):
+        yield path, value
+        return
+    inside: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict) and "$scalar" in value:
+        key, place = value["$scalar"]
+        inside = [("", packed[key][place])] if key in packed else []
+    elif isinstance(value, dict):
+        inside = ((str(key), item) for key, item in value.items())
+    elif isinstance(value, list):
+        inside = ((str(number), item) for number, item in enumerate(value))
+    for name, item in inside:
+        yield from _numbers(f"{path}/{name}".strip("/"), item, packed)
+
+
+def _is_captured_number(path: str, before: _Look, after: _Look) -> bool:
+    """Return whether a snapshot holds the number: under the same name, or one that moves as it does."""
+    then, now = _as_number(before.loose[path][1]), _as_number(after.loose[path][1])
+    name = _name_of(path)
+    for key, value in after.numbers.items():
+        # A counter of one's own is often equal to the one that Adam has for each parameter, which is not it.
+        is_of_parameter = "/state/" in key
+        if (
+            value == now
+            and key.rpartition("/")[2].strip("_") == name
+            and (".state[" in path or not is_of_parameter)
+        ):
+            return True
+        is_of_own = key.partition("/")[0] in after.own and path.startswith(key.partition("/")[0])
+        if value == now and before.numbers.get(key) == then and is_of_own and not is_of_parameter:
+            return True
+    return False
+
+
+def _name_of(path: str) -> str:
+    return path.replace("]", "").replace("[", ".").rpartition(".")[2].strip("'\"").strip("_")
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text.removeprefix("np.float64(").rstrip(")"))
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""Live objects <-> JSON plus named tensors."""

@@ -1,0 +1,200 @@
+"""State as JSON plus tensors, without pickle, and back.
+
+Values of JSON stand for themselves. What JSON lacks is an object with one key: `$tensor` (a stored tensor),
+`$scalar` (an element of a packed vector), `$float` (inf, nan), `$tuple`, `$dict` (keys that are not text), `$counter`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.state import tensors as storable
+from elasticflow.runtime.state.lazy_tensors import Fresh
+from elasticflow.runtime.state.tensors import BY_NAME, DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["BY_NAME", "DTYPES", "Decoder", "Encoder"]
+
+_DICTS = (dict, OrderedDict)  # subclasses of one's own would come back as plain ones
+_REMEDY = "state may hold numbers, text, lists, tuples, dicts and tensors"
+
+
+class Encoder:
+    """Collects tensors while it turns values into JSON.
+
+    Args:
+        in_place: The tensors will be restored by copying into those that are there.
+
+    Attributes:
+        tensors: Tensors by key, live: nothing is copied but packed scalars.
+        aliases: Key of a tensor that is another one, in the same memory, to that other's key.
+        memory_formats: Keys of tensors that do not lie contiguously, and how they lie.
+        scalars: What each packed vector is made of, by its key in `tensors`.
+    """
+
+    def __init__(self, *, in_place: bool = False) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.aliases: dict[str, str] = {}
+        self.memory_formats: dict[str, str] = {}
+        self.scalars: dict[str, list[Tensor]] = {}
+        self._in_place = in_place
+        self._known: dict[storable.Identity, dict[str, Any]] = {}
+        self._packed: dict[tuple[torch.dtype, str], str] = {}
+
+    def encode(self, value: Any, path: str) -> Any:
+        """Return *value* as JSON; *path* names it in keys and messages.
+
+        Raises:
+            StateError: something in it can be expressed neither as JSON nor as a tensor of safetensors.
+        """
+        if value is None or isinstance(value, Tensor):
+            return None if value is None else self._tensor(value, path)
+        kind = type(value)
+        if kind is bool or kind is int or isinstance(value, str):
+            return value
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+        if kind is Counter:
+            return {"$counter": [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]}
+        if kind in _DICTS:
+            if all(isinstance(key, str) and not key.startswith("$") for key in value):
+                return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
+            return {"$dict": [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]}
+        if kind is tuple:
+            return {"$tuple": [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]}
+        if kind is list:
+            return [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]
+        raise StateError(f"{path} is a {_named(kind)}, which a snapshot cannot hold", _REMEDY)
+
+    def finish(self) -> None:
+        """Pack the scalars, one vector per dtype and device: thousands of tiny tensors would be the stall."""
+        for key, scalars in self.scalars.items():
+            self.tensors[key] = torch.stack(scalars)
+
+    def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
+        refused = storable.refusal(value, in_place=self._in_place)
+        if refused is not None:
+            raise StateError(f"{path} is {refused[0]}, which a snapshot cannot hold", refused[1])
+        tensor = value.detach()
+        identity = storable.identity_of(tensor)
+        if tensor.numel() and (known := self._known.get(identity)):
+            if "$tensor" in known:
+                self.aliases[self._free(path)] = known["$tensor"]
+            return known
+        if tensor.dim() == 0:
+            found = self._scalar(tensor, path)
+        else:
+            key = self._free(path)
+            if layout := storable.layout_of(tensor):
+                self.memory_formats[key] = layout
+            self.tensors[key] = tensor
+            found = {"$tensor": key}
+        self._known[identity] = found
+        return found
+
+    def _scalar(self, tensor: Tensor, path: str) -> dict[str, Any]:
+        kind = (tensor.dtype, tensor.device.type)
+        key = self._packed.get(kind)
+        if key is None:
+            part = path.partition("/")[0]
+            key = self._packed[kind] = self._free(
+                f"{part}/scalars/{DTYPES[tensor.dtype]}/{tensor.device.type}"
+            )
+            self.scalars[key] = []
+        self.scalars[key].append(tensor)
+        return {"$scalar": [key, len(self.scalars[key]) - 1]}
+
+    def _free(self, path: str) -> str:
+        """Return *path*, or another where two paths read the same: {"a/b": x, "a": {"b": y}}."""
+        while path in self.tensors or path in self.scalars or path in self.aliases:
+            path += "'"
+        return path
+
+
+class Decoder:
+    """Turns JSON back into values.
+
+    Args:
+        tensors: Stored tensors by key.
+        memory_formats: How tensors that are not contiguous are to lie.
+        copies: Give tensors memory of their own, laid out as they were; False for values that are copied anyway.
+            What was one tensor in two places is one again.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], memory_formats: Mapping[str, str], *, copies: bool
+    ) -> None:
+        self._tensors, self._memory_formats, self._copies = tensors, memory_formats, copies
+        self._made: dict[tuple[str, int | None], Tensor] = {}
+        self._packed: dict[str, Tensor] = {}
+
+    def decode(self, value: Any) -> Any:
+        """Return what was encoded as *value*.
+
+        Raises:
+            StateError: it was written by another version.
+        """
+        if isinstance(value, list):
+            return [self.decode(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if len(value) != 1 or not (mark := next(iter(value))).startswith("$"):
+            return {key: self.decode(item) for key, item in value.items()}
+        content = value[mark]
+        match mark:
+            case "$tensor":
+                return self._tensor(content, None)
+            case "$scalar":
+                return self._tensor(*content)
+            case "$float":
+                return float(content)
+            case "$tuple":
+                return tuple(self.decode(item) for item in content)
+            case "$counter":
+                return Counter({self.decode(key): self.decode(count) for key, count in content})
+            case "$dict":
+                return {self.decode(key): self.decode(item) for key, item in content}
+            case _:
+                raise StateError(
+                    f"the snapshot holds a value marked {mark}, which this version does not know"
+                )
+
+    def _tensor(self, key: str, index: int | None) -> Tensor:
+        made = self._made.get((key, index))
+        if made is None:
+            made = self._made[key, index] = self._whole(key) if index is None else self._element(key, index)
+        return made
+
+    def _whole(self, key: str) -> Tensor:
+        stored, layout = self._tensors[key], self._memory_formats.get(key)
+        is_done = layout is None and isinstance(self._tensors, Fresh)
+        return storable.copy_with_layout(stored, layout) if self._copies and not is_done else stored
+
+    def _element(self, key: str, index: int) -> Tensor:
+        if key not in self._packed:
+            self._packed[key] = self._tensors[key]
+        element = self._packed[key][index]
+        return element.clone() if self._copies else element
+
+
+def _key(key: Any, path: str) -> Any:
+    """Return a dict's key as JSON."""
+    if key is None or type(key) in (bool, int) or isinstance(key, str):
+        return key
+    if isinstance(key, float):
+        return float(key) if math.isfinite(key) else {"$float": str(float(key))}
+    if type(key) is tuple:
+        return {"$tuple": [_key(item, path) for item in key]}
+    raise StateError(f"{path} has a key that is a {_named(type(key))}, which a snapshot cannot hold", _REMEDY)
+
+
+def _named(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

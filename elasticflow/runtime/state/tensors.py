@@ -1,0 +1,104 @@
+"""Which tensors a snapshot can hold, and how they lie in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from elasticflow.errors import StateError
+from elasticflow.snapshots.format import dtypes
+
+DTYPES: dict[torch.dtype, str] = {
+    getattr(torch, kind.torch_name): name for name, kind in dtypes.DTYPES.items()
+}
+BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+
+_PERMUTED = "permuted:"  # and the dimensions, the one with the widest stride first
+
+Identity = tuple[int, torch.dtype, torch.Size, tuple[int, ...], str, bool, bool]
+
+
+def refusal(tensor: Tensor, *, in_place: bool) -> tuple[str, str | None] | None:
+    """Return what *tensor* is and what to do, in words, if a snapshot cannot hold it; None if it can.
+
+    Args:
+        tensor: Of any kind.
+        in_place: Restoring copies into it, which takes memory of its own for each element.
+    """
+    if is_lazy(tensor):
+        return "a parameter without a shape", "run one forward on made-up data where the model is built"
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return f"a {type(tensor).__module__}.{type(tensor).__qualname__}", None
+    if tensor.is_nested:
+        return "a nested tensor", "keep a padded tensor and the lengths"
+    if tensor.is_quantized:
+        return f"a quantised tensor ({tensor.dtype})", "keep tensor.int_repr(), scale and zero point"
+    if tensor.layout != torch.strided:
+        return f"a sparse tensor ({tensor.layout})", "keep its indices and values"
+    if tensor.is_meta:
+        return "a tensor on the meta device, without values", "give it values before training starts"
+    if tensor.dtype not in DTYPES:
+        remedy = "keep torch.view_as_real(tensor)" if tensor.is_complex() else None
+        return f"a tensor of {tensor.dtype}", remedy
+    if in_place and _overlaps_itself(tensor):
+        return "an expanded tensor, whose elements share memory", "register tensor.contiguous() instead"
+    return None
+
+
+def identity_of(tensor: Tensor) -> Identity:
+    """Return what two tensors have in common if and only if they are the same elements in the same places."""
+    return (
+        tensor.data_ptr(),
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        str(tensor.device),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def layout_of(tensor: Tensor) -> str | None:
+    """Return how a tensor lies in memory if it is dense and not contiguous, else None."""
+    if tensor.is_contiguous():
+        return None
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return "channels_last"
+    if tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d):
+        return "channels_last_3d"
+    order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
+    return _PERMUTED + ",".join(map(str, order)) if tensor.permute(order).is_contiguous() else None
+
+
+def copy_with_layout(tensor: Tensor, layout: str | None) -> Tensor:
+    """Return a copy of a contiguous tensor that lies as `layout_of` said.
+
+    Raises:
+        StateError: the layout was written by another version.
+    """
+    match layout:
+        case None:
+            return tensor.clone()
+        case "channels_last":
+            return tensor.clone(memory_format=torch.channels_last)
+        case "channels_last_3d":
+            return tensor.clone(memory_format=torch.channels_last_3d)
+        case str() if layout.startswith(_PERMUTED):
+            order = [int(dim) for dim in layout.removeprefix(_PERMUTED).split(",")]
+            inverse = [order.index(dim) for dim in range(len(order))]
+            return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
+        case _:
+            raise StateError(
+                f"the snapshot holds a tensor laid out as {layout}, which this version does not know"
+            )
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    reach = 0  # the farthest element of the dimensions looked at
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False

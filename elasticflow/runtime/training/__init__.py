@@ -1,0 +1,1 @@
+"""From a batch to gradients, and metrics."""

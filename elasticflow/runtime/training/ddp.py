@@ -1,0 +1,181 @@
+"""Gradients of the global batch on every rank: DistributedDataParallel, weighted by true counts.
+
+Besides the gradients, all ranks learn after each step whether to leave and whether a snapshot is due. This
+ballot travels as the gradient of one small parameter of our own, so it costs no collective of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.training import model_buffers, replicable, stoppable_batches
+from elasticflow.runtime.training.loss import NonFinite
+from elasticflow.runtime.training.loss_weights import first_look
+from elasticflow.runtime.training.step_module import SIZE, StepModule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.amp import GradScaler
+
+    from elasticflow.runtime.data.index_loader import Batch
+    from elasticflow.runtime.process.context import Worker
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class DataParallel:
+    """A model with one replica per rank.
+
+    Args:
+        me: This worker.
+        model: On its device; every rank has rank 0's weights afterwards.
+        training_step: Called with the bare model and a micro-batch; returns what `parse_loss` takes.
+        precision: fp32, bf16 or fp16 (autocast).
+        on_nonfinite: What a loss that is not finite does: "stop", or "skip" the step.
+        ddp: Options of DistributedDataParallel, and sync_batchnorm.
+        scaler: For fp16.
+
+    Raises:
+        StateError: sync_batchnorm without CUDA.
+    """
+
+    def __init__(
+        self,
+        me: Worker,
+        model: nn.Module,
+        training_step: Callable[[nn.Module, Any], Any],
+        *,
+        precision: str,
+        on_nonfinite: str,
+        ddp: dict[str, Any],
+        scaler: GradScaler | None = None,
+    ) -> None:
+        replicable.require_whole(model)
+        options = dict(ddp)
+        self._is_synced = bool(options.pop("sync_batchnorm", False))
+        if self._is_synced:
+            _require_cuda(me)
+            me.vote.may_skip = False  # forwards of all ranks wait for each other
+            if me.world_size > 1:
+                nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        self._me = me
+        me.autocast_dtype = AUTOCAST.get(precision)
+        self._autocast = me.autocast_dtype
+        self._step = StepModule(me, model, training_step, scaler, is_synced=self._is_synced).to(me.device)
+        self._ballot, self._tally = self._step.ballot, self._step.tally
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._nonfinite = NonFinite(me, on_nonfinite, self._parameters, scaler)
+        self._ddp: DistributedDataParallel | None = None
+        if me.world_size > 1:
+            self._ddp = DistributedDataParallel(self._step, forward_sync_buffers=False, **options)
+            self._settle(self._ddp)
+        self._buffers = model_buffers.Watch(me, model)
+        self._send_buffers = self._has_watched = self._buffers.are_any
+        self._vote, self._generators = me.vote, me.generators
+
+    def _settle(self, ddp: DistributedDataParallel) -> None:
+        # DDP orders its buckets anew after the first backward: without these two, a run that goes on from a
+        # snapshot would sum in another order than one that was never interrupted (seen at 3 workers).
+        for _ in range(2):
+            torch.autograd.backward(ddp(None, 0, 1, lambda: (0.0,) * (SIZE - 2)))
+        for parameter in self._step.parameters():
+            parameter.grad = None
+
+    def gradients(self, batch: Batch) -> float:
+        """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
+
+        Where `me.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.
+
+        Raises:
+            NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
+        """
+        me = self._me
+        if self._send_buffers and self._ddp is not None:
+            self._buffers.make_equal()
+        self._generators.look()  # what the optimizer drew
+        self._tally.clear()
+        self._ballot.grad = None
+        left = len(batch.model_keys)
+        if batch.end.step <= 2:
+            self._step.first_look = first_look(me, batch)
+        if left == 0:
+            if self._is_synced:
+                raise StateError(
+                    f"step {batch.end.step} has {batch.samples} samples, too few for {me.world_size} workers: "
+                    "ddp.sync_batchnorm needs some on each",
+                    'use dataset.tail = "drop", or train.steps instead of epochs',
+                )
+            self._backward(None, 0, batch.samples, self._wishes)
+        # SyncBatchNorm's forwards wait for each other: none is left out.
+        pieces = (
+            batch.micro_batches if self._is_synced else stoppable_batches.micro_batches(batch, self._vote)
+        )
+        for (data, count), key in zip(pieces, batch.model_keys, strict=True):
+            self._generators.seed_model(key)
+            left -= 1
+            if left and self._ddp is not None:
+                with self._ddp.no_sync():
+                    self._backward(data, count, batch.samples, None)
+            else:
+                self._backward(data, count, batch.samples, None if left else self._wishes)
+        return self._outcome(batch.end.step)
+
+    def _wishes(self) -> tuple[float, ...]:
+        changed = self._has_watched and self._buffers.have_changed()
+        return changed, self._generators.look(), *self._vote.wishes()
+
+    def _backward(
+        self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
+    ) -> None:
+        forward = self._step if self._ddp is None else self._ddp
+        if self._autocast is None:
+            ends = forward(data, count, total, wishes)
+        else:
+            with torch.autocast(self._me.device.type, dtype=self._autocast):
+                ends = forward(data, count, total, wishes)
+        torch.autograd.backward(ends)
+
+    def _outcome(self, number: int) -> float:
+        me = self._me
+        grad = self._ballot.grad
+        assert grad is not None
+        loss, count, buffers_changed, drawn, *wishes = grad.tolist()  # waits for the device
+        weight = me.world_size  # DDP averages over the ranks
+        self._vote.settle(*wishes)
+        if self._vote.stop:
+            me.agree_to_stop()
+            return math.nan
+        self._send_buffers = buffers_changed > 0
+        if drawn > 0:
+            self._generators.are_used = True
+        loss *= weight
+        if count > 0:  # the step returned sums: only now is the count of all ranks known
+            count = _whole(count * weight)
+            loss /= count
+            grads = [p.grad for p in self._parameters if p.grad is not None]
+            torch._foreach_div_(grads, count)
+        me.skipped_step = not math.isfinite(loss)
+        if me.skipped_step:
+            self._nonfinite.refuse(number, loss)
+        return float(loss)
+
+
+def _whole(count: float) -> float:
+    """Return a count that travelled as a mean over the ranks, in single precision; sums of weights stay fractions."""
+    nearest = round(count)
+    return nearest if abs(count - nearest) <= 1e-6 * nearest else count
+
+
+def _require_cuda(me: Worker) -> None:
+    if me.device.type != "cuda":
+        raise StateError(
+            f"ddp.sync_batchnorm needs CUDA: torch has no SyncBatchNorm for {me.device.type}",
+            'leave it out; with train.consistency = "exact" running statistics are the mean over all shards',
+        )

@@ -1,0 +1,244 @@
+"""Gradients of the global batch that are the same bit for bit at every world size.
+
+The batch is cut into a fixed number of virtual shards. Every shard is one forward and backward on its own, from the
+same buffers and under its own seed, whichever rank does it; what the shards give is added up in the order of one
+fixed binary tree. A rank adds the subtrees it holds, all_to_all and all_gather move bytes and add nothing, and the
+owner of a slice adds the rest. A library's reduction would add in an order that depends on the world size, its
+buckets and its algorithm.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from elasticflow import StopTraining
+from elasticflow.errors import StateError
+from elasticflow.runtime.data.index_schedule import split
+from elasticflow.runtime.process import environment, stopping
+from elasticflow.runtime.training import determinism, model_buffers, replicable, stoppable_batches
+from elasticflow.runtime.training.buckets import Layout
+from elasticflow.runtime.training.ddp import AUTOCAST
+from elasticflow.runtime.training.fixed_order_sum import Exchange
+from elasticflow.runtime.training.loss import NonFinite, parse_loss
+from elasticflow.runtime.training.loss_weights import first_look
+from elasticflow.runtime.training.virtual_shards import Early, ShardBuffers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.amp import GradScaler
+
+    from elasticflow.runtime.data.index_loader import Batch
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.training.loss_weights import FirstLook
+
+# Numbers that travel with the gradients: weighted loss, items counted by the user's step, shards that had samples,
+# changed buffers, generators drawn from, the wishes of `vote`; then for each parameter by how many shards it was used.
+_LOSS, _COUNT, _SHARDS, _BUFFERS, _DRAWN, _WISHES = range(6)
+
+_EMPTY = (None, 0), 0  # a virtual shard without samples
+
+
+class FixedOrder:
+    """A model with one replica per rank whose steps have the same bits at every world size.
+
+    Float statistics of BatchNorm become the mean of the shards'; every other buffer is what the first shard made it.
+
+    Args:
+        me: This worker.
+        model: On its device; every rank has rank 0's weights afterwards.
+        training_step: Called with the bare model and a shard's samples; returns what `parse_loss` takes.
+        precision: fp32, bf16 or fp16 (autocast).
+        on_nonfinite: What a loss that is not finite does: "stop", or "skip" the step.
+        virtual_shards: At least the world size; part of the trajectory.
+        scaler: For fp16.
+
+    Raises:
+        StateError: there are more workers than shards, workers of different kinds, or SyncBatchNorm.
+    """
+
+    def __init__(
+        self,
+        me: Worker,
+        model: nn.Module,
+        training_step: Callable[[nn.Module, Any], Any],
+        *,
+        precision: str,
+        on_nonfinite: str,
+        virtual_shards: int,
+        scaler: GradScaler | None = None,
+    ) -> None:
+        replicable.require_whole(model)
+        _refuse(me, model, virtual_shards)
+        me.is_exact = True
+        determinism.be_deterministic()
+        if me.device.type == "cpu":
+            determinism.keep_freed_memory()
+        self._me, self._model, self._step, self._scaler = me, model, training_step, scaler
+        self._autocast = me.autocast_dtype = AUTOCAST.get(precision)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._low, self._high = split(virtual_shards, me.world_size, me.rank)
+        self._nonfinite = NonFinite(me, on_nonfinite, self._parameters, scaler)
+        if me.world_size > 1:
+            model_buffers.send(me, [t.detach() for t in (*model.parameters(), *model.buffers())])
+        self._watch = model_buffers.Watch(me, model)
+        self._send_buffers = False
+        self._buffers = ShardBuffers(model)
+        self._used_from = _WISHES + len(me.vote.wishes())
+        numbers = torch.zeros(self._used_from + len(self._parameters), device=me.device)
+        leaf = [numbers, *self._buffers.carried(is_first=False), *self._parameters]
+        self._leaf_size, self._gradients_from = len(leaf), len(leaf) - len(self._parameters)
+        layout = Layout(leaf, me.world_size)
+        self._exchange = Exchange(layout, virtual_shards, me.world_size, me.rank)
+        self._early = self._early_of(layout)
+        self._first_look: FirstLook | None = None
+
+    def _early_of(self, layout: Layout) -> Early:
+        first = self._gradients_from
+        of_gradients = itertools.takewhile(lambda bucket: min(bucket) >= first, layout.buckets)
+        buckets = [[number - first for number in bucket] for bucket in of_gradients]
+
+        def hand_on(gradients: list[Tensor | None]) -> None:
+            self._exchange.send_early(self._high - 1, [_dense(g) for g in gradients])
+
+        return Early(self._parameters, buckets if self._me.world_size > 1 else [], hand_on)
+
+    def gradients(self, batch: Batch) -> float:
+        """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
+
+        Where `me.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.
+
+        Raises:
+            NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
+            StateError: an operation has no deterministic form here; named.
+        """
+        me = self._me
+        if self._send_buffers:
+            self._watch.make_equal()
+        if batch.end.step <= 2:
+            self._first_look = first_look(me, batch)
+        me.generators.look()
+        self._buffers.begin()
+        self._exchange.begin()
+        pieces = zip(stoppable_batches.micro_batches(batch, me.vote), batch.model_keys, strict=True)
+        for shard in range(self._low, self._high):
+            (data, count), key = next(pieces, _EMPTY)  # a last, small batch has none for the last shards
+            given = None
+            if count:
+                me.generators.seed_model(key)
+                given = self._run(shard, data, count, batch.samples)
+            elif shard == 0:
+                self._buffers.carry_nothing()
+            self._exchange.push(shard, self._leaf(shard, given))
+        return self._outcome(batch.end.step, self._exchange.total())
+
+    def _run(
+        self, shard: int, data: Any, num_samples: int, total: int
+    ) -> tuple[Tensor | float, float] | None:
+        """Leave a shard's gradients in the parameters; return its weighted loss, and items if the step counts them.
+
+        Returns None, and nothing that counts, once this rank's code wants training to end.
+        """
+        if self._me.vote.stop_wanted is not None:
+            return None
+        self._buffers.restore()
+        for parameter in self._parameters:
+            parameter.grad = None
+        determinism.require_deterministic()
+        loss: Tensor | None = None
+        try:
+            if self._autocast is None:
+                found = self._step(self._model, data)
+            else:
+                with torch.autocast(self._me.device.type, dtype=self._autocast):
+                    found = self._step(self._model, data)
+            if self._first_look is not None:
+                self._first_look(found, data, num_samples)
+            loss, count = parse_loss(found)
+            if loss is None:
+                self._early.begin(is_last=False)
+                return 0.0, 0.0
+            if count is None and num_samples != total:
+                loss = loss * (num_samples / total)
+            self._early.begin(is_last=shard == self._high - 1)
+            torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        except StopTraining as stop:
+            if loss is not None:
+                raise  # within the backward, of which others may have a part already
+            stopping.want(self._me.vote, stop)
+            return None
+        except RuntimeError as error:
+            raise determinism.named(error) from error
+        determinism.require_deterministic()
+        return loss.detach(), count or 0.0
+
+    def _leaf(self, shard: int, given: tuple[Tensor | float, float] | None) -> Sequence[Tensor | None]:
+        """Return what a shard gives, in the layout's order; the last one carries this rank's wishes."""
+        is_last = shard == self._high - 1
+        if given is None and not is_last:
+            return [None] * self._leaf_size
+        wishes = self._wishes() if is_last else (0.0,) * (self._used_from - _BUFFERS)
+        gradients: list[Tensor | None] = [None] * len(self._parameters)
+        carried: Sequence[Tensor | None] = [None] * (self._gradients_from - 1)
+        used = [0.0] * len(self._parameters)
+        loss, count = given or (0.0, 0.0)
+        if given is not None:
+            gone = self._early.end()
+            gradients = [_dense(parameter.grad) for parameter in self._parameters]
+            used = [float(g is not None or place in gone) for place, g in enumerate(gradients)]
+            carried = self._buffers.carried(is_first=shard == 0)
+        numbers = torch.tensor([0.0, count, float(given is not None), *wishes, *used], device=self._me.device)
+        numbers[_LOSS] = loss
+        return [numbers, *carried, *gradients]
+
+    def _wishes(self) -> tuple[float, ...]:
+        me = self._me
+        return self._watch.are_any and self._watch.have_changed(), me.generators.look(), *me.vote.wishes()
+
+    def _outcome(self, number: int, totals: list[Tensor]) -> float:
+        me = self._me
+        found = totals[0].tolist()  # waits for the device
+        me.vote.settle(*found[_WISHES : self._used_from])
+        if me.vote.stop:
+            self._buffers.restore()
+            me.agree_to_stop()
+            return math.nan
+        self._send_buffers = found[_BUFFERS] > 0
+        me.generators.are_used |= found[_DRAWN] > 0
+        used = zip(self._parameters, totals[self._gradients_from :], found[self._used_from :], strict=True)
+        for parameter, gradient, shards in used:
+            parameter.grad = gradient if shards else None  # as where one process trains: no decay moves it
+        loss = float(found[_LOSS])
+        if found[_COUNT] > 0:
+            loss /= found[_COUNT]
+            torch._foreach_div_(totals[self._gradients_from :], found[_COUNT])
+        me.skipped_step = not math.isfinite(loss)
+        if me.skipped_step:
+            self._buffers.restore()
+            self._nonfinite.refuse(number, loss)
+        else:
+            self._buffers.end(totals[1 : self._gradients_from], found[_SHARDS])
+        return loss
+
+
+def _refuse(me: Worker, model: nn.Module, virtual_shards: int) -> None:
+    if me.world_size > virtual_shards:
+        raise StateError(
+            f"{me.world_size} workers cannot share {virtual_shards} virtual shards",
+            "start fewer workers; a new run may set train.virtual_shards higher",
+        )
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        raise StateError(
+            'train.consistency = "exact" cannot use SyncBatchNorm: its statistics are of whatever runs at once',
+            "use BatchNorm: running statistics are the mean over all shards anyway",
+        )
+    environment.require_alike(me)
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient

@@ -1,0 +1,164 @@
+"""What a training step may return, and what becomes of a loss that is not finite."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from elasticflow import events
+from elasticflow.errors import NonFiniteLossError, StepResultError
+from elasticflow.runtime.data import notes
+
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+
+    from elasticflow.runtime.process.context import Worker
+
+FORMS = (
+    "a step returns the loss, a mean over the samples; (loss_sum, count); or a dict with `loss` and, where it is a mean over "
+    "other items than the samples, their `count`"
+)
+DICT_KEYS = frozenset({"loss", "count"})
+HALVES = frozenset({torch.float16, torch.bfloat16})
+
+
+class StepLoss(NamedTuple):
+    """What a training step's loss is.
+
+    Attributes:
+        value: A sum over `num_items`; without them, a mean over the samples. None if it is a mean over no items,
+            which is not a number: it counts for nothing.
+        num_items: What the sum is over, such as tokens without padding; their weights' sum if they have weights.
+    """
+
+    value: Tensor | None
+    num_items: float | None
+
+
+def parse_loss(result: Any) -> StepLoss:
+    """Return the loss that a training step returned; a mean over counted items becomes their sum.
+
+    Raises:
+        StepResultError: it is none of the forms that a step may return.
+    """
+    if isinstance(result, Tensor):
+        return StepLoss(_scalar(result), None)
+    if isinstance(result, dict):
+        if "loss" not in result:
+            raise _refused(f"a dict without `loss` (its keys are {', '.join(map(str, result)) or 'none'})")
+        mean, count = result["loss"], result.get("count")
+        if not isinstance(mean, Tensor):
+            raise _refused(f"a dict whose `loss` is a {type(mean).__name__}", _of_no_tensor(mean))
+        if count is None:
+            return StepLoss(_scalar(mean), None)
+        count = _count_of(count)
+        if count == 0:
+            return StepLoss(None, 0.0)
+        # Half precision would overflow at 65,504.
+        return StepLoss((_scalar(mean).float() if mean.dtype in HALVES else _scalar(mean)) * count, count)
+    if isinstance(result, tuple | list):
+        return _of_pair(result)
+    raise _refused(f"a {type(result).__name__}", _of_no_tensor(result))
+
+
+def with_count(result: Any, count: Any) -> dict[str, Any]:
+    """Return what a training step returned as a dict whose `loss` is a mean over *count* items.
+
+    Raises:
+        StepResultError: the step counts for itself already, or did not return a loss.
+    """
+    if isinstance(result, Tensor):
+        return {"loss": result, "count": count}
+    if isinstance(result, dict) and "count" not in result:
+        return {**result, "count": count}
+    parse_loss(result)
+    raise StepResultError(
+        "the training step returned a count beside its loss, and model.loss_count counts too",
+        "leave model.loss_count out, or let the step return the mean alone",
+    )
+
+
+def _of_pair(result: tuple[Any, ...] | list[Any]) -> StepLoss:
+    """Return the loss out of (loss_sum, count)."""
+    is_sum = isinstance(result[0], Tensor) and _is_number(result[0]) if result else False
+    if is_sum and len(result) == 2 and _is_number(result[1]):
+        return StepLoss(_scalar(result[0]), _count_of(result[1]))
+    scalars = [n for n, each in enumerate(result) if isinstance(each, Tensor) and each.dim() == 0]
+    hint = None
+    if len(scalars) == 1:
+        hint = f"return the loss alone, item {scalars[0]} of this, without logits and the like"
+    raise _refused(notes.form(tuple(result)), hint)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and value.dim() <= 1
+    return not isinstance(value, dict | list | tuple | str) and hasattr(value, "__float__")
+
+
+def _scalar(loss: Tensor) -> Tensor:
+    if loss.dim() and loss.numel() != 1:
+        raise _refused(
+            f"{notes.form(loss)} as its loss",
+            "a loss is one number: return its mean(), or (its sum(), how many items it is over)",
+        )
+    return loss
+
+
+def _count_of(count: Any) -> float:
+    if not _is_number(count):
+        raise _refused(f"{notes.form(count)} as the count of its loss", "a count is one number")
+    number = float(count)
+    if not 0 <= number < math.inf:
+        raise _refused(f"{number} as the count of its loss", "a count is a number from 0 on")
+    return number
+
+
+def _of_no_tensor(value: Any) -> str | None:
+    if isinstance(value, int | float):
+        return "a number cannot be differentiated: return the tensor, without float() or item()"
+    return None
+
+
+def _refused(what: str, hint: str | None = None) -> StepResultError:
+    return StepResultError(
+        f"the training step returned {what}", FORMS if hint is None else f"{hint}; {FORMS}"
+    )
+
+
+class NonFinite:
+    """What becomes of a step whose loss is not finite.
+
+    Args:
+        me: This worker.
+        action: "stop" or "skip".
+        parameters: Those that are trained.
+        scaler: Of fp16.
+    """
+
+    def __init__(
+        self, me: Worker, action: str, parameters: list[nn.Parameter], scaler: GradScaler | None
+    ) -> None:
+        self._me, self._action, self._parameters, self._scaler = me, action, parameters, scaler
+
+    def refuse(self, number: int, loss: float) -> None:
+        """Have step *number* change nothing.
+
+        Raises:
+            NonFiniteLossError: the action is "stop".
+        """
+        if self._action == "stop":
+            raise NonFiniteLossError(
+                f"the loss of step {number} is {loss}",
+                'look at the data and the learning rate; train.on_nonfinite = "skip" leaves such steps out',
+            )
+        if self._me.rank == 0:
+            self._me.event(events.LOSS_SKIPPED, level="warning", step=number, loss=str(loss))
+        for parameter in self._parameters:
+            if self._scaler is None:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.fill_(math.nan)  # what makes the scaler leave the step out

@@ -1,0 +1,194 @@
+"""Whether the loss of a batch is what its parts' losses are together, and who says so if it is not.
+
+A loss that is a mean over something else than the samples, such as tokens without padding, is another loss at another
+number of workers, unless the step says over how many items it is (`loss.parse_loss`).
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from elasticflow import StopTraining, events
+from elasticflow.runtime.training.loss import DICT_KEYS, HALVES, parse_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from elasticflow.runtime.data.index_loader import Batch
+    from elasticflow.runtime.process.context import Worker
+
+REMEDY = (
+    'name model.loss_count = "module:function" (batch -> over how many items its loss is a mean), '
+    "or let the step return (loss_sum, count)"
+)
+IGNORED = -100  # what torch's losses leave out of their mean
+_LABELS = ("label", "target")
+_TOLERANCE = 1e-5
+_TOLERANCE_OF_HALVES = 5e-3
+
+
+class FirstLook:
+    """Looks at what the job's step returns in the first step of a run; the step is not called for it. Rank 0.
+
+    Says which keys of a dict nobody reads, and that samples of the batch have different numbers of ignored labels while
+    the loss is weighed by samples.
+    """
+
+    def __init__(self, me: Worker) -> None:
+        self._me = me
+        self._seen: set[float] = set()
+        self._has_told_keys = False
+
+    def __call__(self, result: Any, batch: Any, num_samples: int) -> None:
+        """Look at what the step returned for one micro-batch."""
+        if isinstance(result, dict) and not self._has_told_keys and (unused := unused_keys(result)):
+            self._has_told_keys = True
+            self._me.event(events.LOSS_UNUSED, keys=unused)
+        if not is_counted(result) and len(self._seen) < 2:
+            self._seen |= counts_of_labels(batch, num_samples)
+            if len(self._seen) > 1:
+                tell(self._me, "samples of a batch have different numbers of labels that count (not -100)")
+
+
+def first_look(me: Worker, batch: Batch) -> FirstLook | None:
+    """Return what looks at the first step of a run; None in every other, and on other ranks."""
+    return FirstLook(me) if batch.end.step == 1 and me.rank == 0 else None
+
+
+def tell(me: Worker, reason: str) -> None:
+    """Say, once in this process, that the loss depends on how a batch is cut; rank 0."""
+    if me.rank == 0 and not me.has_told_weights:
+        me.has_told_weights = True
+        me.event(events.LOSS_UNWEIGHED, level="warning", reason=reason, help=REMEDY)
+
+
+def unused_keys(result: dict[Any, Any]) -> list[str]:
+    """Return the keys of what a step returned that nobody reads."""
+    return [str(key) for key in result if key not in DICT_KEYS]
+
+
+def is_counted(result: Any) -> bool:
+    """Whether what a step returned says over how many items it is."""
+    return isinstance(result, tuple | list) or (isinstance(result, dict) and result.get("count") is not None)
+
+
+def counts_of_labels(batch: Any, num_samples: int) -> set[float]:
+    """Return the numbers of labels per sample that are not ignored; nothing where none is ignored."""
+    found: set[float] = set()
+    for labels in _labels_in(batch):
+        if labels.dim() and len(labels) == num_samples and not labels.is_floating_point():
+            counts = (labels != IGNORED).reshape(num_samples, -1).sum(1)
+            if int(counts.min()) < labels[0].numel():
+                found |= {float(count) for count in counts.tolist()}
+    return found
+
+
+def _labels_in(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, dict):
+        named = (value for key, value in batch.items() if any(name in str(key).lower() for name in _LABELS))
+        yield from (value for value in named if isinstance(value, Tensor))
+    elif isinstance(batch, list | tuple):
+        for value in batch[1:]:
+            if isinstance(value, Tensor):
+                yield value
+        for value in batch:
+            if isinstance(value, dict):
+                yield from _labels_in(value)
+
+
+def cut(batch: Any, num_samples: int, at: int) -> tuple[Any, Any] | None:
+    """Return a batch as two, of the first *at* samples and of the others; None where it is not plain how."""
+    if isinstance(batch, Tensor):
+        return (batch[:at], batch[at:]) if batch.dim() and len(batch) == num_samples else None
+    if isinstance(batch, dict):
+        return _rebuilt(batch.values(), num_samples, at, lambda parts: dict(zip(batch, parts, strict=True)))
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return _rebuilt(batch, num_samples, at, lambda parts: type(batch)(*parts))
+    if isinstance(batch, list) and batch and len(batch) == num_samples and not _holds_tensors(batch):
+        return batch[:at], batch[at:]
+    if type(batch) in {list, tuple}:
+        return _rebuilt(batch, num_samples, at, type(batch))
+    return None
+
+
+def _holds_tensors(values: list[Any]) -> bool:
+    return any(isinstance(value, Tensor | dict | list | tuple) for value in values)
+
+
+def _rebuilt(
+    values: Any, num_samples: int, at: int, make: Callable[[list[Any]], Any]
+) -> tuple[Any, Any] | None:
+    pairs = [cut(value, num_samples, at) for value in values]
+    if not pairs or any(pair is None for pair in pairs):
+        return None
+    return make([pair[0] for pair in pairs if pair]), make([pair[1] for pair in pairs if pair])
+
+
+def difference(
+    me: Worker | None,
+    model: nn.Module,
+    step: Callable[[nn.Module, Any], Any],
+    batch: Any,
+    num_samples: int,
+    dtype: torch.dtype | None = None,
+) -> str | None:
+    """Return in words how the loss of a batch differs from the mean of its parts', weighed by samples; None if it does not.
+
+    The model is in evaluation mode, and gradients are off. The step is called six times at most. A step that counts its
+    items, that draws random numbers, fails on a part, or whose batch cannot be cut, gives None.
+
+    Args:
+        me: Whose generators the step draws from; None: torch's.
+        model: Bare.
+        step: The job's.
+        batch: What the step is called with.
+        num_samples: Of the batch.
+        dtype: Of autocast, which the caller has switched on.
+
+    Raises:
+        StopTraining: the step did.
+    """
+
+    def loss(of: Any, seed: int = 1) -> float:
+        torch.manual_seed(seed) if me is None else me.generators.seed_model(seed)
+        result = step(model, of)
+        value = None if is_counted(result) else parse_loss(result).value
+        return math.nan if value is None else float(value)
+
+    halves = dtype is not None or any(p.dtype in HALVES for p in model.parameters())
+    try:
+        with _uncompiled(model):
+            return _difference(loss, batch, num_samples, _TOLERANCE_OF_HALVES if halves else _TOLERANCE)
+    except StopTraining:
+        raise
+    except Exception:  # noqa: BLE001  # the step itself is tried elsewhere
+        return None
+
+
+def _difference(loss: Callable[..., float], batch: Any, num_samples: int, tolerance: float) -> str | None:
+    whole = loss(batch)
+    # Two cuts: in one of them both parts may count as much per sample.
+    for at in {1, num_samples // 2} if num_samples > 1 else ():
+        parts = cut(batch, num_samples, at)
+        if parts is None or math.isnan(whole):
+            return None
+        mean = (loss(parts[0]) * at + loss(parts[1]) * (num_samples - at)) / num_samples
+        if abs(whole - mean) > tolerance * abs(whole):
+            if abs(whole - loss(batch, seed=2)) > tolerance * abs(whole):
+                return None
+            return f"the loss of a batch is {whole:.6g}, but the mean over its parts, weighed by their samples, {mean:.6g}"
+    return None
+
+
+def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    """Have nothing compiled for the shapes of parts, which do not come again."""
+    is_compiled = any(
+        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+    return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()

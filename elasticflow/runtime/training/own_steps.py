@@ -1,0 +1,269 @@
+"""Training steps that move the optimizers themselves, as a GAN's do, with one replica per rank.
+
+The job's step is called once per rank with its whole share of the batch, and calls `backward` and `optimizer.step` as it
+likes. Before an optimizer moves, the gradients of its parameters become those of the global batch: the ranks meet, tell
+which optimizer it is, and add up theirs, weighted by their numbers of samples. A rank without samples follows the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from elasticflow import StopTraining
+from elasticflow.errors import NonFiniteLossError, StateError
+from elasticflow.runtime.process import stopping
+from elasticflow.runtime.training import model_buffers, replicable, several_optimizers, stoppable_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim import Optimizer
+
+    from elasticflow.runtime.data.index_loader import Batch
+    from elasticflow.runtime.process.context import Worker
+
+# Numbers that travel when ranks meet, added up over all: the step is over, weighted loss, changed buffers, generators
+# drawn from, then the wishes of `vote`, then for each optimizer the ranks that are about to move it.
+_OVER, _LOSS, _BUFFERS, _DRAWN, _WISHES = range(5)
+
+
+class _Abandoned(BaseException):  # passes through the job's step, which may catch what is an Exception
+    """All ranks leave the step, which has changed nothing."""
+
+
+class _Met(NamedTuple):
+    """What a meeting came to: which optimizer moves now, None at the step's end; and the sums."""
+
+    optimizer: int | None
+    sums: list[float]
+
+
+class OwnSteps:
+    """A model with one replica per rank, whose step moves the optimizers.
+
+    Args:
+        me: This worker.
+        model: On its device; every rank has rank 0's weights afterwards.
+        training_step: Called with the bare model, this rank's samples and *made*; returns the loss to report, as a number
+            or a mapping with `loss`.
+        made: What the optimizer's factory returned.
+        clip_grad_norm: Most that the norm of the gradients of one optimizer's parameters may be when it moves.
+
+    Raises:
+        StateError: *made* holds something that is no optimizer of torch.
+    """
+
+    def __init__(
+        self,
+        me: Worker,
+        model: nn.Module,
+        training_step: Callable[[nn.Module, Any, Any], Any],
+        made: Any,
+        *,
+        clip_grad_norm: float | None = None,
+    ) -> None:
+        self._me, self._model, self._step, self._made = me, model, training_step, made
+        replicable.require_whole(model)
+        self._clip = clip_grad_norm
+        named = several_optimizers.optimizers(made)
+        self._names, self._optimizers = list(named), list(named.values())
+        for number, optimizer in enumerate(self._optimizers):
+            optimizer.register_step_pre_hook(self._before(number))
+        self._trained = list(
+            {
+                id(p): p for p in (*model.parameters(), *several_optimizers.parameters_of(self._optimizers))
+            }.values()
+        )
+        if me.world_size > 1:
+            model_buffers.send(me, [t.detach() for t in (*model.parameters(), *model.buffers())])
+        self._watch = model_buffers.Watch(me, model)
+        self._send_buffers = self._watch.are_any
+        self._share = 0.0
+        self._number = self._moved = 0
+        self._is_open = False  # the job's step runs: an optimizer that moves is met over
+
+    def step(self, batch: Batch) -> float:
+        """Make one step of the global batch; return its mean loss. Collective: every rank.
+
+        Where `me.stopped` is set afterwards, nothing was changed.
+
+        Raises:
+            NonFiniteLossError: on every rank, if gradients of the global batch or the loss are not finite. The optimizer
+                whose gradients they are has not moved; those before it have.
+            StateError: the step moved no optimizer, other ones than on another rank, or gave it a closure.
+        """
+        me = self._me
+        if len(batch.model_keys) > 1:
+            raise StateError(
+                f"a worker's share of step {batch.end.step} comes in {len(batch.model_keys)} parts, and a step that "
+                "moves its optimizers is called once",
+                "leave out dataset.micro_batch_size",
+            )
+        if self._send_buffers:
+            self._watch.make_equal()
+        me.generators.look()
+        for parameter in self._trained:
+            parameter.grad = None  # what a step leaves behind is in no snapshot
+        self._number, self._moved, self._share = batch.end.step, 0, 0.0
+        data, count = next(stoppable_batches.micro_batches(batch, me.vote), (None, 0))
+        try:
+            if data is None:
+                return self._follow()
+            me.generators.seed_model(batch.model_keys[0])
+            return self._lead(data, count / batch.samples)
+        except _Abandoned:
+            me.agree_to_stop()
+            return math.nan
+
+    def _lead(self, data: Any, share: float) -> float:
+        self._share, self._is_open = share, True
+        try:
+            found = self._step(self._model, data, self._made)
+        except StopTraining as stop:
+            self._is_open = False
+            stopping.want(self._me.vote, stop)
+            return self._follow()
+        finally:
+            self._is_open = False
+        if not self._moved:
+            raise StateError(
+                "the training step took the optimizers, and moved none of them",
+                "call step() of each optimizer in model.step; or let it take (model, batch) and return a loss",
+            )
+        return self._end(self._meet(None, reported_loss(found) * share))
+
+    def _follow(self) -> float:
+        """Do what the other ranks do, without samples, to the end of the step."""
+        while True:
+            met = self._meet(None, 0.0, is_following=True)
+            if met.optimizer is None:
+                return self._end(met)
+            self._make_global(met.optimizer, 0.0)
+            move: Any = self._optimizers[met.optimizer].step
+            move()
+
+    def _before(self, number: int) -> Callable[[Optimizer, Any, Any], None]:
+        def meet(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            del optimizer
+            if not self._is_open:
+                return
+            if len(args) > 1 or kwargs.get("closure") is not None:
+                raise StateError(
+                    f"the training step gives {self._names[number]} a closure, which would be called behind the exchange of "
+                    "gradients",
+                    "call backward() first, and step() without a closure",
+                )
+            self._meet(number, 0.0)
+            self._make_global(number, self._share)
+
+        return meet
+
+    def _meet(self, number: int | None, loss: float, *, is_following: bool = False) -> _Met:
+        """Tell the others what comes next here, and learn whether the step goes on. Collective: every rank."""
+        me, vote = self._me, self._me.vote
+        wishes = vote.wishes()
+        numbers = [0.0] * (_WISHES + len(wishes) + len(self._optimizers))
+        if not is_following:
+            numbers[_OVER if number is None else _WISHES + len(wishes) + number] = 1.0
+        numbers[_LOSS], numbers[_BUFFERS] = loss, self._watch.are_any and self._watch.have_changed()
+        numbers[_DRAWN] = me.generators.look()
+        numbers[_WISHES : _WISHES + len(wishes)] = wishes
+        if me.world_size > 1:
+            sums = torch.tensor(numbers, dtype=torch.float64, device=me.device)
+            dist.all_reduce(sums)
+            numbers = sums.tolist()
+        moving = [place for place, ranks in enumerate(numbers[_WISHES + len(wishes) :]) if ranks]
+        vote.settle(*numbers[_WISHES : _WISHES + len(wishes)])
+        if vote.stop:
+            self._abandon()
+        if len(moving) + (numbers[_OVER] > 0) > 1:
+            names = ", ".join(self._names[place] for place in moving)
+            raise StateError(
+                f"in step {self._number} the ranks move different optimizers: {names}{' or none' if numbers[_OVER] else ''}",
+                "a step must move the same optimizers in the same order on every rank, whatever its samples are",
+            )
+        self._moved += bool(moving)
+        return _Met(moving[0] if moving else None, numbers)
+
+    def _abandon(self) -> None:
+        if self._moved:
+            raise StateError(
+                f"StopTraining was raised in step {self._number} after an optimizer had moved: half a step would be kept",
+                "raise it before the first optimizer moves",
+            )
+        raise _Abandoned
+
+    def _make_global(self, number: int, share: float) -> None:
+        """Make the gradients of an optimizer's parameters those of the global batch. Collective: every rank."""
+        parameters = list(several_optimizers.parameters_of([self._optimizers[number]]))
+        if self._me.world_size > 1:
+            by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+            for parameter in parameters:
+                by_dtype.setdefault(parameter.dtype, []).append(parameter)
+            for group in by_dtype.values():
+                _add_up(group, share)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if not gradients:
+            return
+        norm = nn.utils.get_total_norm(gradients)
+        if not math.isfinite(norm.item()):
+            raise NonFiniteLossError(
+                f"the gradients of {self._names[number]} in step {self._number} are not finite",
+                "look at the data and the learning rates",
+            )
+        if self._clip is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
+
+    def _end(self, met: _Met) -> float:
+        me, sums = self._me, met.sums
+        self._send_buffers = sums[_BUFFERS] > 0
+        me.generators.are_used |= sums[_DRAWN] > 0
+        me.skipped_step = False
+        loss = float(sums[_LOSS])
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(
+                f"the loss of step {self._number} is {loss}", "look at the data and the learning rates"
+            )
+        return loss
+
+
+def _add_up(parameters: list[nn.Parameter], share: float) -> None:
+    """Give parameters of one dtype the sum over all ranks of gradient times share; none, where no rank has one."""
+    pieces = [_piece(parameter, share) for parameter in parameters]
+    used = pieces[0].new_tensor([float(parameter.grad is not None) for parameter in parameters])
+    flat = torch.cat([*pieces, used])
+    dist.all_reduce(flat)
+    *sums, counts = torch.split(flat, [*map(len, pieces), len(used)])
+    for parameter, total, ranks in zip(parameters, sums, counts.tolist(), strict=True):
+        parameter.grad = total.view(parameter.shape) if ranks else None
+
+
+def _piece(parameter: nn.Parameter, share: float) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None or share == 0.0:
+        return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return dense.reshape(-1) * share
+
+
+def reported_loss(found: Any) -> float:
+    """Return the loss that a step reports.
+
+    Raises:
+        TypeError: it reports none.
+    """
+    value = found.get("loss") if isinstance(found, Mapping) else found
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value.detach())
+    if isinstance(value, int | float):
+        return float(value)
+    raise TypeError(
+        f"the training step returned a {type(found).__name__}: one that moves the optimizers must return the loss to report, "
+        "as a number or a dict with `loss`"
+    )

@@ -1,0 +1,1 @@
+"""A worker's side of its node's snapshot writer."""

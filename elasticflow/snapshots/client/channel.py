@@ -1,0 +1,136 @@
+"""Messages between a worker and its node's writer: length-prefixed JSON and descriptors over a local socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import sys
+import tempfile
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+_LENGTH = struct.Struct("<I")
+_CHUNK = 1 << 16
+_MOST_DESCRIPTORS = 250  # Linux takes 253 with a message
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of a connection; any thread may send, one thread receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._send_lock = threading.Lock()
+        self._data = bytearray()
+        self.descriptors: deque[int] = deque()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for select."""
+        return self._socket.fileno()
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Send *message*, and *descriptors* with its first byte.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        body = json.dumps(message, allow_nan=False).encode()
+        frame = _LENGTH.pack(len(body)) + body
+        with self._send_lock:
+            sent = socket.send_fds(self._socket, [frame], list(descriptors)) if descriptors else 0
+            self._socket.sendall(frame[sent:])
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """Return the next message, or None when the other side is gone; its descriptors are in `descriptors`.
+
+        Raises:
+            TimeoutError: no whole message came in time.
+        """
+        self._socket.settimeout(timeout_s)
+        try:
+            while (message := self._take()) is None:
+                try:
+                    data, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK, _MOST_DESCRIPTORS)
+                except ConnectionError:
+                    return None
+                self.descriptors.extend(descriptors)
+                if not data:
+                    return None
+                self._data += data
+        except BlockingIOError:  # what a timeout of 0 gives
+            raise TimeoutError from None
+        finally:
+            with contextlib.suppress(OSError):
+                self._socket.settimeout(None)
+        return message
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return whether `receive` has something to read, or sees the end, within *timeout_s*; reads nothing."""
+        return self._has_message() or bool(select.select([self._socket], [], [], timeout_s)[0])
+
+    def close(self) -> None:
+        """Close the connection; the other side sees its end."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
+
+    def _has_message(self) -> bool:
+        if len(self._data) < _LENGTH.size:
+            return False
+        return len(self._data) >= _LENGTH.size + int(_LENGTH.unpack_from(self._data)[0])
+
+    def _take(self) -> Message | None:
+        if not self._has_message():
+            return None
+        end = _LENGTH.size + _LENGTH.unpack_from(self._data)[0]
+        message: Message = json.loads(bytes(self._data[_LENGTH.size : end]))
+        del self._data[:end]
+        return message
+
+
+def listen() -> tuple[socket.socket, str]:
+    """Return a listening socket and its address: `@name` without a file on Linux, else a path in a private folder."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name = f"elasticflow-{os.getpid()}-{secrets.token_hex(8)}"
+    address = f"@{name}" if sys.platform == "linux" else str(Path(tempfile.mkdtemp(prefix="ef-")) / "writer")
+    server.bind(_place(address))
+    server.listen(128)
+    return server, address
+
+
+def connect(address: str, timeout_s: float) -> Channel:
+    """Return a channel to *address*.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(_place(address))
+    except OSError:
+        connection.close()
+        raise
+    return Channel(connection)
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Return whether the peer runs as this user; an address without a file has no permissions to rely on."""
+    if sys.platform != "linux":
+        return True
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return bool(uid == os.getuid())
+
+
+def _place(address: str) -> str:
+    return f"\0{address[1:]}" if address.startswith("@") else address

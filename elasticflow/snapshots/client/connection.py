@@ -1,0 +1,132 @@
+"""A worker's connection to its node's writer: greeting, messages, and who handles them."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Self
+
+from elasticflow.errors import SnapshotError
+from elasticflow.snapshots.client import channel as wire
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable
+
+_LOOK_S = 1.0
+_LONGEST_WRITE_S = 3600.0  # a slow store is waited for; a writer that says nothing for longer hangs
+
+
+class Link:
+    """One rank's connection to its node's writer; used from one thread.
+
+    Attributes:
+        handlers: What to do with a message, by its first key; of one that none is for, nothing.
+        waiting: Called each second while a message is waited for, for an hour at most.
+    """
+
+    def __init__(self, channel: wire.Channel) -> None:
+        self._channel = channel
+        self.handlers: dict[str, Callable[[wire.Message], None]] = {}
+        self.waiting: Callable[[], None] = lambda: None
+
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        *,
+        rank: int,
+        world_size: int,
+        local_world_size: int,
+        generation: int,
+        timeout_s: float = 60.0,
+    ) -> Self:
+        """Return this rank's connection. Every rank.
+
+        The writer answers once it has committed or given up what an earlier generation left with it, so that
+        `Catalog.newest()` read afterwards is final.
+
+        Raises:
+            SnapshotError: no writer there, no answer in time, or a later generation is here already.
+        """
+        try:
+            channel = wire.connect(address, timeout_s)
+            hello = {"rank": rank, "world_size": world_size, "local_world_size": local_world_size}
+            channel.send({"hello": {**hello, "generation": generation}})
+            answer = channel.receive(timeout_s)
+        except TimeoutError:
+            raise SnapshotError(f"the snapshot writer did not answer within {timeout_s:g} s") from None
+        except OSError as error:
+            raise SnapshotError(f"the snapshot writer cannot be reached: {error}") from None
+        if answer is None or "refused" in answer:
+            channel.close()
+            raise SnapshotError(f"the snapshot writer refused: {(answer or {}).get('refused', 'it ended')}")
+        return cls(channel)
+
+    @property
+    def descriptors(self) -> deque[int]:
+        """Descriptors that came with messages, oldest first; whoever takes one closes it."""
+        return self._channel.descriptors
+
+    def fileno(self) -> int:
+        """Return the connection's descriptor, for select."""
+        return self._channel.fileno()
+
+    def close(self) -> None:
+        """Leave; shares already staged are still written."""
+        self._channel.close()
+
+    def send(self, message: wire.Message) -> None:
+        """Send a message to the writer.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        try:
+            self._channel.send(message)
+        except OSError as error:
+            raise SnapshotError(f"the snapshot writer died: {error}") from None
+
+    def receive_waiting(self) -> None:
+        """Handle all messages that are here.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        while True:
+            try:
+                message = self._channel.receive(0)
+            except TimeoutError:
+                return
+            self._handle(message)
+
+    def receive_one(self, deadline: float | None, complaint: str) -> None:
+        """Wait for a message and handle it.
+
+        Args:
+            deadline: Of `time.monotonic`; None waits for ever.
+            complaint: What did not happen, if nothing comes.
+
+        Raises:
+            SnapshotError: the writer died, or nothing came in time.
+        """
+        began = time.monotonic()
+        while True:
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            try:
+                self._handle(self._channel.receive(min(max(left, 1e-3), _LOOK_S)))
+            except TimeoutError:
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    raise SnapshotError(f"snapshot writer: {complaint} in time") from None
+                if now < began + _LONGEST_WRITE_S:
+                    self.waiting()
+            else:
+                return
+
+    def _handle(self, message: wire.Message | None) -> None:
+        if message is None:
+            raise SnapshotError("the snapshot writer died")
+        handler = self.handlers.get(next(iter(message)))
+        if handler is not None:
+            handler(message)

@@ -1,0 +1,197 @@
+"""The worker's side of the memory tier: fill a slot, say what lies there, go on from what a predecessor held."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import fault_injection
+from elasticflow.errors import SnapshotError
+from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.memory import buffers
+from elasticflow.snapshots.memory.slots import MOST_NUMBERS, Label, Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from elasticflow.snapshots.client.channel import Message
+    from elasticflow.snapshots.client.connection import Link
+
+_ANSWER_LIMIT_S = 60.0
+_JSON = json.JSONEncoder(allow_nan=False)  # made once: that takes longer than what it does at each step
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """What all ranks of an earlier generation held at one step, in their node's memory.
+
+    Attributes:
+        name: As a snapshot would be called.
+        record: Rank 0's, as of `StagingClient.stage`.
+        committed: Newest snapshot that its writer committed: name, step, epoch, samples; None: none.
+        shares: Where each tensor lies, and the memory it lies in.
+    """
+
+    name: str
+    generation: int
+    step: int
+    record: dict[str, Any]
+    committed: dict[str, Any] | None
+    shares: list[tuple[list[TensorEntry], mmap.mmap]]
+
+
+class Holding:
+    """One rank's slots; used from one thread, with the link's.
+
+    Args:
+        link: To the node's writer.
+        generation: This worker's.
+    """
+
+    def __init__(self, link: Link, generation: int) -> None:
+        self._link, self._generation = link, generation
+        self._slots: list[Slot] = []  # the newest last
+        self._reserved = 0
+        self._outline = 0
+        self._record: dict[str, Any] = {}
+        self._answers: list[Message] = []
+        link.handlers |= {"slots": self._map, "held": self._answers.append, "share": self._answers.append}
+
+    def reserve(self, nbytes: int) -> None:
+        """Ask for slots of *nbytes* and return at once: they are made ready while the worker goes on."""
+        if nbytes > self._reserved:
+            for slot in self._slots:
+                os.close(slot.descriptor)
+            self._reserved, self._slots = nbytes, []
+            self._link.send({"slots": nbytes})
+
+    def open(self, timeout_s: float | None = None) -> Slot:
+        """Return the slot to fill next; waits until slots are ready.
+
+        What was held before is held until `seal`.
+
+        Raises:
+            SnapshotError: the writer died, has no memory, or made no slot ready within *timeout_s*.
+            StagingLimitError: three slots for each worker are more than the limit allows.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._slots:
+            self._link.receive_one(deadline, "no slot was made ready")
+        for slot in self._slots[:-1]:
+            if slot.lock():
+                slot.open()
+                return slot
+        raise SnapshotError("no slot of the memory tier is free")  # the writer has one of them at most
+
+    def outline(self, tensors: Sequence[TensorEntry], nbytes: int, record: dict[str, Any] | None) -> None:
+        """Tell how the shares that follow are laid out, and rank 0's record as it is now.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        self._outline += 1
+        self._record = _plain(record) if record is not None else {}
+        entries = [vars(entry) for entry in tensors]
+        told = {"number": self._outline, "tensors": entries, "nbytes": nbytes, "record": self._record}
+        self._link.send({"outline": told})
+
+    def seal(self, slot: Slot, name: str, step: int, record: dict[str, Any] | None) -> bool:
+        """Say that *slot* holds this rank's share of *step*; False if the record has become another: `outline` first.
+
+        Args:
+            slot: As `open` gave it; given back.
+            name: As a snapshot would be called; on rank 0.
+            step: Finished steps.
+            record: Rank 0's, None on other ranks.
+        """
+        numbers = b""
+        if record is not None:
+            changed = list(_differences(self._record, _plain(record), []))
+            numbers = _JSON.encode({"name": name, "changed": changed}).encode()
+        is_told = len(numbers) <= MOST_NUMBERS
+        if is_told:
+            fault_injection.reach("tier.before_seal")
+            slot.seal(Label(self._generation, step, self._outline, numbers))
+            self._slots.remove(slot)
+            self._slots.append(slot)
+            slot.unlock()
+        return is_told
+
+    def forget(self, equal_at: int) -> None:
+        """Have nobody go on from anything that the ranks of this generation hold.
+
+        Nor from a snapshot that the writer took of it after step *equal_at*: it is not committed, or set aside. One rank
+        that says so is enough, and it may end right after.
+
+        Raises:
+            SnapshotError: the writer died, and what was held with it.
+        """
+        self._link.send({"forget": {"equal_at": equal_at}})
+
+    def recall(self) -> Recalled | None:
+        """Return what the newest earlier generation held, or None if this node has no whole set. Before `reserve`.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        self._link.send({"recall": None})
+        held = self._answer()["held"]
+        if held is None:
+            return None
+        shares = []
+        for share in held.pop("shares"):
+            self._answer()
+            descriptor = self._link.descriptors.popleft()
+            try:
+                memory = mmap.mmap(descriptor, share["size"])
+            finally:
+                os.close(descriptor)
+            entries = [TensorEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in share["tensors"]]
+            shares.append((entries, memory))
+        return Recalled(**held, shares=shares)
+
+    def _answer(self) -> Message:
+        deadline = time.monotonic() + _ANSWER_LIMIT_S
+        while not self._answers:
+            self._link.receive_one(deadline, "no word of what it holds")
+        return self._answers.pop(0)
+
+    def _map(self, message: Message) -> None:
+        slots = []
+        for size in message["slots"]:
+            descriptor = self._link.descriptors.popleft()
+            # Kept open: the lock is given back when a process closes the file.
+            slots.append(Slot(descriptor, size, buffers.map_memory(descriptor, size)))
+        self._slots = sorted(slots, key=_age)
+
+
+def _age(slot: Slot) -> tuple[int, int]:
+    label = slot.label()
+    return (label.generation, label.step) if label is not None else (0, 0)
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """Return *record* as JSON can say it: without infinities."""
+    about = record["manifest"]
+    if about.get("metric") is None:
+        return record
+    return {**record, "manifest": {**about, "metric": str(float(about["metric"]))}}
+
+
+def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[list[str | int], Any]]:
+    """Yield what is another in *new*, which is not *old*: path and value."""
+    if type(old) is dict and type(new) is dict and old.keys() == new.keys():
+        pairs: Iterable[tuple[str | int, Any, Any]] = ((key, old[key], value) for key, value in new.items())
+    elif type(old) is list and type(new) is list and len(old) == len(new):
+        pairs = zip(count(), old, new, strict=False)
+    else:
+        yield path, new
+        return
+    for key, before, now in pairs:
+        if before is not now and before != now:  # 1 for 1.0 makes no difference to anyone
+            yield from _differences(before, now, [*path, key])

@@ -1,0 +1,219 @@
+"""The worker's side of a snapshot: fill a staging buffer, hand it over, train on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import fault_injection
+from elasticflow.errors import SnapshotError, StagingLimitError
+from elasticflow.snapshots.client.connection import Link
+from elasticflow.snapshots.memory import buffers
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Sequence
+
+    from elasticflow.snapshots.client import channel
+    from elasticflow.snapshots.format.shard_file import TensorEntry
+
+
+Report = dict[str, Any]
+BEGUN = "begun"  # report that a snapshot out of the memory tier is being written: name, step, trigger
+# Snapshots staged by a worker and not committed yet; a commit takes a tenth of a second where many are kept.
+MOST_OPEN = 8
+_TIDY_LIMIT_S = 5.0
+
+
+@dataclass(eq=False)
+class _Mapped:
+    size: int
+    memory: mmap.mmap
+    state: str = "free"  # free -> filling (the worker's) -> writing (the writer's) -> free
+
+
+class StagingClient(Link):
+    """One rank's connection to its node's writer, to stage and to hear of outcomes; used from one thread.
+
+    Two buffers per rank, or one where memory is short: while one is being written, the other can be filled; when all
+    are being written, `buffer` waits, so a slow store delays the next snapshot and never grows memory.
+
+    Attributes:
+        single: Why this rank has one buffer instead of two, if so.
+    """
+
+    def __init__(self, channel: channel.Channel) -> None:
+        super().__init__(channel)
+        self._mapped: dict[int, _Mapped] = {}
+        self._reserved = 0
+        self._reports: list[Report] = []
+        self._open: set[str] = set()  # names staged here without an outcome
+        self._untidied: set[str] = set()  # names staged here whose retention is not through
+        self._wished: int | None = None  # step of a wish that the writer has not begun to fulfil
+        self._begun = 0  # step of the newest snapshot begun out of the memory tier
+        self.single: str | None = None
+        self.handlers |= {
+            "buffers": self._map,
+            "released": self._release,
+            "no_memory": self._complain,
+            "over_limit": self._complain,
+            "begun": self._note_begun,
+            "report": self._note_outcome,
+            "tidied": lambda message: self._untidied.discard(message["tidied"]),
+        }
+
+    def reserve(self, nbytes: int) -> None:
+        """Ask for two buffers of *nbytes*, or one where memory is short, and return at once.
+
+        They are made ready while the worker goes on. Not between `buffer` and `stage`: larger buffers take the
+        place of the old ones.
+        """
+        if nbytes > self._reserved:
+            self._reserved = nbytes
+            self.send({"reserve": nbytes})
+
+    def buffer(self, nbytes: int, timeout_s: float | None = None) -> memoryview:
+        """Return a free staging buffer of *nbytes*; waits while all are being written.
+
+        It also waits while `MOST_OPEN` snapshots staged here are not committed: small ones are written faster than they
+        are committed, and a run that leaves waits for all of them.
+
+        Raises:
+            SnapshotError: the writer died, has no memory, or freed no buffer within *timeout_s*.
+        """
+        self.reserve(nbytes)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self.receive_waiting()
+            if len(self._open) >= MOST_OPEN:
+                self.receive_one(deadline, f"none of {len(self._open)} snapshots was committed")
+                continue
+            for mapped in sorted(self._mapped.values(), key=lambda m: m.state != "filling"):
+                if mapped.state != "writing" and mapped.size >= nbytes:
+                    mapped.state = "filling"
+                    return memoryview(mapped.memory)[:nbytes]
+            self.receive_one(deadline, "no staging buffer became free")
+
+    def stage(
+        self,
+        *,
+        name: str,
+        step: int,
+        tensors: Sequence[TensorEntry],
+        nbytes: int,
+        record: dict[str, Any] | None = None,
+    ) -> None:
+        """Hand the buffer last given by `buffer` to the writer and return at once.
+
+        Args:
+            name: The snapshot's folder name, the same on every rank, never used before.
+            step: Finished steps.
+            tensors: This rank's share; may be empty.
+            nbytes: Bytes of the buffer in use.
+            record: Rank 0's: `{"state": content of state.json, "manifest": {trigger, parent, metric, epoch, samples,
+                aliases, memory_formats, fingerprints, versions}}`; None on other ranks.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        number = next((n for n, mapped in self._mapped.items() if mapped.state == "filling"), None)
+        assert number is not None or not nbytes, "stage() without buffer()"
+        if number is not None:
+            self._mapped[number].state = "writing"
+        if record is not None and (metric := record["manifest"].get("metric")) is not None:
+            # As text: JSON has no infinities.
+            record = {**record, "manifest": {**record["manifest"], "metric": str(float(metric))}}
+        share = {
+            "name": name,
+            "step": step,
+            "tensors": [vars(entry) for entry in tensors],
+            "record": record,
+        }
+        self._open.add(name)
+        self._untidied.add(name)
+        self.send({"stage": {**share, "buffer": number, "nbytes": nbytes}})
+        fault_injection.reach("snapshot.after_stage")
+
+    def wish(self, step: int, trigger: str) -> None:
+        """Ask for a snapshot on the store of what the memory tier holds at *step*, or a later one if it is busy.
+
+        What was wished for and not begun before is included. Every rank asks.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        if step > self._begun:
+            self._wished = step
+            self.send({"wish": {"step": step, "trigger": trigger}})
+
+    @property
+    def is_awaiting(self) -> bool:
+        """True while something staged here has no outcome, or a wish is not fulfilled."""
+        return bool(self._open) or self._wished is not None
+
+    def reports(self) -> list[Report]:
+        """Return what became of snapshots staged here since the last call; does not wait."""
+        self.receive_waiting()
+        reports, self._reports = self._reports, []
+        return reports
+
+    def flush(self, timeout_s: float) -> list[Report]:
+        """Wait until everything staged here is committed or failed; return the reports not yet fetched.
+
+        Retention after the last commit is waited for as well, but not for long, and never for an error.
+
+        Raises:
+            SnapshotError: the writer died, or an outcome is missing after *timeout_s*.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self._open or self._wished is not None:
+            what = ", ".join(sorted(self._open)) or f"step {self._wished}"
+            self.receive_one(deadline, f"no outcome of {what}")
+        with contextlib.suppress(SnapshotError):
+            deadline = min(deadline, time.monotonic() + _TIDY_LIMIT_S)
+            while self._untidied:
+                self.receive_one(deadline, "retention was not through")
+        return self.reports()
+
+    def _release(self, message: channel.Message) -> None:
+        mapped = self._mapped.get(message["released"])
+        if mapped is not None:
+            mapped.state = "free"
+
+    def _note_outcome(self, message: channel.Message) -> None:
+        report: Report = message["report"]
+        if report["event"] not in ("snapshot.removed", "store.trouble"):
+            self._open.discard(report["name"])
+        self._reports.append(report)
+
+    def _complain(self, message: channel.Message) -> None:
+        if "over_limit" in message:
+            raise StagingLimitError(
+                f"snapshots.staging_limit is too small: {message['over_limit']}",
+                "raise snapshots.staging_limit, or train on more nodes: each stages a smaller part",
+            )
+        raise SnapshotError(f"no memory to stage {self._reserved} bytes: {message['no_memory']}")
+
+    def _note_begun(self, message: channel.Message) -> None:
+        begun = message["begun"]
+        self._begun = begun["step"]
+        self._open.add(begun["name"])
+        self._untidied.add(begun["name"])
+        self._reports.append({"event": BEGUN, **begun})
+        if self._wished is not None and self._wished <= self._begun:
+            self._wished = None
+
+    def _map(self, message: channel.Message) -> None:
+        self._mapped.clear()  # the writer keeps what is still being written
+        self.single = message["single"]
+        for number in message["buffers"]:
+            descriptor = self.descriptors.popleft()
+            try:
+                self._mapped[number] = _Mapped(
+                    message["size"], buffers.map_memory(descriptor, message["size"])
+                )
+            finally:
+                os.close(descriptor)

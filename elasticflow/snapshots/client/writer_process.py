@@ -1,0 +1,159 @@
+"""Starting the writer and hearing from it: for the agent, or a worker that has no agent of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import elasticflow
+from elasticflow.errors import SnapshotError
+from elasticflow.storage.storage import Storage
+from elasticflow.system.processes import is_ending
+
+_START_LIMIT_S = 60.0
+_END_LIMIT_S = 5.0
+
+
+class WriterNotStartedError(SnapshotError):
+    """The writer ended before it was ready, or was not ready in time.
+
+    Attributes:
+        ended_with: How it ended (negative: a signal); None if it was not ready in time.
+    """
+
+    def __init__(self, exit_code: int | None) -> None:
+        how = f"not ready within {_START_LIMIT_S:g} s" if exit_code is None else f"exit code {exit_code}"
+        super().__init__(f"the snapshot writer did not start ({how}); its standard error says why")
+        self.ended_with = exit_code
+
+
+class WriterProcess:
+    """A running writer, seen by the process that started it.
+
+    Attributes:
+        process: The child.
+        address: What workers give to `StagingClient.connect`.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self._stdout = process.stdout.fileno()
+        os.set_blocking(self._stdout, False)
+        self._data = b""
+        self._waiting: list[dict[str, Any]] = []
+        self.address = ""
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return the reports since the last call (`snapshot.committed`, `.failed`, `.removed`); does not wait."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._stdout, 1 << 16):
+                self._data += chunk
+        *lines, self._data = self._data.split(b"\n")
+        found = self._waiting + [json.loads(line) for line in lines]
+        self._waiting = []
+        return found
+
+    def exit_code(self) -> int | None:
+        """Return how the writer ended (negative: a signal), or None while it lives.
+
+        One that is about to end is waited for: it has closed its workers' connections, who may have told of it already.
+        """
+        code = self.process.poll()
+        if code is None and is_ending(self.process.pid):
+            self._end()
+            code = self.process.poll()
+        return code
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there are reports, or when the writer ended."""
+        return self._stdout
+
+    def finish(self, patience_s: float) -> None:
+        """Have the writer end when all it was handed has an outcome; `reports` then tells it, and `close` follows.
+
+        Returns when it has ended, at the latest after *patience_s*. No worker may be staging any more.
+        """
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(b"finish\n")
+            self.process.stdin.flush()
+        deadline = time.monotonic() + patience_s
+        while self.process.poll() is None and (left := deadline - time.monotonic()) > 0:
+            select.select([self._stdout], [], [], min(left, 0.05))
+            self._waiting = self.reports()  # a full pipe would hold it up
+
+    def close(self) -> None:
+        """End the writer at once; what is not committed is dropped (flush the clients first)."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        self._end()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _end(self) -> None:
+        try:
+            self.process.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + _START_LIMIT_S
+        while not self.address and (left := deadline - time.monotonic()) > 0:
+            has_ended = self.process.poll() is not None
+            select.select([self._stdout], [], [], min(left, 0.2))
+            reports = self.reports()
+            if reports:
+                self.address = reports[0].get("address", "")
+                self._waiting = reports[1:]
+            elif has_ended:
+                break
+        if not self.address:
+            code = self.process.poll()
+            self.close()
+            raise WriterNotStartedError(code)
+
+
+def start_writer(config: dict[str, Any], python: str = sys.executable) -> WriterProcess:
+    """Start the node's writer and return it ready. To be called from the main thread.
+
+    It ends when this process does: its standard input ends then, and on Linux the kernel also kills it when the
+    *thread* that started it ends.
+
+    Args:
+        config: uri, options, prefix, run_id, keep_last, keep_best, keep_every, keep_within, best_mode, integrity,
+            staging_limit, limits (`writer.Config`).
+        python: The interpreter.
+
+    Raises:
+        WriterNotStartedError: it ended, or was not ready in time.
+    """
+    config = {**config, "parent": os.getpid(), "uri": Storage(config["uri"]).absolute_uri}
+    # The child inherits the mask, so a signal to the whole group cannot end it before it ignores them itself.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    try:
+        process = subprocess.Popen(
+            [python, "-m", "elasticflow.snapshots.writer.main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(elasticflow.__file__).resolve().parents[1],  # so that -m finds this very package
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert process.stdin is not None
+    writer = WriterProcess(process)
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(config).encode() + b"\n")
+        process.stdin.flush()
+    writer._wait_ready()  # noqa: SLF001  # not for others
+    return writer

@@ -1,0 +1,1 @@
+"""Bytes and names of a snapshot; pure."""

@@ -1,0 +1,91 @@
+"""Digests of a file, taken while it is written and checked while it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import TYPE_CHECKING, Literal
+
+from elasticflow.snapshots.format.manifest import BLOCK, DamagedSnapshotError, FileEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Integrity = Literal["crc32", "sha256"]
+
+
+class Checksums:
+    """CRC-32 of each BLOCK of a stream of bytes, and the SHA-256 of all of them if asked for.
+
+    Attributes:
+        size: Bytes so far.
+        blocks: CRC-32 of each block begun so far.
+    """
+
+    def __init__(self, integrity: Integrity = "crc32") -> None:
+        self.size = 0
+        self.blocks: list[int] = []
+        self._sha256 = hashlib.sha256() if integrity == "sha256" else None
+
+    def through(self, parts: Iterable[memoryview]) -> Iterator[memoryview]:
+        """Pass *parts* on, cut at block borders, and take their checksums."""
+        for part in parts:
+            rest = part
+            while len(rest):
+                room = BLOCK - self.size % BLOCK
+                piece, rest = rest[:room], rest[room:]
+                if room == BLOCK:
+                    self.blocks.append(0)
+                self.blocks[-1] = zlib.crc32(piece, self.blocks[-1])
+                if self._sha256 is not None:
+                    self._sha256.update(piece)
+                self.size += len(piece)
+                yield piece
+
+    def entry(self) -> FileEntry:
+        """Return the manifest's entry for the bytes that passed."""
+        sha256 = None if self._sha256 is None else self._sha256.hexdigest()
+        return FileEntry(size=self.size, crc32=tuple(self.blocks), sha256=sha256)
+
+
+class Verifier:
+    """Checks bytes of one file, in order, against what the manifest says of it: of all of it, or of *count* blocks.
+
+    The SHA-256 needs the whole file, so it is not looked at when *first* is not 0 or *count* ends before the file does.
+    """
+
+    def __init__(self, entry: FileEntry, first: int = 0, count: int | None = None) -> None:
+        self._entry = entry
+        self._start = first * BLOCK
+        self._end = entry.size if count is None else min(entry.size, (first + count) * BLOCK)
+        is_whole = first == 0 and self._end == entry.size
+        self._sha256 = entry.sha256 if is_whole else None
+        self._sums = Checksums("crc32" if self._sha256 is None else "sha256")
+
+    def feed(self, part: memoryview) -> None:
+        """Take the next bytes; every block that is whole now is what was written.
+
+        Raises:
+            DamagedSnapshotError: a block is not what was written, or there are more bytes than were written.
+        """
+        for _ in self._sums.through([part]):
+            at = self._start + self._sums.size
+            if at > self._end:
+                raise DamagedSnapshotError(f"is longer than the {self._end} bytes that were written")
+            if at % BLOCK == 0 or at == self._end:
+                self._check_block((at - 1) // BLOCK)
+
+    def finish(self) -> None:
+        """Return if all bytes came and are what was written.
+
+        Raises:
+            DamagedSnapshotError: the file is too short, or its SHA-256 is another.
+        """
+        if (at := self._start + self._sums.size) < self._end:
+            raise DamagedSnapshotError(f"ends at byte {at}, {self._entry.size} bytes were written")
+        if self._sums.entry().sha256 != self._sha256:
+            raise DamagedSnapshotError("its SHA-256 is not that of what was written")
+
+    def _check_block(self, number: int) -> None:
+        if self._entry.crc32[number : number + 1] != (self._sums.blocks[-1],):
+            raise DamagedSnapshotError(f"block {number} (from byte {number * BLOCK}) is not what was written")

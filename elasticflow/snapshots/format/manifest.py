@@ -1,0 +1,322 @@
+"""The commit record of a snapshot: a snapshot exists when its MANIFEST.json does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from elasticflow.errors import SnapshotError
+from elasticflow.run_folder import SNAPSHOT_NAME
+from elasticflow.snapshots.format.dtypes import DTYPES
+from elasticflow.system import records
+from elasticflow.system.records import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+FORMAT = 1
+FILE_NAME = "MANIFEST.json"
+STATE_FILE = "state.json"
+BLOCK = 8 << 20  # bytes under one checksum: small enough to say where the damage is
+
+
+class DamagedSnapshotError(SnapshotError):
+    """A file of a snapshot is absent, short, or not what was written."""
+
+    failure_class = "snapshot_corrupt"
+
+
+class UnreadableSnapshotError(SnapshotError):
+    """This process may not read a file of a snapshot: damage if another snapshot can be read, else an outage."""
+
+
+_SOURCE = " (source "
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of a snapshot: its bytes, the CRC-32 of each BLOCK of it, and its SHA-256 where that was asked for."""
+
+    size: int
+    crc32: tuple[int, ...]
+    sha256: str | None = None
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> FileEntry:
+        """Return the entry that `dataclasses.asdict` turned into JSON."""
+        return cls(size=content["size"], crc32=tuple(content["crc32"]), sha256=content.get("sha256"))
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """Where a tensor lies: file, safetensors dtype, shape, offset from the start of the file, bytes.
+
+    The file is one of the snapshot's own, or a key of `Manifest.borrowed`; `Manifest.location` tells where it is.
+    """
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> TensorPlace:
+        """Return the place that `dataclasses.asdict` turned into JSON."""
+        return cls(**{**content, "shape": tuple(content["shape"])})
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a snapshot holds and where it comes from.
+
+    Attributes:
+        name: Folder name: step, generation and id.
+        trigger: Why it was taken: steps, time, epoch, drain, end ...
+        created: Unix time of the commit.
+        parent: Name of the snapshot this generation was restored from, if any.
+        metric: Value that `keep.best` ranks by, if an evaluation preceded.
+        ranked_by: What *metric* is, as `measure_of` writes it; None: older snapshots do not say it.
+        samples: Samples consumed.
+        aliases: Tensors that share another's memory (tied weights): key to key.
+        memory_formats: Tensors stored contiguous that live in another format.
+        fingerprints: Identities of the data sets.
+        seconds: From the first staged share to the commit.
+        borrowed: Files of earlier snapshots that hold tensors unchanged since: "<snapshot>/<file>". Never a file that
+            snapshot borrowed itself.
+    """
+
+    run_id: str
+    name: str
+    step: int
+    generation: int
+    world_size: int
+    trigger: str
+    created: float
+    files: dict[str, FileEntry]
+    tensors: dict[str, TensorPlace]
+    parent: str | None = None
+    metric: float | None = None
+    ranked_by: str | None = None
+    epoch: int = 0
+    samples: int = 0
+    aliases: dict[str, str] = field(default_factory=dict)
+    memory_formats: dict[str, str] = field(default_factory=dict)
+    fingerprints: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    borrowed: dict[str, FileEntry] = field(default_factory=dict)
+    format: int = FORMAT
+
+    @property
+    def size(self) -> int:
+        """Bytes of its own files but the manifest; what it borrows is not counted."""
+        return sum(entry.size for entry in self.files.values())
+
+    @property
+    def measured_by(self) -> tuple[str | None, str | None, str | None]:
+        """What *metric* is, its source, and the identity of the data it was measured on; None matches any: it was not recorded."""
+        name, _, source = (self.ranked_by or "").partition(_SOURCE)
+        return name or None, source.rstrip(")") or None, self.fingerprints.get("evaluation")
+
+    @property
+    def lenders(self) -> frozenset[str]:
+        """Names of the snapshots it borrows from: without them it cannot be loaded."""
+        return frozenset(location.partition("/")[0] for location in self.borrowed)
+
+    def location(self, file: str) -> str:
+        """Return where *file* is, relative to the folder of all snapshots: "<snapshot>/<file>"."""
+        return file if file in self.borrowed else f"{self.name}/{file}"
+
+    def locations(self) -> dict[str, FileEntry]:
+        """Return every file that is needed to load the snapshot, its own and the borrowed ones, by `location`."""
+        return {self.location(file): entry for file, entry in (self.files | self.borrowed).items()}
+
+    def to_bytes(self) -> bytes:
+        """Return MANIFEST.json's content, with the digest over the rest."""
+        content = asdict(self)
+        if self.metric is not None and not math.isfinite(self.metric):
+            content["metric"] = str(self.metric)  # JSON has no infinities
+        return _canonical({**content, "digest": _digest(content)}) + b"\n"
+
+
+def measure_of(name: str, source: str | None) -> str:
+    """Return what a metric is: "max accuracy by metrics:accuracy (source 0f3a...)", where the source can be read."""
+    return name if source is None else f"{name}{_SOURCE}{source})"
+
+
+def parse(data: bytes) -> Manifest:
+    """Return the manifest in *data*; what it says of names, places and sizes fits together.
+
+    Raises:
+        DamagedSnapshotError: not JSON, of a format unknown here, incomplete, not what its digest says, or saying what
+            no manifest says: another type, a number out of range, a name that leads out of the folder, tensors that
+            overlap, leave gaps or reach beyond their file.
+    """
+    try:
+        content = records.parse(data)
+        if content.get("format") != FORMAT or isinstance(content["format"], bool):
+            raise DamagedSnapshotError(
+                f"{FILE_NAME} has format {printable(content.get('format'))}, this version reads {FORMAT}"
+            )
+        if content.pop("digest", None) != _digest(content):
+            raise DamagedSnapshotError(f"{FILE_NAME} does not match its digest")
+        return _checked(content)
+    except records.BadJsonError as error:
+        raise DamagedSnapshotError(f"{FILE_NAME} {error}") from None
+    except RecursionError:
+        raise DamagedSnapshotError(f"{FILE_NAME} is nested too deeply") from None
+    except _Wrong as error:
+        raise DamagedSnapshotError(f"{FILE_NAME}: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        text = printable(f"{type(error).__name__}: {error}")
+        raise DamagedSnapshotError(f"{FILE_NAME} is incomplete: {text}") from None
+
+
+class _Wrong(Exception):  # noqa: N818  # becomes a DamagedSnapshotError at once
+    """What a manifest says and none can mean."""
+
+
+def _checked(content: dict[str, Any]) -> Manifest:
+    for name, is_right in _FIELDS.items():
+        if name in content and not is_right(content[name]):
+            raise _Wrong(f"{name} is {printable(content[name])}")
+    match = SNAPSHOT_NAME.fullmatch(content["name"])
+    if match is None or (int(match["step"]), int(match["generation"])) != (
+        content["step"],
+        content["generation"],
+    ):
+        raise _Wrong(f"its name {printable(content['name'])} is not that of its step and generation")
+    files = {name: _file(name, entry, _OWN_FILE) for name, entry in content["files"].items()}
+    borrowed = {name: _file(name, e, _LENT_FILE) for name, e in content.get("borrowed", {}).items()}
+    tensors = {key: _tensor(key, place) for key, place in content["tensors"].items()}
+    _check_extents(tensors, files | borrowed)
+    for key, other in content.get("aliases", {}).items():
+        if other not in tensors:
+            raise _Wrong(f"{printable(key)} is another name of {printable(other)}, which it does not hold")
+    metric = None if content["metric"] is None else float(content["metric"])
+    read = {"files": files, "borrowed": borrowed, "tensors": tensors, "metric": metric}
+    return Manifest(**{**content, **read})
+
+
+def _file(name: str, content: Any, pattern: re.Pattern[str]) -> FileEntry:
+    if not pattern.fullmatch(name) or name.endswith(FILE_NAME):
+        raise _Wrong(f"{printable(name)} is no name of a file of a snapshot")
+    if type(content) is not dict or not content.keys() <= {"size", "crc32", "sha256"}:
+        raise _Wrong(f"what it says of {name} is no entry")
+    size, sums, sha256 = content["size"], content["crc32"], content.get("sha256")
+    if not _is_count(size) or type(sums) is not list or len(sums) != -(-size // BLOCK):
+        raise _Wrong(f"{name} has {printable(size)} bytes and not as many checksums as those have blocks")
+    if not all(type(each) is int and 0 <= each < 1 << 32 for each in sums):
+        raise _Wrong(f"a checksum of {name} is none")
+    if sha256 is not None and (type(sha256) is not str or not _SHA256.fullmatch(sha256)):
+        raise _Wrong(f"the SHA-256 of {name} is none")
+    return FileEntry(size, tuple(sums), sha256)
+
+
+def _tensor(key: str, content: Any) -> TensorPlace:
+    if type(content) is not dict or content.keys() != _PLACE:
+        raise _Wrong(f"what it says of tensor {printable(key)} is no place")
+    shape, dtype, nbytes, offset = content["shape"], content["dtype"], content["nbytes"], content["offset"]
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise _Wrong(f"tensor {printable(key)} is of {printable(dtype)}, which this version does not know")
+    if type(shape) is not list or len(shape) > _MOST_DIMENSIONS or not all(map(_is_count, shape)):
+        raise _Wrong(f"the shape of tensor {printable(key)} is none")
+    # Zeroes aside: torch takes the product of the others, too.
+    if math.prod(filter(None, shape)) > _LARGEST or not _is_count(nbytes) or not _is_count(offset):
+        raise _Wrong(f"the size of tensor {printable(key)} is none")
+    if nbytes != math.prod(shape) * DTYPES[dtype].nbytes:
+        raise _Wrong(f"tensor {printable(key)} has {nbytes} bytes, and its shape and type another number")
+    if type(content["file"]) is not str:
+        raise _Wrong(f"the file of tensor {printable(key)} is none")
+    return TensorPlace(content["file"], dtype, tuple(shape), offset, nbytes)
+
+
+def _check_extents(tensors: Mapping[str, TensorPlace], files: Mapping[str, FileEntry]) -> None:
+    """Return if the tensors of each file fill it from behind its header to its end, without gap or overlap."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for key, place in tensors.items():
+        if place.file not in files:
+            raise _Wrong(f"tensor {printable(key)} lies in {printable(place.file)}, which it does not hold")
+        places.setdefault(place.file, []).append((place.offset, place.nbytes))
+    for file, extents in places.items():
+        extents.sort()
+        end = max(extents[0][0], _LEAST_HEADER)
+        for offset, nbytes in extents:
+            if offset != end:
+                raise _Wrong(f"tensors in {file} overlap, or leave a gap, at byte {min(offset, end)}")
+            end += nbytes
+        if end != files[file].size:
+            raise _Wrong(f"tensors in {file} end at byte {end}, and the file at byte {files[file].size}")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= cast("float", value) <= _LATEST
+
+
+def _is_word(value: object) -> bool:
+    return type(value) is str and 0 < len(value) <= _LONGEST and value.isprintable()
+
+
+def _is_metric(value: object) -> bool:
+    return value is None or type(value) in (int, float) or value in ("inf", "-inf", "nan")
+
+
+def _is_parent(value: object) -> bool:
+    return value is None or (type(value) is str and SNAPSHOT_NAME.fullmatch(value) is not None)
+
+
+def _is_texts(value: object) -> bool:
+    return type(value) is dict and all(type(each) is str for each in value.values())
+
+
+def _is_object(value: object) -> bool:
+    return type(value) is dict
+
+
+_PLACE = {"file", "dtype", "shape", "offset", "nbytes"}
+_LARGEST = (1 << 63) - 1
+_LATEST = 253_402_300_799.0  # the last second of the year 9999: later ones have no date
+_LONGEST = 1000
+_LEAST_HEADER = 8  # bytes of the length of a safetensors header
+_MOST_DIMENSIONS = 64  # of torch
+_OWN_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_LENT_FILE = re.compile(rf"{SNAPSHOT_NAME.pattern}/{_OWN_FILE.pattern}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FIELDS: dict[str, Callable[[object], bool]] = {
+    "run_id": _is_word,
+    "name": _is_word,
+    "trigger": _is_word,
+    "step": _is_count,
+    "generation": _is_count,
+    "world_size": _is_count,
+    "epoch": _is_count,
+    "samples": _is_count,
+    "created": _is_time,
+    "seconds": _is_time,
+    "metric": _is_metric,
+    "parent": _is_parent,
+    "files": _is_object,
+    "tensors": _is_object,
+    "borrowed": _is_object,
+    "aliases": _is_texts,
+    "memory_formats": _is_texts,
+    "fingerprints": _is_object,
+    "versions": _is_object,
+}
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(_canonical(content)).hexdigest()

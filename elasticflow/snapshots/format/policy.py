@@ -1,0 +1,236 @@
+"""When a snapshot is due and which ones stay: two small pure policies, without I/O."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from elasticflow.jobfile.tables.units import Interval, parse_duration, parse_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+Best = Literal["max", "min"]
+_FIELDS = {"step": "step", "epoch": "epoch", "sample": "samples"}  # of a place, by unit
+_TRIGGERS = (("epoch", "epoch"), ("step", "steps"), ("sample", "samples"))
+PERMANENT = frozenset({"best", "every", "pinned"})  # reasons to stay that hold for good
+
+
+class Place(Protocol):
+    """What a policy needs to know of a position in training."""
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+
+    @property
+    def epoch(self) -> int:
+        """Finished epochs."""
+
+    @property
+    def samples(self) -> int:
+        """Samples consumed."""
+
+
+class Kept(Place, Protocol):
+    """What retention needs to know of a committed snapshot; `Manifest` is one."""
+
+    @property
+    def name(self) -> str:
+        """Unique name."""
+
+    @property
+    def generation(self) -> int:
+        """Generation that took it."""
+
+    @property
+    def metric(self) -> float | None:
+        """Value `keep.best` ranks by."""
+
+    @property
+    def measured_by(self) -> tuple[str | None, ...]:
+        """What *metric* is, by which code, and on what data it was measured: others cannot be compared. None matches any."""
+
+    @property
+    def created(self) -> float:
+        """Unix time of the commit."""
+
+    @property
+    def parent(self) -> str | None:
+        """Name of the snapshot its generation was restored from."""
+
+    @property
+    def lenders(self) -> frozenset[str]:
+        """Names of the snapshots it borrows files from."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """Whether something is due at each of several intervals: any of them suffices.
+
+    Counted intervals are due when a multiple of them was reached or passed since the last time, so the answer
+    depends on positions alone and is the same on every rank and after a resume. Time is given as an argument:
+    one rank measures it.
+
+    Attributes:
+        every: Intervals as written in the job file: "500 steps", "10 min", "1 epoch", "10000 samples".
+        seconds: The shortest of the time intervals, or None if there is none.
+    """
+
+    every: tuple[str, ...]
+    seconds: float | None = field(init=False, repr=False, compare=False)
+    _intervals: tuple[Interval, ...] = field(init=False, repr=False, compare=False)
+    _counted: tuple[tuple[str, int], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        intervals = tuple(parse_interval(text) for text in self.every)
+        object.__setattr__(self, "_intervals", intervals)
+        times = (interval.amount for interval in intervals if interval.unit == "s")
+        object.__setattr__(self, "seconds", min(times, default=None))
+        counted = tuple((_FIELDS[i.unit], int(i.amount)) for i in intervals if i.unit != "s")
+        object.__setattr__(self, "_counted", counted)
+
+    def is_due(self, previous: Place, now: Place, seconds: float = 0.0) -> bool:
+        """Return whether it is due at *now*, when it was last done (or training began) at *previous*, *seconds* ago."""
+        if now.step <= previous.step:
+            return False
+        for name, amount in self._counted:  # asked at every step: no calls
+            if getattr(now, name) // amount > getattr(previous, name) // amount:
+                return True
+        return self.is_due_by_time(seconds)
+
+    def trigger(self, previous: Place, now: Place) -> str:
+        """Return what makes it due at *now*: "epoch", "steps" or "samples"; "time" if no counted interval does."""
+        reached = {i.unit for i in self._intervals if i.unit != "s" and _passed(previous, now, i)}
+        return next((word for unit, word in _TRIGGERS if unit in reached), "time")
+
+    def is_due_by_time(self, seconds: float) -> bool:
+        """Return whether it is due by the clock alone."""
+        return self.seconds is not None and seconds >= self.seconds
+
+
+def _passed(previous: Place, now: Place, interval: Interval) -> bool:
+    amount = int(interval.amount)
+    return _count(now, interval) // amount > _count(previous, interval) // amount
+
+
+def _count(place: Place, interval: Interval) -> int:
+    count: int = getattr(place, _FIELDS[interval.unit])
+    return count
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which committed snapshots stay, as the job file says; any one reason is enough.
+
+    Attributes:
+        last: How many of the newest.
+        best: How many of the best by metric, among those measured like the newest one; of equals, the newer.
+        every: The first one at or after each multiple of this interval; a time counts from 1970 on.
+        within: Those that are at most this time older than the newest, like "2 h".
+        best_mode: Whether the largest or the smallest metric is the best; None: `best` keeps nothing.
+    """
+
+    last: int = 3
+    best: int | None = None
+    every: str | None = None
+    within: str | None = None
+    best_mode: Best | None = None
+
+
+def reasons(
+    snapshots: Iterable[Kept], rules: Keep, *, pinned: Collection[str] = (), in_use: Collection[str] = ()
+) -> dict[str, set[str]]:
+    """Return the names of the committed snapshots that stay, each with why: at least one of the words below.
+
+    `newest`, `parent` (of the newest), `last`, `within`, `best`, `every`, `pinned`, `in use`, `borrowed` (one that
+    stays refers to its files). Those of PERMANENT hold for good, the others pass with time.
+
+    Args:
+        snapshots: The committed snapshots that could be restored (none that is set aside).
+        rules: What the job file says.
+        pinned: Names that a person pinned.
+        in_use: Names that must not go now, such as the one that was restored.
+    """
+    newest_first = sorted(snapshots, key=lambda s: (s.generation, s.step, s.name), reverse=True)
+    found: dict[str, set[str]] = {}
+    if not newest_first:
+        return found
+    newest = newest_first[0]
+    by_reason: dict[str, Collection[str | None]] = {
+        "newest": {newest.name},
+        "parent": {newest.parent},
+        "last": {snapshot.name for snapshot in newest_first[: rules.last]},
+        "within": _recent(newest_first, rules.within),
+        "best": _best(newest_first, rules),
+        "every": _milestones(newest_first, rules.every),
+        "pinned": pinned,
+        "in use": in_use,
+    }
+    for snapshot in newest_first:
+        if why := {reason for reason, names in by_reason.items() if snapshot.name in names}:
+            found[snapshot.name] = why
+    _add_lenders(found, {snapshot.name: snapshot.lenders for snapshot in newest_first})
+    return found
+
+
+def keep(
+    snapshots: Iterable[Kept], rules: Keep, *, pinned: Collection[str] = (), in_use: Collection[str] = ()
+) -> set[str]:
+    """Return the names of the committed snapshots that stay: those with `reasons`."""
+    return set(reasons(snapshots, rules, pinned=pinned, in_use=in_use))
+
+
+def _add_lenders(found: dict[str, set[str]], lenders: Mapping[str, Collection[str]]) -> None:
+    """Add the snapshots that those in *found* borrow from, and those that these borrow from."""
+    todo = list(found)
+    while todo:
+        for lender in lenders[todo.pop()]:
+            if lender in lenders:
+                if lender not in found:
+                    todo.append(lender)
+                found.setdefault(lender, set()).add("borrowed")
+
+
+def _recent(newest_first: list[Kept], within: str | None) -> set[str]:
+    """Measured from the newest snapshot: no clock is asked, so a job that rested loses nothing.
+
+    What claims to be younger than a later one was taken before the clock was set back: it counts as being of that age.
+    """
+    if within is None:
+        return set()
+    oldest = newest_first[0].created - parse_duration(within)
+    created = itertools.accumulate((snapshot.created for snapshot in newest_first), min)
+    return {snapshot.name for snapshot, at in zip(newest_first, created, strict=True) if at >= oldest}
+
+
+def _best(newest_first: list[Kept], rules: Keep) -> set[str]:
+    if not rules.best or rules.best_mode is None:
+        return set()
+    sign = -1.0 if rules.best_mode == "max" else 1.0
+    measured = [s for s in newest_first if s.metric is not None and not math.isnan(s.metric)]
+    alike = [s for s in measured if _is_measured_like(s, measured[0])]
+    ranked = sorted(((sign * (s.metric or 0.0), s.name) for s in alike), key=lambda pair: pair[0])
+    return {name for _, name in ranked[: rules.best]}
+
+
+def _is_measured_like(one: Kept, other: Kept) -> bool:
+    """Return whether two metrics can be compared: the same measure, by the same code, on the same data."""
+    return all(
+        None in pair or pair[0] == pair[1] for pair in zip(one.measured_by, other.measured_by, strict=True)
+    )
+
+
+def _milestones(newest_first: list[Kept], every: str | None) -> set[str]:
+    if every is None:
+        return set()
+    interval = parse_interval(every)
+    first: dict[int, str] = {}
+    for snapshot in sorted(newest_first, key=lambda s: (s.step, s.generation), reverse=True):
+        # The oldest of each multiple is written last and stays.
+        count = snapshot.created if interval.unit == "s" else _count(snapshot, interval)
+        first[int(count // interval.amount)] = snapshot.name
+    first.pop(0, None)
+    return set(first.values())

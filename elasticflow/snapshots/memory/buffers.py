@@ -1,0 +1,161 @@
+"""Staging memory: owned by the writer, mapped by workers, kept warm over restarts."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+
+from elasticflow.snapshots.memory.shared_memory import available, memory_file
+
+_HUGE_PAGE = 2 << 20
+
+
+class LimitError(Exception):
+    """What a worker needs is more than `staging_limit` allows; the text has the figures."""
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A piece of shared memory.
+
+    Attributes:
+        number: Unique in this writer.
+        descriptor: Of the memory file.
+        size: Bytes.
+        view: The writer's mapping of it.
+        busy: True while a staged share in it is being written.
+        owned: True while a connected worker may write into it, or the memory tier holds it.
+        is_slot: It is a slot of the memory tier: locked while it is being written (`slots.Slot`).
+    """
+
+    number: int
+    descriptor: int
+    size: int
+    view: mmap.mmap
+    busy: bool = False
+    owned: bool = True
+    is_slot: bool = False
+
+
+class Pool:
+    """All staging buffers of a node; those of dead workers are used again, since first touch is what costs.
+
+    Args:
+        limit: Most bytes of all of them, None: what the machine can give.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._free: list[Buffer] = []
+        self._made = 0
+
+    def take_up_to(
+        self, most: int, size: int, *, least: int, workers: int
+    ) -> tuple[list[Buffer], str | None]:
+        """Return *most* buffers of *size* bytes, or as many as fit, at least *least*; and why they are fewer.
+
+        Args:
+            most: As many as are of use.
+            size: Bytes of each, at least.
+            least: Fewer are no use.
+            workers: Of this node, among whom the limit is shared out evenly.
+
+        Raises:
+            LimitError: the limit does not allow *least* for each worker.
+            OSError: the machine has no memory for *least*.
+        """
+        wanted, short = most, None
+        if self._limit is not None:
+            each = _whole(size)
+            most = min(most, self._limit // workers // each)
+            if most < least:
+                times = {1: "once", 2: "twice"}.get(least, f"{least} times")
+                raise LimitError(
+                    f"{least * workers * each} bytes are needed to stage this node's part of a snapshot {times}, "
+                    f"{self._limit} are allowed"
+                )
+            if most < wanted:
+                short = f"the limit of {self._limit} bytes allows no more"
+        found: list[Buffer] = []
+        try:
+            while len(found) < most:
+                found.append(self.take(size))
+        except OSError as error:
+            if len(found) < least:
+                for buffer in found:
+                    self.disown(buffer)
+                raise
+            short = error.strerror
+        return found, short
+
+    def take(self, size: int) -> Buffer:
+        """Return a buffer of at least *size* bytes, all its pages present.
+
+        Raises:
+            OSError: the machine has no such memory to give.
+        """
+        with self._lock:
+            widest = 2 * size + _HUGE_PAGE if self._limit is None else _whole(size)
+            fitting = [b for b in self._free if size <= b.size <= widest]
+            if fitting:
+                buffer = min(fitting, key=lambda b: b.size)
+                self._free.remove(buffer)
+                buffer.owned, buffer.is_slot = True, False
+                return buffer
+            self._made += 1
+            number = self._made
+            stale, self._free = self._free, []
+        for buffer in stale:  # of a state that had another size: give the memory back before taking more
+            buffer.view.close()
+            os.close(buffer.descriptor)
+        return _make(number, size)
+
+    def disown(self, buffer: Buffer) -> None:
+        """Take *buffer* back from a worker that is gone or has larger ones; free once it is written."""
+        with self._lock:
+            buffer.owned = False
+            if not buffer.busy:
+                self._free.append(buffer)
+
+    def written(self, buffer: Buffer) -> bool:
+        """Mark *buffer* as written; True if its worker is to be told that it may fill it again."""
+        with self._lock:
+            buffer.busy = False
+            if buffer.is_slot:
+                fcntl.lockf(buffer.descriptor, fcntl.LOCK_UN)
+            if not buffer.owned:
+                self._free.append(buffer)
+            return buffer.owned and not buffer.is_slot
+
+
+def map_memory(descriptor: int, size: int) -> mmap.mmap:
+    """Map shared memory with its pages present, so that the first snapshot costs what the others do."""
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+
+
+def _make(number: int, size: int) -> Buffer:
+    whole = _whole(size)
+    if whole > (left := available()):  # else the kernel would end some process to make room
+        raise OSError(errno.ENOMEM, f"{left >> 20} MiB of memory are left, {whole >> 20} MiB are needed")
+    descriptor = memory_file("staging")
+    try:
+        os.ftruncate(descriptor, whole)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(
+                descriptor, 0, whole
+            )  # fails here and now, where a later touch would kill by SIGBUS
+        return Buffer(number, descriptor, whole, map_memory(descriptor, whole))
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _whole(size: int) -> int:
+    """Return what a buffer of *size* bytes takes: whole huge pages, or whole pages if it is small."""
+    page = _HUGE_PAGE if size >= _HUGE_PAGE else mmap.PAGESIZE
+    return max(1, -(-size // page)) * page

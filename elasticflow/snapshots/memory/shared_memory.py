@@ -1,0 +1,27 @@
+"""Memory that processes share, and how much of it the machine has."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+
+def memory_file(name: str) -> int:
+    """Return the descriptor of an empty file in memory; where the system has none, of a nameless temporary file."""
+    if sys.platform == "linux":
+        return os.memfd_create(f"elasticflow-{name}", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def available() -> int:
+    """Return the bytes that the machine can give without swapping; no limit where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return sys.maxsize
+    return next(
+        (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), sys.maxsize
+    )

@@ -1,0 +1,246 @@
+"""The memory tier: the newest state that all ranks of this node staged, held by the writer.
+
+Each rank has three slots: one that it fills, one that holds what it filled before, and one that may be on its way to
+the store. Ranks step together, so no rank is more than one step ahead, and what the slowest has filled is still held
+by all. Workers that die leave their slots with their writer; their successors go on from what lies there, and then
+take the slots over. The tier covers one node: it holds a set only if all ranks of the group are here.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.snapshots.memory.slots import TAIL, Label, Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.snapshots.memory.buffers import Buffer, Pool
+
+SLOTS = 3
+_OUTLINES = 2 * SLOTS  # that labels may still speak of
+_TRIES = 5  # to take a set while ranks go on to newer ones
+
+
+@dataclass(eq=False)
+class Berth:
+    """One rank's slots, and what its outlines told.
+
+    Attributes:
+        rank: Whose.
+        world_size: Ranks of its group, all on this node.
+        generation: Of the worker that has it, or had it last.
+        slots: With their buffers.
+        is_left: That worker is gone.
+    """
+
+    rank: int
+    world_size: int
+    generation: int
+    slots: list[tuple[Slot, Buffer]]
+    outlines: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    is_left: bool = False
+
+
+@dataclass(frozen=True)
+class HeldShare:
+    """One rank's part of a held set: where it lies, and its outline: `tensors`, `nbytes` and rank 0's `record`."""
+
+    slot: Slot
+    buffer: Buffer
+    label: Label
+    outline: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class HeldSet:
+    """What all ranks staged at one step."""
+
+    generation: int
+    step: int
+    shares: dict[int, HeldShare]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Generation and step: what is newer is greater."""
+        return self.generation, self.step
+
+    def told(self) -> tuple[str, dict[str, Any]]:
+        """Return the set's name and rank 0's record, as it was at this step."""
+        share = self.shares[0]
+        numbers = json.loads(share.label.numbers)
+        record: dict[str, Any] = copy.deepcopy(share.outline["record"])
+        for path, value in numbers["changed"]:
+            place: Any = record
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+        return numbers["name"], record
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A generation's wish for a snapshot on the store, of this step or a later one."""
+
+    generation: int
+    step: int
+    trigger: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Generation and step."""
+        return self.generation, self.step
+
+
+class Tier:
+    """Slots of all ranks of a node; safe to use from all the writer's threads."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._lock = threading.RLock()
+        self._berths: dict[int, Berth] = {}
+        self._wish: Wish | None = None
+        self._written = (0, 0)  # place of the set last handed out to be written
+        self._forgotten = 0  # nothing that this generation or an older one held is handed out
+
+    def settle_in(
+        self, rank: int, world_size: int, generation: int, nbytes: int, before: Berth | None
+    ) -> Berth:
+        """Return slots of *nbytes* for a rank: those its predecessor left if they fit, with what lies in them.
+
+        Args:
+            rank: Who asks.
+            world_size: Ranks of its group, all on this node.
+            generation: Its own.
+            nbytes: Bytes of its share.
+            before: Its berth so far, if it has one that became too small.
+
+        Raises:
+            LimitError: three slots for each rank are more than the limit allows.
+            OSError: the machine has no memory for them.
+        """
+        with self._lock:
+            size, old = nbytes + TAIL, self._berths.get(rank)
+            if old is not None and old.is_left and old.world_size == world_size and _fits(old, size):
+                old.generation, old.is_left = generation, False
+                return old
+            if before is not None:
+                self.leave(before)
+            self.clear()
+            buffers, _ = self._pool.take_up_to(SLOTS, size, least=SLOTS, workers=world_size)
+            slots = [(Slot(b.descriptor, b.size, b.view), b) for b in buffers]
+            for slot, buffer in slots:
+                buffer.is_slot = True
+                slot.open()  # it may have been a slot of another rank
+            berth = self._berths[rank] = Berth(rank, world_size, generation, slots)
+            return berth
+
+    def outline(self, berth: Berth, number: int, told: dict[str, Any]) -> None:
+        """Take note of how a rank's next shares are laid out."""
+        with self._lock:
+            berth.outlines[berth.generation, number] = told
+            while len(berth.outlines) > _OUTLINES:
+                del berth.outlines[next(iter(berth.outlines))]
+
+    def leave(self, berth: Berth) -> None:
+        """Keep what lies in *berth*, whose worker is gone; unless another worker of its rank is here already."""
+        with self._lock:
+            berth.is_left = True
+            if self._berths.get(berth.rank) is not berth:
+                self._give_back(berth)
+
+    def clear(self) -> None:
+        """Drop what dead workers left."""
+        with self._lock:
+            for berth in [b for b in self._berths.values() if b.is_left]:
+                del self._berths[berth.rank]
+                self._give_back(berth)
+
+    def newest(self, before: int | None = None) -> HeldSet | None:
+        """Return the newest set that is whole.
+
+        Args:
+            before: Only if all who could still write in it are of generations before this one, and gone.
+        """
+        with self._lock:
+            if before is not None and any(
+                not b.is_left and b.generation < before for b in self._berths.values()
+            ):
+                return None
+            ranks = sorted(self._berths)
+            found = [dict(_labels(self._berths[rank])) for rank in ranks]
+            worlds = {berth.world_size for berth in self._berths.values()}
+            if worlds != {len(found)}:
+                return None
+            common = {place for place in set(found[0]).intersection(*found[1:]) if place[0] > self._forgotten}
+            if not common:
+                return None
+            generation, step = max(common)
+            shares = {rank: labels[generation, step] for rank, labels in zip(ranks, found, strict=True)}
+            return HeldSet(generation, step, shares)
+
+    def wish(self, wish: Wish | None) -> None:
+        """A snapshot is wanted on the store; the newest wish stands for those before, None for none.
+
+        Every rank has the same wish: one that comes when another rank's was granted already is not heard.
+        """
+        with self._lock:
+            if wish is None or wish.place > self._written:
+                self._wish = wish
+
+    def forget(self, generation: int) -> None:
+        """Nothing that *generation* or an older one holds is handed out any more, to the store or to successors."""
+        with self._lock:
+            self._forgotten = max(self._forgotten, generation)
+            self._wish = None
+
+    def granted(self) -> tuple[HeldSet, Wish] | None:
+        """Return the newest set, locked for writing, if a snapshot is wished for; the same set only once."""
+        with self._lock:
+            for _ in range(_TRIES):
+                wish, held = self._wish, self.newest()
+                if wish is None or held is None or held.place < wish.place:
+                    return None
+                if held.place == self._written:
+                    self._wish = None
+                elif _lock(held):
+                    for share in held.shares.values():
+                        share.buffer.busy = True
+                    self._wish, self._written = None, held.place
+                    return held, wish
+            return None
+
+    def _give_back(self, berth: Berth) -> None:
+        for _, buffer in berth.slots:
+            self._pool.disown(buffer)
+
+
+def _lock(held: HeldSet) -> bool:
+    """Lock all slots of a set; False, and none is locked, if a rank was quicker."""
+    locked: list[Slot] = []
+    for share in held.shares.values():
+        if not share.slot.lock():
+            break
+        locked.append(share.slot)
+        if share.slot.label() != share.label:
+            break
+    else:
+        return True
+    for slot in locked:
+        slot.unlock()
+    return False
+
+
+def _fits(berth: Berth, size: int) -> bool:
+    return all(size <= buffer.size for _, buffer in berth.slots)
+
+
+def _labels(berth: Berth) -> Iterator[tuple[tuple[int, int], HeldShare]]:
+    for slot, buffer in berth.slots:
+        label = slot.label()
+        if label is not None and (outline := berth.outlines.get((label.generation, label.outline))):
+            yield (label.generation, label.step), HeldShare(slot, buffer, label, outline)

@@ -1,0 +1,1 @@
+"""Snapshots read back, every byte verified."""

@@ -1,0 +1,217 @@
+"""Files of snapshots read once, several places at a time, every byte checked on its way."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from elasticflow import fault_injection
+from elasticflow.errors import SnapshotError
+from elasticflow.snapshots.format.digests import Verifier
+from elasticflow.snapshots.format.manifest import (
+    BLOCK,
+    DamagedSnapshotError,
+    FileEntry,
+    UnreadableSnapshotError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import BinaryIO
+
+    from elasticflow.storage.storage import Storage
+
+    Sink = Callable[[str, int, memoryview], None]
+
+_PIECE = 1 << 18  # bytes read at a time where a request costs nothing: still in the cache when checked
+_RUN = 4  # blocks that one thread reads in a row: few enough to share a file out, many enough to open it for
+_THREADS = 8  # most at a time; each holds a block at most
+_BAD_PLACE = (errno.EIO, errno.EISDIR, errno.ENOTDIR)
+_REFUSED = (errno.EACCES, errno.EPERM)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Blocks of a file that are read in a row; *count* is None for all of it."""
+
+    path: str
+    entry: FileEntry
+    first: int = 0
+    count: int | None = None
+
+
+class Stream:
+    """Files on their way from a store to a sink; for one use.
+
+    Args:
+        storage: Where they are.
+        files: What is to be read, by path in the storage.
+        sink: Takes path, offset and bytes, from several threads at a time; the bytes are its own only during the
+            call. None to look at them only.
+        progress: Called with the bytes read so far, from one thread at a time.
+        to_the_end: Read on after the first damage, to find all of it; what may not be read counts as damage then.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        files: Mapping[str, FileEntry],
+        *,
+        sink: Sink | None = None,
+        progress: Callable[[int], None] | None = None,
+        to_the_end: bool = False,
+    ) -> None:
+        self._storage, self._files = storage, files
+        self._sink, self._progress, self._to_the_end = sink, progress, to_the_end
+        # On local disks two for each core: one checks while another waits for the disk. Elsewhere each waits for an answer.
+        self._threads = min(2 * (os.cpu_count() or 1), _THREADS) if storage.is_local else _THREADS
+        most = _PIECE if storage.is_local else BLOCK
+        self._piece = min(most, max((entry.size for entry in files.values()), default=0))
+        self._runs: deque[_Run] = deque()
+        self._lock = threading.Lock()
+        self._damage: dict[str, tuple[int, str]] = {}
+        self._done = 0
+        self._is_over = False
+
+    def read(self) -> dict[str, str]:
+        """Return what is damaged, by path; empty if every byte was what the entries say and went to the sink.
+
+        Raises:
+            UnreadableSnapshotError: this process may not read a file on a disk of this machine.
+            SnapshotError: the store could not be read, or the sink failed, or `stop` was called; that says nothing
+                about the files.
+        """
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="reading") as pool:
+            self._each(pool, [partial(self._look, *item) for item in self._files.items()])
+            # The longest first, so that all threads end together.
+            self._runs = deque(sorted(self._runs, key=_size, reverse=True))
+            self._each(pool, [self._work] * self._threads)
+        if self._is_over and not self._damage:
+            raise SnapshotError("reading was given up")
+        return {path: text for path, (_, text) in sorted(self._damage.items())}
+
+    def stop(self) -> None:
+        """Have `read` end soon; from any thread."""
+        self._is_over = True
+
+    def _each(self, pool: ThreadPoolExecutor, actions: Iterable[Callable[[], None]]) -> None:
+        for future in [pool.submit(self._guarded, action) for action in actions]:
+            future.result()
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            if not self._is_over:
+                action()
+        except BaseException:
+            self._is_over = True
+            raise
+
+    def _look(self, path: str, entry: FileEntry) -> None:
+        """Compare the file's size, and cut it into runs."""
+        with self._noting(_Run(path, entry)), self._storage.open_read(path) as file:
+            size = _size_of(file)
+            if size is not None and size < entry.size:
+                raise DamagedSnapshotError(f"ends at byte {size}, {entry.size} bytes were written")
+            if size is not None and size > entry.size:
+                raise _longer(entry)
+            in_order = size is None or entry.sha256 is not None
+            starts = range(0, 0 if in_order else len(entry.crc32), _RUN)
+            self._runs += [_Run(path, entry, first, _RUN) for first in starts] or [_Run(path, entry)]
+
+    @contextlib.contextmanager
+    def _noting(self, run: _Run) -> Iterator[None]:
+        """Note what is damaged in the file of *run*; what says nothing about the file is raised."""
+        name = run.path.rpartition("/")[2]
+        try:
+            yield
+        except FileNotFoundError:
+            self._note(run, "is absent")
+        except DamagedSnapshotError as error:
+            self._note(run, error.message)
+        except SnapshotError:
+            raise
+        except Exception as error:
+            number = getattr(error, "errno", None) if self._storage.is_local else None
+            text = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+            # A disk that cannot read this very place is damage; anything else may pass.
+            if number in _BAD_PLACE or (number in _REFUSED and self._to_the_end):
+                self._note(run, f"cannot be read: {text}")
+            elif number in _REFUSED:
+                raise UnreadableSnapshotError(f"{name}: cannot be read: {text}") from error
+            else:
+                raise SnapshotError(f"{name}: cannot be read: {text}") from error
+
+    def _note(self, run: _Run, text: str) -> None:
+        with self._lock:
+            self._damage[run.path] = min((run.first, text), self._damage.get(run.path, (run.first, text)))
+            self._is_over = self._is_over or not self._to_the_end
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self._done += size
+            if self._progress is not None:
+                self._progress(self._done)
+
+    def _work(self) -> None:
+        scratch = memoryview(bytearray(self._piece))
+        while not self._is_over:
+            try:
+                run = self._runs.popleft()
+            except IndexError:
+                return
+            self._read(run, scratch)
+
+    def _pass_on(self, path: str, place: int, data: memoryview, verifier: Verifier) -> None:
+        verifier.feed(data)
+        if self._sink is not None:
+            self._sink(path, place, data)
+        self._count(len(data))
+
+    def _read(self, run: _Run, scratch: memoryview) -> None:
+        start = run.first * BLOCK
+        end = run.entry.size if run.count is None else min(run.entry.size, start + run.count * BLOCK)
+        verifier = Verifier(run.entry, run.first, run.count)
+        with self._noting(run), self._storage.open_read(run.path) as file:
+            if start:
+                file.seek(start)
+            for offset in range(start, end, BLOCK):
+                if self._is_over:
+                    return
+                fault_injection.reach("restore.mid_load")
+                for place in range(offset, min(offset + BLOCK, end), len(scratch)):
+                    self._pass_on(run.path, place, _fill(file, scratch[: end - place]), verifier)
+            verifier.finish()
+            if end == run.entry.size and file.read(1):
+                raise _longer(run.entry)
+
+
+def _size(run: _Run) -> int:
+    left = run.entry.size - run.first * BLOCK
+    return left if run.count is None else min(left, run.count * BLOCK)
+
+
+def _size_of(file: BinaryIO) -> int | None:
+    """Return the bytes of an open file; None for a stream that can only be read from its start to its end."""
+    try:
+        return file.seek(0, os.SEEK_END)
+    except ValueError:  # fsspec's http of a server without ranges
+        return None
+
+
+def _longer(entry: FileEntry) -> DamagedSnapshotError:
+    return DamagedSnapshotError(f"is longer than the {entry.size} bytes that were written")
+
+
+def _fill(file: BinaryIO, place: memoryview) -> memoryview:
+    """Fill *place* as far as the file goes; return what was read."""
+    done = 0
+    while done < len(place) and (size := file.readinto(place[done:])):  # type: ignore[attr-defined]
+        done += size
+    return place[:done]

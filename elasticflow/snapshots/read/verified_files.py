@@ -1,0 +1,153 @@
+"""Files of a verified snapshot held open, and whether they still are what was verified."""
+
+from __future__ import annotations
+
+import os
+import re
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from elasticflow.errors import SnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from elasticflow.storage.storage import Storage
+
+MOST = 200  # files: one message hands over the descriptors of all, and a process may have few more
+# Kinds of file systems that only this machine writes. What others write, NFS and its like show late or not at all, and
+# each rank that reads asks the network again.
+_OWN_KINDS = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs", "ramfs", "overlay"}
+)
+
+Extent = tuple[int, int, int]
+"""Number of the descriptor, offset of a file's first byte, its bytes."""
+Mark = list[int]
+
+
+class Held:
+    """Bytes of files behind open descriptors, which are closed with it.
+
+    Args:
+        descriptors: Of what holds the bytes: one for each file, or of one place in memory for all of them.
+        extents: Where the bytes of each file are, by location (`Manifest.location`).
+        marks: How each descriptor's file was when it was verified; None: as it is now.
+    """
+
+    def __init__(
+        self,
+        descriptors: Sequence[int],
+        extents: Mapping[str, Extent],
+        marks: Sequence[Mark] | None = None,
+    ) -> None:
+        self.descriptors = tuple(descriptors)
+        self._close = weakref.finalize(self, _close_all, self.descriptors)
+        self._extents = dict(extents)
+        self._marks = [_mark(os.fstat(fd)) for fd in descriptors] if marks is None else list(marks)
+
+    @classmethod
+    def opened(cls, storage: Storage, folder: str, locations: Iterable[str]) -> Self | None:
+        """Return the files at *locations* in *folder*, held open where they are.
+
+        None if they are better copied once for the whole node: they are not on a disk of this machine's own, they are
+        many, or one of them cannot be opened.
+        """
+        places = list(locations)
+        if not storage.is_local or len(places) > MOST or not _is_own(storage.local_path(folder)):
+            return None
+        descriptors: list[int] = []
+        try:
+            for place in places:
+                path = storage.local_path(f"{folder}/{place}")
+                descriptors.append(os.open(path, os.O_RDONLY))  # one by one: an error leaves some to close
+        except OSError:
+            _close_all(descriptors)
+            return None
+        sizes = [os.fstat(fd).st_size for fd in descriptors]
+        return cls(descriptors, {place: (n, 0, sizes[n]) for n, place in enumerate(places)})
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], descriptors: Sequence[int]) -> Self:
+        """Return what `facts` told of, in another process; the descriptors are its own now."""
+        extents = {location: tuple(extent) for location, extent in facts["extents"].items()}
+        return cls(descriptors, extents, facts["marks"])
+
+    def facts(self) -> dict[str, Any]:
+        """Return what `of` needs besides the descriptors, as JSON can say it."""
+        return {"extents": self._extents, "marks": self._marks}
+
+    def read(self, location: str) -> bytes:
+        """Return a whole file; raises as `read_into`."""
+        content = bytearray(self._extents[location][2])
+        self.read_into(location, 0, memoryview(content))
+        return bytes(content)
+
+    def read_into(self, location: str, offset: int, target: memoryview) -> None:
+        """Fill *target* with a file's bytes from *offset* on, as they were verified.
+
+        Raises:
+            SnapshotError: the file changed meanwhile, or cannot be read. *target* may hold anything then.
+        """
+        number, start, _ = self._extents[location]
+        descriptor, done = self.descriptors[number], 0
+        try:
+            while done < len(target):
+                size = os.preadv(descriptor, [target[done:]], start + offset + done)
+                if not size:
+                    raise _changed(location)
+                done += size
+            if _mark(os.fstat(descriptor)) != self._marks[number]:
+                raise _changed(location)
+        except OSError as error:
+            raise SnapshotError(f"{location}: cannot be read: {type(error).__name__}: {error}") from error
+
+    def check_at(self, storage: Storage, folder: str) -> None:
+        """Return if the files that were opened have their names still, unchanged.
+
+        Raises:
+            SnapshotError: one of them does not; named.
+        """
+        for location, (number, _, _) in self._extents.items():
+            try:
+                found = _mark(storage.local_path(f"{folder}/{location}").stat())
+            except OSError:
+                found = []
+            if found != self._marks[number]:
+                raise _changed(location)
+
+    def close(self) -> None:
+        """Close the descriptors; what was read stays."""
+        self._close()
+
+
+def _mark(stat: os.stat_result) -> Mark:
+    """Return what differs once somebody wrote, cut, replaced or removed the file."""
+    return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+def _changed(location: str) -> SnapshotError:
+    return SnapshotError(f"{location} changed while it was loaded; the next start verifies it again")
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether *folder* is on a file system that this machine alone writes, as far as is known."""
+    try:
+        lines = (
+            Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        )
+    except OSError:
+        return False
+    place, depth, kind = Path(os.path.realpath(folder)), -1, ""
+    for line in lines:
+        mount, _, about = line.partition(" - ")
+        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mount.split()[4]))
+        if place.is_relative_to(point) and len(point.parts) >= depth:  # the last mounted hides the others
+            depth, kind = len(point.parts), about.split()[0]
+    return kind in _OWN_KINDS

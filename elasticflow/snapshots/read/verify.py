@@ -1,0 +1,80 @@
+"""Reading a snapshot back, every byte checked against the manifest while it streams in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.snapshots.format import state_json
+from elasticflow.snapshots.format.manifest import STATE_FILE, DamagedSnapshotError, FileEntry, Manifest
+from elasticflow.snapshots.read.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from elasticflow.snapshots.store.catalog import Catalog
+    from elasticflow.storage.storage import Storage
+
+_BORROWED = "; it is borrowed, and no snapshot that borrows it can be loaded"
+
+
+def read_shard(storage: Storage, path: str, entry: FileEntry) -> bytearray:
+    """Return the verified content of a file; tensors lie in it at the manifest's offsets.
+
+    Raises:
+        DamagedSnapshotError: the file is absent, of another size, unreadable, or a block of it is not what was
+            written; says which.
+        SnapshotError: the store could not be reached, which says nothing about the snapshot.
+    """
+    content = bytearray(entry.size)
+    target = memoryview(content)
+
+    def keep(_: str, offset: int, data: memoryview) -> None:
+        target[offset : offset + len(data)] = data
+
+    for damage in Stream(storage, {path: entry}, sink=keep).read().values():
+        raise DamagedSnapshotError(f"{path.rpartition('/')[2]}: {damage}")
+    return content
+
+
+def read_state(catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
+    """Return the verified content of state.json.
+
+    Raises:
+        DamagedSnapshotError: as `read_shard`, and as `state_values.parse`.
+    """
+    entry = manifest.files.get(STATE_FILE)
+    if entry is None:
+        raise DamagedSnapshotError(f"{STATE_FILE} is not in the manifest")
+    content = read_shard(catalog.storage, f"{catalog.folder(manifest.name)}/{STATE_FILE}", entry)
+    return state_json.parse(bytes(content), manifest.tensors)
+
+
+def verify(catalog: Catalog, manifest: Manifest, progress: Callable[[int], None] | None = None) -> list[str]:
+    """Return what is wrong with the snapshot's files and those it borrows, one line for each that is damaged.
+
+    Empty if every byte is what was written. Nothing is kept in memory but a block per thread.
+
+    Args:
+        catalog: Where it is.
+        manifest: What it should be.
+        progress: Called with the bytes looked at so far, from one thread at a time.
+
+    Raises:
+        SnapshotError: as `read_shard`.
+    """
+    files = paths(catalog, manifest)
+    return lines(catalog, manifest, Stream(catalog.storage, files, progress=progress, to_the_end=True).read())
+
+
+def paths(catalog: Catalog, manifest: Manifest) -> dict[str, FileEntry]:
+    """Return every file that is needed to load the snapshot, by its path in the storage."""
+    return {f"{catalog.folder()}/{location}": entry for location, entry in manifest.locations().items()}
+
+
+def lines(catalog: Catalog, manifest: Manifest, damage: Mapping[str, str]) -> list[str]:
+    """Return a line for each damaged path; a file of another snapshot is named with it, and what hangs on it said."""
+    own, all_ = f"{catalog.folder(manifest.name)}/", f"{catalog.folder()}/"
+    return [
+        f"{path.removeprefix(own).removeprefix(all_)}: {text}{'' if path.startswith(own) else _BORROWED}"
+        for path, text in damage.items()
+    ]

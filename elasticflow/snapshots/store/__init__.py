@@ -1,0 +1,1 @@
+"""The snapshots of a run at its URI: committed, set aside, pinned."""

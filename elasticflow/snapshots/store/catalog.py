@@ -1,0 +1,323 @@
+"""Committed snapshots and generations of a run at its URI."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import fault_injection, run_folder
+from elasticflow.errors import SnapshotError
+from elasticflow.snapshots.format import manifest
+from elasticflow.snapshots.format.manifest import DamagedSnapshotError, Manifest
+from elasticflow.system import records
+from elasticflow.system.records import Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from elasticflow.snapshots.format.manifest import FileEntry
+    from elasticflow.storage.storage import Storage
+
+_GENERATION = re.compile(r"(?P<number>\d{4,})\.json")
+_NAMED_FILE = re.compile(rf"(?P<name>{run_folder.SNAPSHOT_NAME.pattern})\.json")
+# Of a file, not of the disk it lies on.
+_OF_A_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO}
+_JOB, _STOP, _PINS = "JOB.json", "STOPPED.json", "pins"
+
+
+class Catalog:
+    """What a run has at its snapshot URI.
+
+    Attributes:
+        storage: The URI.
+        prefix: The run's place under it: `""` when the URI is the run folder itself, else `<run id>/`.
+    """
+
+    def __init__(self, storage: Storage, prefix: str = "") -> None:
+        self.storage = storage
+        self.prefix = prefix
+
+    def folder(self, name: str = "") -> str:
+        """Return the path of snapshot *name* in the storage, or of the folder of all snapshots."""
+        return f"{self.prefix}snapshots/{name}" if name else f"{self.prefix}snapshots"
+
+    def committed(self) -> list[Manifest]:
+        """Return the snapshots that could be restored, newest (generation, step) first.
+
+        A later generation began where an earlier one was left: what a writer of an older one commits too late, because
+        it was halted between its look at the fence and the commit, is never taken for the newest.
+        Without those that are uncommitted, set aside, or whose manifest is damaged (`damaged` names these).
+        """
+        return [found for _, found in self._scan() if isinstance(found, Manifest)]
+
+    def newest(self) -> Manifest | None:
+        """Return the newest snapshot that could be restored; reads no manifest of older ones."""
+        return next((found for _, found in self._scan() if isinstance(found, Manifest)), None)
+
+    def damaged(self) -> dict[str, str]:
+        """Return name and reason of snapshots whose manifest cannot be read and that are not set aside yet."""
+        return {name: found for name, found in self._scan() if isinstance(found, str)}
+
+    def uncommitted(self) -> list[str]:
+        """Return the names of snapshot folders without a manifest: being written, or left by a dead writer."""
+        names = self._names()
+        return [
+            name for name in names if not self.storage.exists(f"{self.folder(name)}/{manifest.FILE_NAME}")
+        ]
+
+    def manifest(self, name: str) -> Manifest:
+        """Return the manifest of snapshot *name*.
+
+        Raises:
+            FileNotFoundError: it is not committed.
+            DamagedSnapshotError: its manifest is not what was written.
+            OSError: its manifest cannot be read; that may be damage or an outage.
+        """
+        try:
+            data = self.storage.read(f"{self.folder(name)}/{manifest.FILE_NAME}")
+        except (IsADirectoryError, NotADirectoryError):
+            raise DamagedSnapshotError(f"{manifest.FILE_NAME} is a directory") from None
+        found = manifest.parse(data)
+        if found.name != name:
+            raise DamagedSnapshotError(f"{manifest.FILE_NAME} is that of snapshot {found.name}")
+        return found
+
+    def lends(self, location: str, entry: FileEntry) -> bool:
+        """Return whether a snapshot may refer to the file at *location*, as `Manifest.location` gives it.
+
+        Its snapshot must be committed and not set aside, and the file of the size that was written.
+        """
+        lender = location.partition("/")[0]
+        if not self.storage.exists(f"{self.folder(lender)}/{manifest.FILE_NAME}"):
+            return False
+        if self.storage.exists(self._verdict(lender)):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            return self.storage.size(f"{self.folder()}/{location}") == entry.size
+        return False
+
+    def quarantine(self, name: str, reason: str) -> None:
+        """Set snapshot *name* aside: it is never restored, never counted as kept, and stays for inspection."""
+        verdict = {"name": name, "reason": reason, "created": time.time()}
+        self.storage.create(self._verdict(name), json.dumps(verdict).encode())
+
+    def lift(self, name: str) -> None:
+        """Take the verdict on snapshot *name* back: it can be restored again; no error if there is none."""
+        self.storage.remove(self._verdict(name))
+
+    def quarantined(self) -> dict[str, str]:
+        """Return name and reason of the snapshots set aside."""
+        found = {}
+        for file in self.storage.list(f"{self.prefix}verdicts"):
+            match = _NAMED_FILE.fullmatch(file)
+            if match:
+                found[match["name"]] = str(
+                    self._read(f"verdicts/{file}").get("reason", "no reason is readable")
+                )
+        return found
+
+    def pin(self, name: str, note: str = "") -> None:
+        """Keep snapshot *name* until it is unpinned, whatever the policy says; *note* tells people why.
+
+        Raises:
+            SnapshotError: there is no such committed snapshot; no pin is left behind then.
+        """
+        content = {"name": name, "note": note, "created": time.time()}
+        self.storage.replace_text(self._pin(name), json.dumps(content).encode())
+        # Looked at last: retention looks at pins before it removes, so one of the two sees the other.
+        if not self.storage.exists(f"{self.folder(name)}/{manifest.FILE_NAME}"):
+            self.unpin(name)
+            raise SnapshotError(f"there is no snapshot {name}")
+
+    def unpin(self, name: str) -> None:
+        """Leave snapshot *name* to the policy again; no error if it was not pinned."""
+        self.storage.remove(self._pin(name))
+
+    def is_pinned(self, name: str) -> bool:
+        """Return whether snapshot *name* is pinned, by one look."""
+        return self.storage.exists(self._pin(name))
+
+    def pinned(self) -> dict[str, str]:
+        """Return name and note of the pinned snapshots."""
+        matches = map(_NAMED_FILE.fullmatch, self.storage.list(f"{self.prefix}{_PINS}"))
+        names = [match["name"] for match in matches if match]
+        return {name: str(self._read(f"{_PINS}/{name}.json").get("note", "")) for name in names}
+
+    def remove_snapshot(self, name: str) -> None:
+        """Remove snapshot *name*, its manifest first: half removed, it is invisible instead of damaged."""
+        self.storage.remove(f"{self.folder(name)}/{manifest.FILE_NAME}")
+        fault_injection.reach("retention.between")
+        self.storage.remove_tree(self.folder(name))
+
+    def claim_generation(self, info: Mapping[str, Any]) -> int:
+        """Make the next generation exist and return its number; two launches never get the same one.
+
+        Claims that were lost are made again: a writer learns from the claim after its own that it is fenced off.
+        """
+        there = self._claims()
+        number = self.newest_generation() + 1
+        now = time.time()
+        for lost in sorted(set(range(1, number)) - there.keys()):
+            self.storage.create(self._generation(lost), json.dumps({"lost": True, "created": now}).encode())
+        data = json.dumps({**info, "created": now}).encode()
+        while not self.storage.create(self._generation(number), data):
+            number += 1
+        return number
+
+    def claim_after(self, number: int, info: Mapping[str, Any]) -> bool:
+        """Make the generation after *number* exist; False if another launch has: the run is that one's now.
+
+        Asked again after an answer that was lost, what *info* says but for the reason and what failed since tells
+        that it is ours.
+        """
+        data = json.dumps({**info, "created": time.time()}).encode()
+        if self.storage.create(self._generation(number + 1), data):
+            return True
+        there = self._read(run_folder.generation_file(number + 1))
+        return all(
+            there.get(key) == value for key, value in info.items() if key not in {"reason", "failures"}
+        )
+
+    def newest_generation(self) -> int:
+        """Return the highest generation that exists; 0 if there is none.
+
+        A snapshot shows that its generation existed, though the claim of that is lost.
+        """
+        taken = (_age(name)[0] for name in self._names())
+        return max((*self._claims(), *taken), default=0)
+
+    def generations(self, after: int = 0) -> dict[int, dict[str, Any]]:
+        """Return what was claimed for each generation *after* one, by number, ascending: launch, reason, time."""
+        files = self._claims()
+        return {
+            number: self._read(f"generations/{files[number]}") for number in sorted(files) if number > after
+        }
+
+    def _claims(self) -> dict[int, str]:
+        """Return the file that claims each generation, by number."""
+        matches = map(_GENERATION.fullmatch, self.storage.list(f"{self.prefix}generations"))
+        return {int(match["number"]): match[0] for match in matches if match}
+
+    def is_fenced(self, generation: int) -> bool:
+        """Return whether a later generation exists, by one look: numbers are claimed without gaps."""
+        return self.storage.exists(self._generation(generation + 1))
+
+    def write_job_record(self, record: Mapping[str, Any]) -> None:
+        """Write JOB.json, what the newest launch is made from, in one act."""
+        self.storage.replace_text(f"{self.prefix}{_JOB}", json.dumps(record, indent=1).encode())
+
+    def read_job_record(self) -> dict[str, Any] | None:
+        """Return JOB.json's content, or None if there is none that can be used."""
+        found = self.look_at_job_record()
+        return found if isinstance(found, dict) and found else None
+
+    def look_at_job_record(self) -> dict[str, Any] | Damage | None:
+        """Return JOB.json's content, what is wrong with it, or None if there is none."""
+        return self._record(_JOB)
+
+    def write_stop(self, record: Mapping[str, Any]) -> None:
+        """Write STOPPED.json: the job's own code ended training at a step before its length."""
+        self.storage.replace_text(f"{self.prefix}{_STOP}", json.dumps(record).encode())
+
+    def read_stop(self) -> dict[str, Any] | None:
+        """Return STOPPED.json's content, or None if there is none."""
+        return self._read(_STOP) or None
+
+    def _verdict(self, name: str) -> str:
+        return f"{self.prefix}verdicts/{name}.json"
+
+    def _pin(self, name: str) -> str:
+        return f"{self.prefix}{_PINS}/{name}.json"
+
+    def _generation(self, number: int) -> str:
+        return f"{self.prefix}{run_folder.generation_file(number)}"
+
+    def _names(self) -> list[str]:
+        """Names of all snapshot folders, newest first; `.tmp-` folders and strangers are none."""
+        names = self.storage.list(self.folder())
+        return sorted(filter(run_folder.SNAPSHOT_NAME.fullmatch, names), key=_age, reverse=True)
+
+    def _scan(self) -> Iterator[tuple[str, Manifest | str]]:
+        """Yield name and manifest, or name and what is wrong with it, of all committed and not set aside; newest first.
+
+        Raises:
+            OSError: the folder, or every manifest in it, cannot be read.
+        """
+        set_aside = self.quarantined()
+        for name, found in self.read_manifests(name for name in self._names() if name not in set_aside):
+            if found is not None:
+                yield name, found
+
+    def read_manifests(self, names: Iterable[str]) -> Iterator[tuple[str, Manifest | str | None]]:
+        """Yield each name with its manifest, with what is wrong with that, or with None: it has none.
+
+        A manifest that cannot be read while another one can is damage of that snapshot. Only where none can be read is
+        it an outage, which says nothing about any of them.
+
+        Raises:
+            OSError: none of the manifests can be read.
+        """
+        unread: list[tuple[str, OSError]] = []
+        is_any_read = False
+        for name in names:
+            found: Manifest | str
+            try:
+                found = self.manifest(name)
+            except FileNotFoundError:
+                yield name, None
+                continue
+            except DamagedSnapshotError as error:
+                found = error.message
+            except OSError as error:
+                if not is_any_read:
+                    unread.append((name, error))
+                    continue
+                found = _unreadable(error)
+            is_any_read = True
+            yield from ((older, _unreadable(error)) for older, error in unread)
+            unread.clear()
+            yield name, found
+        if unread:
+            raise unread[0][1]
+
+    def _read(self, path: str) -> dict[str, Any]:
+        """Return a record beside the snapshots; empty if it is absent or damaged."""
+        found = self._record(path)
+        return found if isinstance(found, dict) else {}
+
+    def _record(self, path: str) -> dict[str, Any] | Damage | None:
+        """Return a record beside the snapshots, what is wrong with it, or None if there is none.
+
+        Raises:
+            OSError: the store does not answer.
+        """
+        place = f"{self.storage.uri.rstrip('/')}/{self.prefix}{path}"
+        try:
+            return records.parse(self.storage.read(self.prefix + path))
+        except FileNotFoundError:
+            return None
+        except records.BadJsonError as error:
+            return Damage(place, str(error))
+        except OSError as error:
+            if not self._is_of_the_file(error):
+                raise
+            return Damage(place, records.damage_of(Path(path), error).why)
+
+    def _is_of_the_file(self, error: OSError) -> bool:
+        """Return whether *error* tells of the one file that was read, and not of the store."""
+        return self.storage.is_local and error.errno in _OF_A_FILE
+
+
+def _unreadable(error: OSError) -> str:
+    return f"{manifest.FILE_NAME} {records.damage_of(Path(), error).why}"
+
+
+def _age(name: str) -> tuple[int, int, str]:
+    match = run_folder.SNAPSHOT_NAME.fullmatch(name)
+    assert match is not None
+    return int(match["generation"]), int(match["step"]), name

@@ -1,0 +1,92 @@
+"""Giving a finished file or folder its name in one act, with or without something of that name there."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+from typing import TYPE_CHECKING
+
+from elasticflow.system.atomic_files import sync_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NO_REPLACE, _EXCHANGE = 1, 2  # linux/fs.h
+_HERE = -100  # AT_FDCWD: relative paths start at the working folder
+_UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return a hidden name in the folder of *path*, which need not be free of others' leftovers."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def put(finished: Path, path: Path, *, replaces: bool) -> None:
+    """Rename *finished*, a file or a folder, to *path*, and make that survive a power cut.
+
+    With *replaces*, what is at *path* changes places with it in one act and is then removed: at no moment is there
+    nothing, or a mixture.
+
+    Raises:
+        FileExistsError: something is there, and it is not to be replaced.
+        OSError: the rename failed; what was there is there still.
+    """
+    if replaces and os.path.lexists(path):
+        _exchange(finished, path)
+        remove(finished)
+    else:
+        _rename(finished, path)
+    sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all in it; no error if it is absent."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make all files in *folder*, and their names, survive a power cut."""
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            sync_folder(folder.__class__(parent) / name)  # fsync is the same for both
+        sync_folder(folder.__class__(parent))
+
+
+def _rename(finished: Path, path: Path) -> None:
+    if _renameat2(finished, path, _NO_REPLACE):
+        return
+    if os.path.lexists(path):  # a file system that cannot do both at once: as near as it gets
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    finished.rename(path)
+
+
+def _exchange(finished: Path, path: Path) -> None:
+    if _renameat2(finished, path, _EXCHANGE):
+        return
+    if finished.is_dir() or path.is_dir():
+        aside = temporary_beside(path)
+        path.rename(aside)
+        finished.rename(path)
+        aside.rename(finished)
+    else:
+        finished.replace(path)
+
+
+def _renameat2(old: Path, new: Path, flags: int) -> bool:
+    """Return False where the system or the file system does not know how."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    if call(_HERE, os.fsencode(old), _HERE, os.fsencode(new), flags) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _UNKNOWN:
+        return False
+    raise OSError(number, os.strerror(number), str(new))

@@ -1,0 +1,222 @@
+"""From files to a snapshot in one act: a rename on local disks, one exclusive put elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import fault_injection, run_folder
+from elasticflow.errors import StorageError
+from elasticflow.snapshots.format import manifest, shard_file
+from elasticflow.storage.retry import Patience
+from elasticflow.system import atomic_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from elasticflow.snapshots.format.manifest import Manifest
+    from elasticflow.snapshots.format.shard_file import WrittenFile
+    from elasticflow.snapshots.store.catalog import Catalog
+
+UNFINISHED = ".tmp-"  # before the name of a snapshot that is being written on a local disk
+SWEPT = ".swept-"  # before the name of what was one, until it is removed
+_POLL_LEAST_S, _POLL_MOST_S = 0.02, 1.0
+_TIDYING = Patience(
+    total_s=2.0
+)  # of a store in trouble, the next snapshot is worth more than what is left there
+
+
+class PublishError(Exception):
+    """The snapshot cannot be committed; the text says why."""
+
+
+class GivenUpError(PublishError):
+    """The node that commits has given the snapshot up for good."""
+
+
+class Publisher:
+    """Writes snapshots of one run so that each is whole or not there.
+
+    On a local disk files go to a hidden folder that is renamed when all is in. Elsewhere a rename is copy and delete,
+    so files go to their final keys, and the manifest, put last and only if none is there, makes them a snapshot.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._storage = catalog.storage
+
+    def place(self, name: str) -> str:
+        """Return the folder that files of snapshot *name* are written to before the commit."""
+        hidden = UNFINISHED if self._storage.is_local else ""
+        return f"{self._catalog.folder()}/{hidden}{name}"
+
+    def is_committed(self, name: str) -> bool:
+        """Return whether snapshot *name* exists."""
+        return self._storage.exists(f"{self._catalog.folder(name)}/{manifest.FILE_NAME}")
+
+    def publish(self, record: Manifest) -> None:
+        """Commit the snapshot whose files are all in `place`.
+
+        Raises:
+            PublishError: a file is not there as written, or the name is taken, or a borrowed file is gone.
+            OSError: the store failed; the snapshot is not committed.
+        """
+        place = self.place(record.name)
+        self._check_files(place, record)
+        fault_injection.reach("commit.before_manifest")
+        if not self._put_manifest(f"{place}/{manifest.FILE_NAME}", record.to_bytes()):
+            raise PublishError("there is a manifest already: a snapshot is never overwritten")
+        try:
+            self._check_files(place, record)  # halted in between, it may have been swept meanwhile
+        except (PublishError, FileNotFoundError):
+            self._storage.remove(f"{place}/{manifest.FILE_NAME}")
+            raise
+        if self._storage.is_local:
+            final = self._storage.local_path(self._catalog.folder(record.name))
+            fault_injection.reach("commit.before_rename")
+            self._storage.local_path(place).rename(final)  # fails if the name is taken
+            atomic_files.sync_folder(final.parent)
+        fault_injection.reach("commit.committed")
+
+    def discard(self, name: str, files: Collection[str] | None = None) -> None:
+        """Remove *files* (None: all) written for snapshot *name*, unless it is committed.
+
+        What cannot be removed now is left for `sweep`.
+        """
+        storage = self._storage.with_patience(_TIDYING)
+        with contextlib.suppress(OSError, StorageError):
+            if not storage.is_local and storage.exists(f"{self._catalog.folder(name)}/{manifest.FILE_NAME}"):
+                return
+            if files is None:
+                storage.remove_tree(self.place(name))
+            for file in files or ():
+                storage.remove(f"{self.place(name)}/{file}")
+
+    def sweep(self, generation: int, busy: Collection[str]) -> None:
+        """Remove what writers of generations before *generation* left: uncommitted, or half removed.
+
+        The names in *busy* are left alone.
+        """
+        for found in self._storage.list(self._catalog.folder()):
+            name = bare_name(found)
+            match = run_folder.SNAPSHOT_NAME.fullmatch(name)
+            if match is None or int(match["generation"]) >= generation or name in busy:
+                continue
+            if found != name or not self.is_committed(name):
+                self.clear(found)
+
+    def clear(self, folder: str) -> None:
+        """Remove *folder*, which a dead writer left among the snapshots; one that is only late cannot commit it then."""
+        place = self._catalog.folder()
+        if self._storage.is_local and folder.startswith(UNFINISHED):
+            swept = folder.replace(UNFINISHED, SWEPT)
+            with contextlib.suppress(FileNotFoundError):  # it was committed in this moment
+                self._storage.local_path(f"{place}/{folder}").rename(
+                    self._storage.local_path(f"{place}/{swept}")
+                )
+            folder = swept
+        self._storage.remove_tree(f"{place}/{folder}")
+
+    def _check_files(self, place: str, record: Manifest) -> None:
+        for name, entry in record.files.items():
+            size = self._storage.size(f"{place}/{name}")
+            if size != entry.size:
+                raise PublishError(f"{name} has {size} bytes on the store, {entry.size} were written")
+        for location, entry in record.borrowed.items():
+            if not self._catalog.lends(location, entry):
+                raise PublishError(f"{location}, which it refers to, is no longer there or was set aside")
+
+    def announce(self, name: str, rank: int, content: dict[str, Any]) -> None:
+        """Tell the node of rank 0 that this rank's share is written, or why it is not."""
+        self._storage.replace_text(_record(self.place(name), rank), json.dumps(content).encode())
+
+    def await_shares(
+        self, name: str, ranks: Collection[int], limit_s: float, alive: Callable[[], bool]
+    ) -> list[WrittenFile]:
+        """Return the shares of *ranks*, which other nodes write.
+
+        Raises:
+            PublishError: a node failed, *limit_s* passed, or *alive* became false.
+        """
+        found: dict[int, list[WrittenFile]] = {}
+        deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
+        while missing := [rank for rank in ranks if rank not in found]:
+            for rank in missing:
+                content = self._read(_record(self.place(name), rank))
+                if content is not None and "failed" in content:
+                    raise PublishError(f"rank {rank}: {content['failed']}")
+                if content is not None:
+                    found[rank] = [shard_file.WrittenFile.from_json(file) for file in content["files"]]
+            if len(found) == len(ranks):
+                break
+            if not alive():
+                raise PublishError("the generation ended before all shares were staged")
+            if time.monotonic() > deadline:
+                raise PublishError(f"the shares of ranks {missing} did not come within {limit_s:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_MOST_S)
+        return [file for files in found.values() for file in files]
+
+    def await_commit(self, name: str, rank: int, limit_s: float, alive: Callable[[], bool]) -> None:
+        """Return when the node of rank 0 has committed snapshot *name*, to which *rank* here gave a share.
+
+        Raises:
+            GivenUpError: that node gave it up.
+            PublishError: *limit_s* passed, or *alive* became false; that node may still commit.
+        """
+        deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
+        record = _record(self.place(name), rank)
+        while not self.is_committed(name):
+            verdict = self._read(_record(self.place(name), 0))
+            # Records go away with the commit, or when the node of rank 0 discards the files.
+            if verdict is not None or not self._storage.exists(record):
+                if self.is_committed(name):
+                    return
+                raise GivenUpError(
+                    f"the node of rank 0: {(verdict or {}).get('failed', 'gave the snapshot up')}"
+                )
+            if not alive():
+                raise PublishError("the generation ended before the snapshot was committed")
+            if time.monotonic() > deadline:
+                raise PublishError(f"the node of rank 0 did not commit within {limit_s:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_MOST_S)
+
+    def withdraw(self, name: str, files: Collection[str], ranks: Collection[int]) -> None:
+        """Remove *files*, the shares of *ranks*, and what was announced of them, from a snapshot that was given up."""
+        self.discard(name, [*files, *(_record("", rank).removeprefix("/") for rank in ranks)])
+
+    def remove_records(self, name: str, ranks: Sequence[int]) -> None:
+        """Remove the other nodes' records from the committed snapshot *name*."""
+        with contextlib.suppress(OSError, StorageError):
+            for rank in ranks:
+                self._storage.remove(_record(self._catalog.folder(name), rank))
+
+    def _put_manifest(self, path: str, data: bytes) -> bool:
+        """Create the manifest; True as well if our own put succeeded and only its answer was lost."""
+        try:
+            if self._storage.create(path, data):
+                return True
+        except OSError:
+            if self._storage.exists(path) and self._storage.read(path) == data:
+                return True
+            raise
+        return self._storage.read(path) == data
+
+    def _read(self, path: str) -> dict[str, Any] | None:
+        try:
+            content: dict[str, Any] = json.loads(self._storage.read(path))
+        except (FileNotFoundError, ValueError):  # absent, or half seen on a store without atomic puts
+            return None
+        return content
+
+
+def bare_name(folder: str) -> str:
+    """Return the name of the snapshot that was, or was to be, in *folder*."""
+    return folder.removeprefix(UNFINISHED).removeprefix(SWEPT)
+
+
+def _record(folder: str, rank: int) -> str:
+    return f"{folder}/shard-{rank:05d}.json"

@@ -1,0 +1,45 @@
+"""Files of earlier snapshots that a new one may refer to instead of holding the same bytes again."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from elasticflow.snapshots.format.manifest import FileEntry
+    from elasticflow.snapshots.store.catalog import Catalog
+
+
+class Lending:
+    """Finds files by content; safe to use from several threads.
+
+    Content alone decides, never which tensors are said to be frozen. What is found is a file of the snapshot that
+    wrote it, so references never form a chain.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._known: dict[str, tuple[str, FileEntry]] = {}
+
+    def find(self, sha256: str) -> tuple[str, FileEntry] | None:
+        """Return where, in the folder of all snapshots, a file with these bytes can be referred to; None: nowhere.
+
+        It is one that the newest committed snapshot is loaded from. A store that cannot be asked has none.
+        """
+        with contextlib.suppress(OSError):
+            if (known := self._lendable(sha256)) is not None:
+                return known
+            self._look()
+            return self._lendable(sha256)
+        return None
+
+    def _lendable(self, sha256: str) -> tuple[str, FileEntry] | None:
+        found = self._known.get(sha256)
+        return found if found is not None and self._catalog.lends(*found) else None
+
+    def _look(self) -> None:
+        newest = self._catalog.newest()
+        files = {} if newest is None else newest.locations()
+        self._known = {
+            entry.sha256: (location, entry) for location, entry in files.items() if entry.sha256 is not None
+        }

@@ -1,0 +1,1 @@
+"""What people do with snapshots by hand: export, prune."""

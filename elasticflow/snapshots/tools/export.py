@@ -1,0 +1,79 @@
+"""Weights and state of a snapshot in the formats of others, every byte verified on its way.
+
+A target is whole or absent: it is written under a hidden name beside, and renamed. Nothing is overwritten unless that
+was asked for; then old and new change places in one act.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Literal
+
+from elasticflow.errors import ExportError
+from elasticflow.snapshots.store import placing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.snapshots.tools.exported import Export
+
+Format = Literal["safetensors", "torch", "dcp"]
+
+_DCP_MARK = ".metadata"  # what torch.distributed.checkpoint writes last
+
+
+def write(export: Export, form: Format, path: Path, *, replaces: bool = False) -> int:
+    """Write what is exported to *path* and return its tensors' number.
+
+    `safetensors` needs no torch; the others do.
+
+    Raises:
+        ExportError: something is at *path*, the part is not in the snapshot or not of that format's kind, or
+            *path* cannot be written. Nothing is left behind.
+        DamagedSnapshotError: the snapshot is not what was written.
+        SnapshotError: it cannot be read.
+    """
+    _check_target(path, form, replaces=replaces)
+    temporary = placing.temporary_beside(path)
+    try:
+        count = _write(export, form, temporary)
+        placing.put(temporary, path, replaces=replaces)
+    except FileExistsError:
+        raise _taken(path, "give another place (-o PATH), or replace it: --force") from None
+    except OSError as error:
+        raise ExportError(
+            f"{path} cannot be written: {error.strerror or error}", "give another place: -o PATH"
+        ) from error
+    finally:
+        placing.remove(temporary)
+    return count
+
+
+def _write(export: Export, form: Format, temporary: Path) -> int:
+    if form == "safetensors":
+        from elasticflow.snapshots.tools.export_safetensors import write
+
+        return write(export, temporary)
+    from elasticflow.snapshots.tools import export_torch
+
+    return (
+        export_torch.write(export, temporary)
+        if form == "torch"
+        else export_torch.write_dcp(export, temporary)
+    )
+
+
+def _check_target(path: Path, form: Format, *, replaces: bool) -> None:
+    if not os.path.lexists(path):
+        return
+    if not replaces:
+        raise _taken(path, "give another place (-o PATH), or replace it: --force")
+    # Replaced is only what an export could have made: never a folder of the user's own.
+    is_ours = (path / _DCP_MARK).is_file() if form == "dcp" else path.is_file()
+    if not is_ours:
+        kind = "DCP folder" if form == "dcp" else "file"
+        raise _taken(path, f"it is no {kind}, so it is not replaced; give another place: -o PATH")
+
+
+def _taken(path: Path, remedy: str) -> ExportError:
+    return ExportError(f"{path} exists", remedy)

@@ -1,0 +1,115 @@
+"""Parts of a snapshot's files, read once, verified, and handed to whoever wants them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import SnapshotError
+from elasticflow.snapshots.format.manifest import DamagedSnapshotError
+from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.read.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from elasticflow.snapshots.format.state_json import Ref
+    from elasticflow.snapshots.tools.exported import Export
+
+    Take = Callable[[int, memoryview], None]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes that are wanted: a stored tensor or one element of it.
+
+    Attributes:
+        path: File in the storage.
+        offset: Where they begin in it.
+        nbytes: How many.
+        dtype: Of safetensors.
+        shape: Of the tensor.
+    """
+
+    path: str
+    offset: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element; 1 if there is none."""
+        return self.nbytes // max(1, math.prod(self.shape)) or 1
+
+
+def piece_of(export: Export, ref: Ref) -> Piece:
+    """Return where the tensor is."""
+    place = export.manifest.tensors[ref.key]
+    path = f"{export.catalog.folder()}/{export.manifest.location(place.file)}"
+    whole = Piece(path, place.offset, place.nbytes, place.dtype, place.shape)
+    if ref.index is None:
+        return whole
+    size = whole.itemsize
+    return Piece(path, place.offset + ref.index * size, size, place.dtype, ())
+
+
+def copy(export: Export, wanted: Iterable[tuple[Piece, Take]]) -> None:
+    """Read the files that hold the pieces, verify all of them, and hand each piece's bytes over.
+
+    Args:
+        export: What is exported.
+        wanted: Pieces, each with what takes an offset in it and bytes; called from several threads.
+
+    Raises:
+        DamagedSnapshotError: a file is not what was written; what was handed over is then worth nothing.
+        SnapshotError: the store cannot be read.
+        OSError: what takes the bytes raised it.
+    """
+    catalog, manifest = export.catalog, export.manifest
+    files, handing = verify.paths(catalog, manifest), _Handing(wanted)
+    needed = {path: files[path] for path in handing.paths}
+    try:
+        damage = Stream(catalog.storage, needed, sink=handing, progress=export.progress).read()
+    except SnapshotError:
+        if handing.failure is not None:
+            raise handing.failure from None
+        raise
+    for text in verify.lines(catalog, manifest, damage):
+        raise DamagedSnapshotError(
+            f"snapshot {manifest.name} is damaged: {text}", "export another: elasticflow snapshots list"
+        )
+
+
+class _Handing:
+    """Finds the pieces that a stretch of a file holds, and hands them its bytes."""
+
+    def __init__(self, wanted: Iterable[tuple[Piece, Take]]) -> None:
+        self._pieces: dict[str, list[tuple[Piece, Take]]] = defaultdict(list)
+        for piece, take in sorted(wanted, key=lambda pair: pair[0].offset):
+            if piece.nbytes:
+                self._pieces[piece.path].append((piece, take))
+        # Tensors do not overlap, so their ends are in the same order.
+        self._ends = {path: [p.offset + p.nbytes for p, _ in found] for path, found in self._pieces.items()}
+        self.failure: OSError | None = None
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that hold something wanted."""
+        return list(self._pieces)
+
+    def __call__(self, path: str, offset: int, data: memoryview) -> None:
+        """Hand over what of *data*, at *offset* of the file, is wanted."""
+        end = offset + len(data)
+        for piece, take in self._pieces[path][bisect_right(self._ends[path], offset) :]:
+            if piece.offset >= end:
+                break
+            first, last = max(offset, piece.offset), min(end, piece.offset + piece.nbytes)
+            try:
+                take(first - piece.offset, data[first - offset : last - offset])
+            except OSError as error:
+                self.failure = error
+                raise

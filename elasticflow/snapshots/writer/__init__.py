@@ -1,0 +1,1 @@
+"""The snapshot writer of a node: `python -m elasticflow.snapshots.writer.main`; never imports torch."""

@@ -1,0 +1,70 @@
+"""A rank's share, from staging memory to files on the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.snapshots.format import shard_file
+from elasticflow.snapshots.format.manifest import STATE_FILE
+from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.store.publish import Publisher
+from elasticflow.snapshots.store.reuse import Lending
+
+if TYPE_CHECKING:
+    from elasticflow.snapshots.format.shard_file import Packed, WrittenFile
+    from elasticflow.snapshots.store.catalog import Catalog
+    from elasticflow.snapshots.writer.committer import Config
+    from elasticflow.snapshots.writer.pending import ShareSet
+
+
+class ShareWriting:
+    """Writes shares of one run's snapshots; safe to use from several threads."""
+
+    def __init__(self, config: Config, catalog: Catalog) -> None:
+        self._run_id = config.run_id
+        self._integrity = config.integrity
+        self._storage = catalog.storage
+        self._lending = Lending(catalog)
+        self._publisher = Publisher(catalog)
+
+    def write(
+        self, share_set: ShareSet, rank: int, message: dict[str, Any], memory: memoryview
+    ) -> list[WrittenFile]:
+        """Write *rank*'s share, and rank 0's state.json; return what the manifest says about the files.
+
+        Frozen tensors go to a file of their own, which is written only if no earlier snapshot has the same bytes.
+
+        Args:
+            share_set: The snapshot.
+            rank: Whose share.
+            message: What the worker sent with it (`StagingClient.stage`).
+            memory: The staging buffer.
+
+        Raises:
+            OSError: the store failed; nothing half written is at a file's name.
+        """
+        place = self._publisher.place(share_set.name)
+        tensors = [TensorEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in message["tensors"]]
+        staged = memory[: message["nbytes"]]
+        ranks = rank, share_set.world_size
+        about = {"run_id": self._run_id, "snapshot": share_set.name, "step": str(share_set.step)}
+        own = [tensor for tensor in tensors if not tensor.frozen]
+        shard = shard_file.pack(shard_file.shard_name(*ranks), tensors=own, staged=staged, about=about)
+        files = [shard_file.write_shard(self._storage, place, shard, self._integrity)]
+        if frozen := [tensor for tensor in tensors if tensor.frozen]:
+            # Nothing of this snapshot in the header: equal tensors make equal files.
+            about = {"run_id": self._run_id}
+            shard = shard_file.pack(
+                shard_file.frozen_name(*ranks), tensors=frozen, staged=staged, about=about
+            )
+            files.append(self._write_unless_there(place, shard))
+        if message["record"] is not None:
+            state = message["record"]["state"]
+            files.append(shard_file.write_json(self._storage, place, STATE_FILE, state, self._integrity))
+        return files
+
+    def _write_unless_there(self, place: str, shard: Packed) -> WrittenFile:
+        found = self._lending.find(shard.sha256())
+        if found is not None:
+            return shard.borrowed(*found)
+        return shard_file.write_shard(self._storage, place, shard, "sha256")

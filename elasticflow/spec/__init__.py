@@ -1,1 +1,0 @@
-"""The job as declared: files, positions, models, checks (floor 1)."""

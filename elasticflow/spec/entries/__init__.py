@@ -1,1 +1,0 @@
-"""Entry points, checked by reading source, never importing it (floor 1)."""

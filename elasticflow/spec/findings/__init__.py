@@ -1,1 +1,0 @@
-"""What is wrong with job files: codes' explanations, places, formats (floor 1)."""

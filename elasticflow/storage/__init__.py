@@ -1,0 +1,1 @@
+"""Snapshots' files on any store: local disk, object stores, sftp, http."""

@@ -1,0 +1,68 @@
+"""Trying again what failed for a reason that passes: growing pauses with jitter, bounded in time."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from elasticflow.storage import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_JITTER = random.SystemRandom()  # `random` itself belongs to the training that this process may run
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a store may be in trouble, in seconds.
+
+    Attributes:
+        total_s: From the first try to the start of the last one.
+        first_s: The first pause; each is twice the one before, less up to half of it by chance.
+        most_s: The longest pause.
+    """
+
+    total_s: float = 120.0
+    first_s: float = 0.2
+    most_s: float = 15.0
+
+
+def call(
+    action: Callable[[], T],
+    patience: Patience,
+    told: Callable[[Exception, int, float], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    chance: Callable[[], float] = _JITTER.random,
+) -> T:
+    """Return what *action* returns, tried again while it fails for a reason that passes.
+
+    Args:
+        action: What to do; it must be safe to do twice.
+        patience: For how long.
+        told: Called before each pause with the error, the number of tries so far and the pause.
+        sleep: How to pause.
+        clock: What time it is.
+        chance: A number in [0, 1) for the jitter.
+
+    Raises:
+        Exception: the error of the last try.
+    """
+    deadline, pause, tries = clock() + patience.total_s, patience.first_s, 0
+    while True:
+        tries += 1
+        try:
+            return action()
+        except Exception as error:
+            wait = pause * (1 - chance() / 2)
+            if not errors.is_transient(error) or clock() + wait > deadline:
+                raise
+            told(error, tries, wait)
+        sleep(wait)
+        pause = min(2 * pause, patience.most_s)

@@ -1,0 +1,265 @@
+"""The only door to files of snapshots: commit-or-discard writes, exclusive create, no listing cache.
+
+Local folders are served without any library, so that a process that needs no other store never loads one; `sftp://` is
+served by asyncssh; everything else (s3, gs, az, abfs, http to read, memory for tests ...) by fsspec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from elasticflow import fault_injection, redaction
+from elasticflow.errors import StorageError
+from elasticflow.storage import errors, retry, urls
+from elasticflow.storage.local import LocalFolder
+from elasticflow.storage.retry import Patience
+from elasticflow.storage.store import RangeReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from elasticflow.storage.store import Store
+    from elasticflow.system import atomic_files
+
+T = TypeVar("T")
+
+_AT_THE_CHECK = Patience(total_s=15.0)  # a wrong address is told soon
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """An operation that failed for a reason that passes and is tried again; without secrets.
+
+    Attributes:
+        operation: What, and of which path.
+        kind: Class of the error.
+        error: Class and first line of it.
+        attempt: Tries so far.
+        pause_s: Seconds until the next.
+    """
+
+    operation: str
+    kind: str
+    error: str
+    attempt: int
+    pause_s: float
+
+
+class Storage:
+    """Files under one URI: a local folder, or a store on another machine.
+
+    Every method takes paths relative to the URI, with `/`, and may be called from several threads. Failures are OSErrors
+    of the fitting kind without secrets. What fails on another machine for a reason that passes (no answer, a reset, too
+    many requests, 5xx) is tried again for a bounded time; what is refused, absent or full is told at once.
+
+    Attributes:
+        uri: The URI as given, with a password in it masked.
+        is_local: True for paths and `file://`.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        patience: Patience | None = None,
+        on_trouble: Callable[[Trouble], object] | None = None,
+    ) -> None:
+        """Name a place; nothing is asked of it yet.
+
+        Args:
+            uri: A path, or a URL; a password in it is kept but never shown.
+            options: For the library that serves the URL; each is worth more than what is in the environment.
+            patience: How long a store may be in trouble before an operation fails.
+            on_trouble: Called before an operation is tried again, by the thread that waits for it.
+        """
+        protocol = urls.protocol_of(uri)
+        self._given = uri
+        self._options = dict(options or {})
+        self._protocol = protocol
+        self._patience = patience or Patience()
+        self._on_trouble = on_trouble
+        self.uri = redaction.mask_url(uri)
+        self.is_local = protocol in {"file", "local"}
+        plain = re.sub(r"^(file|local)://", "", uri, flags=re.IGNORECASE)
+        self._folder = Path(plain).expanduser().absolute()  # meaningless unless local
+        self._store: Store | None = LocalFolder(self._folder) if self.is_local else None
+        self._pid = os.getpid()
+
+    @property
+    def absolute_uri(self) -> str:
+        """The URI with its secrets, meaning the same in every working directory; never to be shown."""
+        return str(self._folder) if self.is_local else self._given
+
+    def local_path(self, path: str = "") -> Path:
+        """Return where *path* lies on this machine; only for local folders."""
+        if not self.is_local:
+            raise ValueError(f"{self.uri} is not a local folder")
+        return self._folder / path if path else self._folder
+
+    def with_patience(self, patience: Patience) -> Storage:
+        """Return the same place that waits so long for a store in trouble; what is open is shared."""
+        same = copy.copy(self)
+        same._patience = patience  # noqa: SLF001  # our own
+        return same
+
+    def write(
+        self, path: str, parts: Iterable[atomic_files.Part] | Callable[[], Iterable[atomic_files.Part]]
+    ) -> int:
+        """Put *parts* at *path* and return their bytes; if it fails, nothing half written is at that name.
+
+        A list, or a function that gives the parts anew, can be tried again as a whole; an iterator cannot, beyond
+        what the store's own library does for each request.
+        """
+        fault_injection.reach("storage.write")
+        if callable(parts):
+            return self._do("write", path, lambda store: store.write(path, parts()))
+        is_once = iter(parts) is parts
+        patience = Patience(total_s=0.0) if is_once else None
+        return self._do("write", path, lambda store: store.write(path, parts), patience)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Put *data* at *path* if nothing is there; True if this call made it, False if it was there.
+
+        Exclusive on local disks, s3, gs, az, abfs, sftp and memory. On another machine equal bytes count as this
+        call's own, since the answer to a put may be lost: where that matters, let *data* say who wrote it.
+        """
+        fault_injection.reach("storage.create")
+        try:
+            self._do("create", path, lambda store: store.create(path, data))
+        except FileExistsError:
+            return not self.is_local and self._reads_as(path, data)
+        return True
+
+    def replace_text(self, path: str, data: bytes) -> None:
+        """Put the small file *data* at *path*, replacing what was there, in one act."""
+        fault_injection.reach("storage.write")
+        self._do("write", path, lambda store: store.replace(path, data))
+
+    def read(self, path: str) -> bytes:
+        """Return the whole file."""
+        fault_injection.reach("storage.read")
+        return self._do("read", path, lambda store: store.read(path))
+
+    def read_range(self, path: str, start: int, size: int) -> bytes:
+        """Return *size* bytes from *start*, fewer where the file ends before; for reading pieces at once."""
+        fault_injection.reach("storage.read")
+        return self._do("read", path, lambda store: store.read_range(path, start, size)) if size > 0 else b""
+
+    def open_read(self, path: str) -> BinaryIO:
+        """Return the file open for reading; the caller closes it."""
+        fault_injection.reach("storage.read")
+        found = self._do("read", path, lambda store: store.open_read(path))
+        if found is not None:
+            return found
+        return RangeReader.buffered(lambda start, size: self.read_range(path, start, size), self.size(path))
+
+    def exists(self, path: str) -> bool:
+        """Return whether a file is there now, never from a cache; no answer is an error, not absence."""
+        return self._do("look for", path, lambda store: store.exists(path))
+
+    def size(self, path: str) -> int:
+        """Return the file's bytes, never from a cache."""
+        return self._do("look for", path, lambda store: store.size(path))
+
+    def modified(self, path: str) -> float | None:
+        """Return the Unix time of the file's writing by the store's own clock; None if the store does not tell."""
+        return self._do("look for", path, lambda store: store.modified(path))
+
+    def list(self, folder: str = "") -> list[str]:
+        """Return the names in *folder*, sorted, never from a cache; empty if there is no such folder."""
+        try:
+            return sorted(set(self._do("list", folder, lambda store: store.list(folder))))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def remove(self, path: str) -> None:
+        """Remove the file; no error if it is absent."""
+        fault_injection.reach("storage.remove")
+        with contextlib.suppress(FileNotFoundError):
+            self._do("remove", path, lambda store: store.remove(path))
+
+    def remove_tree(self, folder: str) -> None:
+        """Remove the folder and all in it; no error if it is absent."""
+        fault_injection.reach("storage.remove")
+        with contextlib.suppress(FileNotFoundError):
+            self._do("remove", folder, lambda store: store.remove_tree(folder))
+
+    def check_writable(self) -> None:
+        """Write, read and remove a small file.
+
+        Raises:
+            StorageError: that failed, the URI can only be read, or the package for it is missing; names the URI and
+                the cause.
+        """
+        probe = f".elasticflow-probe-{secrets.token_hex(4)}"
+        quick = self.with_patience(_AT_THE_CHECK)
+        try:
+            quick.write(probe, (b"probe",))
+            back = quick.read(probe)
+            quick.remove(probe)
+            cause = None if back == b"probe" else "what was written is not what is read back"
+        except OSError as error:
+            cause = f"{type(error).__name__}: {error}"
+        if cause is not None:
+            where = (
+                "that the folder exists and may be written"
+                if self.is_local
+                else "the address and its credentials"
+            )
+            remedy = f"check {where}, or set snapshots.uri to another place"
+            raise StorageError(f'snapshots.uri "{self.uri}" cannot be written: {cause}', remedy)
+
+    def _do(self, what: str, path: str, action: Callable[[Store], T], patience: Patience | None = None) -> T:
+        if self.is_local and self._store is not None:
+            return action(self._store)
+
+        def tell(error: Exception, tries: int, pause_s: float) -> None:
+            if self._on_trouble is not None:
+                kind = type(error).__name__
+                self._on_trouble(Trouble(f"{what} {path}", kind, self._text(error), tries, pause_s))
+
+        try:
+            store = self._opened()
+            return retry.call(lambda: action(store), patience or self._patience, tell)
+        except StorageError:
+            raise
+        except Exception as error:
+            if errors.kind_of(error) is type(error) and self._mask(full := errors.in_full(error)) == full:
+                raise
+            told = errors.as_os_error(error, self._text(error))
+        raise told  # outside of the handler: what it came from may hold secrets
+
+    def _reads_as(self, path: str, data: bytes) -> bool:
+        """Whether our own put succeeded and only its answer was lost."""
+        try:
+            return self.read(path) == data
+        except FileNotFoundError:
+            return False
+
+    def _opened(self) -> Store:
+        if self._store is None or self._pid != os.getpid():  # connections do not survive a fork
+            try:
+                self._store = urls.open_store(self._given, self._options, self.uri)
+            except (ImportError, ValueError, TypeError) as error:
+                package = urls.package_for(self._protocol) if isinstance(error, ImportError) else None
+                remedy = f"pip install {package}" if package else "use a path, or a URL that fsspec knows"
+                message = f'snapshots.uri "{self.uri}" cannot be opened: {self._text(error)}'
+                raise StorageError(message, remedy) from None
+            self._pid = os.getpid()
+        return self._store
+
+    def _text(self, error: BaseException) -> str:
+        """Return kind and first line of *error* without secrets; further lines are a server's own page."""
+        lines = str(error).strip().splitlines() or [""]
+        return self._mask(f"{type(error).__name__}: {lines[0]}")
+
+    def _mask(self, text: str) -> str:
+        return redaction.mask(text, self._given, self._options)

@@ -1,0 +1,187 @@
+"""Files of JSON that a run keeps: whole, absent or damaged, told apart in one place.
+
+A record is one JSON object that is a file. An appended log has one JSON object on each line. Nothing here raises for what
+lies in a file or for how it lies there: damage is a value, which says what is wrong and where.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.errors import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+LARGEST = 256 << 20  # bytes of a record that is read at all
+_REMEDIES = {
+    "is a directory": "move it away",
+    "is no regular file": "move it away",
+    "cannot be read": "give this user the permission to read and write it",
+    "cannot be written": "give this user the permission to read and write it",
+}
+
+
+class BadJsonError(ValueError):
+    """Bytes that are not one JSON object; the text says what they are instead."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Why a file that is there cannot be used.
+
+    Attributes:
+        place: The file, as people are told of it.
+        why: What is wrong with it, as the rest of a sentence that begins with the file.
+    """
+
+    place: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.why}"
+
+    @property
+    def remedy(self) -> str | None:
+        """What makes the file usable where its content is not what is wrong."""
+        return next((text for start, text in _REMEDIES.items() if self.why.startswith(start)), None)
+
+
+def parse(data: bytes | str) -> dict[str, Any]:
+    """Return the JSON object that is all of *data*.
+
+    Raises:
+        BadJsonError: it is something else.
+    """
+    try:
+        text = data.decode() if isinstance(data, bytes) else data
+        found = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise BadJsonError(f"is not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        why = "is empty" if not error.doc.strip() else f"is no JSON at character {error.pos}"
+        raise BadJsonError(why) from None
+    except RecursionError:
+        raise BadJsonError("is nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise BadJsonError(f"is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadJsonError(f"holds {_KINDS.get(type(found), 'a number')}, not an object")
+    return found
+
+
+_KINDS = {list: "a list", str: "a text", type(None): "null", bool: "a truth value"}
+
+
+def read(path: Path, largest: int = LARGEST) -> dict[str, Any] | Damage | None:
+    """Return the record at *path*, what is wrong with it, or None if nothing is there."""
+    data = read_bytes(path, largest)
+    if not isinstance(data, bytes):
+        return data
+    try:
+        return parse(data)
+    except BadJsonError as error:
+        return Damage(str(path), str(error))
+
+
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes | Damage | None:
+    """Return a file's bytes, why they cannot be had, or None if nothing is there."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:  # Path.open takes no opener
+            data = file.read(largest + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return damage_of(path, error)
+    return data if len(data) <= largest else Damage(str(path), f"is larger than {largest} bytes")
+
+
+def read_text(path: Path) -> str | Damage | None:
+    """Return a file's text, why it cannot be had, or None if nothing is there."""
+    data = read_bytes(path)
+    if not isinstance(data, bytes):
+        return data
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        return Damage(str(path), f"is not UTF-8 at byte {error.start}")
+
+
+def damage_of(path: Path, error: OSError) -> Damage:
+    """Return what *error*, which came from opening or reading *path*, says about it."""
+    if isinstance(error, IsADirectoryError):
+        return Damage(str(path), "is a directory")
+    return Damage(str(path), f"cannot be read: {error.strerror or error}")
+
+
+def require_usable(appended: Iterable[Path], replaced: Iterable[Path]) -> None:
+    """Return if this process may read and write on in each of *appended*, and put a file in place of each of *replaced*.
+
+    What is absent is no trouble.
+
+    Raises:
+        RecordError: one of them is something else than a file, or may not be used; says which, why and what to do.
+    """
+    replaceable = set(replaced)
+    for path in (*appended, *replaceable):
+        if (damage := _obstacle(path, is_replaced=path in replaceable)) is not None:
+            raise RecordError(str(damage), f"{damage.remedy}; then the same command goes on")
+
+
+def _obstacle(path: Path, *, is_replaced: bool) -> Damage | None:
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return damage_of(path, error)
+    if not stat.S_ISREG(mode):
+        return Damage(str(path), "is a directory" if stat.S_ISDIR(mode) else "is no regular file")
+    if not is_replaced:
+        for flag, what in ((os.R_OK, "read"), (os.W_OK, "written")):
+            if not os.access(path, flag):
+                return Damage(str(path), f"cannot be {what}: Permission denied")
+    return None
+
+
+def printable(value: object) -> str:
+    """Return *value* as text that does nothing to a terminal: control characters are written out, but for line ends.
+
+    Sequences that colour text are left out: what a library printed in colour stays readable.
+    """
+    text = value if isinstance(value, str) else f"{value!r:.200}"
+    if text.isprintable():
+        return text
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", _COLOUR.sub("", text))
+
+
+def printable_in(record: dict[str, Any]) -> dict[str, Any]:
+    """Return *record*, as JSON has it, with all text in it printable."""
+    return {printable(key): _printable_in(item) for key, item in record.items()}
+
+
+def _printable_in(value: Any) -> Any:
+    match value:
+        case str():
+            return printable(value)
+        case dict():
+            return printable_in(value)
+        case list():
+            return [_printable_in(item) for item in value]
+        case _:
+            return value
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open without waiting for a writer where a pipe lies in the file's place."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,0 +1,175 @@
+"""Whether a job trains the same with faults on cue as without, and what each fault cost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import secrets
+import time
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+from elasticflow.errors import TrialRefusedError
+from elasticflow.trials import compare_runs, trial
+from elasticflow.trials.child import TrialRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from elasticflow.protocol.trajectory_record import Record
+    from elasticflow.run_folder import RunFolder
+    from elasticflow.trials.child import Subject
+    from elasticflow.trials.compare_runs import Comparison
+    from elasticflow.trials.fault_actions import Done
+    from elasticflow.trials.fault_plan import Fault, FaultPlan
+    from elasticflow.trials.trial import Trial
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one fault led to, up to the next one.
+
+    Attributes:
+        fault: What was done.
+        words: The same for people.
+        restarts: Class of each generation that ended.
+        seconds: From the fault, or the drain that it led to, to the first step of the generation that went on; None: none
+            had to.
+        redone: Steps that were done again.
+        snapshots: Snapshots that were set aside, or could not be written.
+    """
+
+    fault: Fault
+    words: str
+    restarts: tuple[str, ...]
+    seconds: float | None
+    redone: int
+    snapshots: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        run: The disturbed run's folder.
+        steps: Finished.
+        seconds: Of the undisturbed and of the disturbed run.
+        comparison: Of the two.
+        costs: Of each fault, in order.
+        undone: Faults that the run ended before.
+    """
+
+    run: RunFolder
+    steps: int
+    seconds: tuple[float, float]
+    comparison: Comparison
+    costs: tuple[Cost, ...]
+    undone: int
+
+
+def unleash(
+    subject: Subject,
+    plan: FaultPlan,
+    workers: int,
+    steps: int,
+    tolerance: float,
+    scratch: Path,
+    begin: Callable[[Trial], Callable[[int], None]],
+) -> Outcome:
+    """Run the job undisturbed, then with the faults of *plan*, and compare.
+
+    Args:
+        subject: The job; its own runs and snapshots are left alone.
+        plan: What is done.
+        workers: Of each node.
+        steps: Of each run.
+        tolerance: Of `prove.curves`.
+        scratch: Where both live.
+        begin: Called with each trial before it starts; returns what is called with its steps so far.
+
+    Raises:
+        TrialFailedError: one of the runs failed.
+        TrialRefusedError: the job is too short, or the path of *scratch* has blanks.
+    """
+    if re.search(r"[\s,]", str(scratch)):  # cues are named in a list of clauses
+        raise TrialRefusedError(
+            f"the scratch folder's path has a blank or a comma: {scratch}",
+            "choose another with --keep or TMPDIR",
+        )
+    mark = secrets.token_hex(2)
+    began = time.monotonic()
+    calm = trial.undisturbed(1, workers * plan.nodes, steps)
+    reference = TrialRun(calm, subject, scratch, mark).play(begin(calm))
+    found = max(record.step for record in reference)
+    if found < steps:
+        trial.check_length(found)
+        plan = replace(plan, faults=tuple(each for each in plan.faults if each.step <= found - 2))
+    between = time.monotonic()
+    wild = trial.chaotic(2, workers, found, plan)
+    played = TrialRun(wild, subject, scratch, mark)
+    records = played.play(begin(wild))
+    if subject.job.train.consistency == "exact":
+        comparison = compare_runs.bits(reference, compare_runs.lasting(records))
+        comparison = replace(comparison, redone=compare_runs.redone(records))
+    else:
+        comparison = compare_runs.curves(reference, records, tolerance)
+    happened = [json.loads(line) for line in played.run.events.read_text(encoding="utf-8").splitlines()]
+    done = played.done
+    return Outcome(
+        run=played.run,
+        steps=max(record.step for record in records),
+        seconds=(between - began, time.monotonic() - between),
+        comparison=comparison,
+        costs=costs(done, happened, records),
+        undone=len(plan.faults) - len(done),
+    )
+
+
+def costs(
+    done: Sequence[Done], happened: Sequence[dict[str, Any]], records: Sequence[Record]
+) -> tuple[Cost, ...]:
+    """Return what each fault led to: what happened between it and the next one, but for the run's own end."""
+    ended = [record for record in happened if record["event"] == events.GENERATION_ENDED]
+    happened = [record for record in happened if record not in ended[-1:]]
+    lost = _lost(records)
+    ends = [each.at for each in done[1:]] + [math.inf]
+    return tuple(
+        _cost(each, [record for record in happened if each.at <= _time(record) < end], lost)
+        for each, end in zip(done, ends, strict=True)
+    )
+
+
+def _lost(records: Sequence[Record]) -> dict[int, int]:
+    """Return how many steps of each generation the next one did not go on from."""
+    begun = {record.generation: record.step for record in records if record.loss is None}
+    last = {record.generation: record.step for record in records}
+    return {one: max(0, last[one] - begun[after]) for one, after in itertools.pairwise(sorted(begun))}
+
+
+def _cost(done: Done, happened: Sequence[dict[str, Any]], lost: Mapping[int, int]) -> Cost:
+    restarts: list[str] = []
+    redone, began, resumed = 0, done.at, None
+    for record in happened:
+        match record["event"]:
+            case events.DRAIN_REQUESTED if not restarts:
+                began = _time(record)  # until then a node was on its way, and nothing was lost
+            case events.GENERATION_ENDED:
+                restarts.append(str(record["class"]))
+                redone += lost.get(record["generation"], 0)
+            case events.TRAINING_FIRST_STEP if restarts:
+                resumed = _time(record)
+            case _:
+                pass
+    seconds = None if resumed is None else round(resumed - began, 3)
+    snapshots = sum(r["event"] in (events.SNAPSHOT_REJECTED, events.SNAPSHOT_FAILED) for r in happened)
+    return Cost(done.fault, done.fault.words(done.rank), tuple(restarts), seconds, redone, snapshots)
+
+
+def _time(record: dict[str, Any]) -> float:
+    return datetime.fromisoformat(record["timestamp"]).timestamp()

@@ -1,0 +1,133 @@
+"""Doing the faults of a plan to a launch that is held."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.launcher.supervisor.scale_schedule import Change
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
+from elasticflow.trials.fault_plan import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.run_folder import RunFolder
+    from elasticflow.trials.fault_plan import Fault, FaultPlan
+
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
+
+
+@dataclass(frozen=True)
+class Done:
+    """A fault that was done, to which rank, and when (Unix time)."""
+
+    fault: Fault
+    rank: int
+    at: float
+
+
+def armed(plan: FaultPlan, folder: Path) -> str:
+    """Return what `ELASTICFLOW_FAULTS` says for a run of *plan*: each fault within a process waits for its cue."""
+    clauses = []
+    for number, fault in enumerate(plan.faults):
+        if fault.clause is not None:
+            whom = "" if fault.rank is None else f" rank={fault.rank}"
+            clauses.append(f"{fault.clause}{whom} cue={cue(folder, number)}")
+    return ", ".join(clauses)
+
+
+def scale(plan: FaultPlan, folder: Path) -> tuple[Change, ...]:
+    """Return how many nodes there are from when on, each change on its cue."""
+    changes = [Change(0.0, plan.nodes)]
+    for number, fault in enumerate(plan.faults):
+        if KINDS[fault.what].nodes:
+            nodes = changes[-1].nodes + KINDS[fault.what].nodes
+            changes.append(Change(0.0, nodes, fault.what == "kill-node", cue(folder, number)))
+    return tuple(changes)
+
+
+def cue(folder: Path, number: int) -> Path:
+    """Return the file that says that it is time for a plan's fault of that number."""
+    return folder / f"cue-{number}"
+
+
+class Hand:
+    """Does faults.
+
+    Args:
+        run: The run.
+        launch: Process id of the launch.
+        workers: Rank, process and node of each worker now.
+        folder: Where cues are given.
+    """
+
+    def __init__(self, run: RunFolder, launch: int, workers: Sequence[dict[str, Any]], folder: Path) -> None:
+        self._run, self._launch, self._folder = run, launch, folder
+        self._workers = sorted(workers, key=lambda worker: int(worker["rank"]))
+
+    def do_all(self, plan: FaultPlan, step: int) -> list[Done]:
+        """Do the faults of *plan* that are due after *step*."""
+        found = []
+        for number, fault in enumerate(plan.faults):
+            if fault.step == step:
+                at = time.time()
+                found.append(Done(fault, self._do(number, fault), at))
+        return found
+
+    def _do(self, number: int, fault: Fault) -> int:
+        """Return the rank that it befell, or is to befall."""
+        if fault.clause is not None or KINDS[fault.what].nodes:
+            cue(self._folder, number).touch()
+            return self._worker(fault.rank)["rank"] if fault.rank is None else fault.rank
+        worker = self._worker(fault.rank)
+        if fault.what == "kill-agent":
+            on_node = [each for each in self._workers if each["node"] == f"n{fault.node}"]
+            _signal(self._below_launch(int((on_node or [worker])[0]["pid"])), signal.SIGKILL)
+        elif fault.what in _SIGNALS:
+            _signal(int(worker["pid"]), _SIGNALS[fault.what])
+        else:
+            self._damage(cuts=fault.what == "truncate-snapshot")
+            _signal(int(worker["pid"]), signal.SIGKILL)
+        return int(worker["rank"])
+
+    def _worker(self, rank: int | None) -> dict[str, Any]:
+        """Return the worker of *rank*; the last one where there is none."""
+        return next((each for each in self._workers if each["rank"] == rank), self._workers[-1])
+
+    def _below_launch(self, pid: int) -> int:
+        """Return the agent that the worker *pid* lives from: the launch's own child."""
+        while (parent := _parent(pid)) not in (self._launch, 0):
+            pid = parent
+        return pid
+
+    def _damage(self, *, cuts: bool) -> None:
+        catalog = Catalog(Storage(str(self._run.path)))
+        newest = catalog.newest()
+        if newest is None:
+            return
+        name = next(iter(newest.files))
+        path = self._run.path / catalog.folder() / newest.location(name)
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data[: len(data) // 2] if cuts else data)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # an earlier fault has ended it
+
+
+def _parent(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])

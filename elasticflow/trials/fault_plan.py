@@ -1,0 +1,237 @@
+"""Fault plans: what is done to a run, at which step; read from TOML, or drawn from a seed.
+
+A plan says how many simulated nodes there are at the start (`nodes`, default 1), and has one table `[[faults]]` for
+each fault: `step` (finished steps when it is done), `what` (a key of KINDS), and to whom.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from elasticflow import fault_injection
+from elasticflow.errors import FaultPlanError
+from elasticflow.jobfile.diagnostics import positions
+from elasticflow.jobfile.text.read import UnreadableError, parse, read_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+
+MOST_FAULTS = 1000
+
+
+class Kind(NamedTuple):
+    """What can be done to a run.
+
+    Attributes:
+        words: What is said of it; `{target}` stands for the rank or the node.
+        target: Key of a plan that says to whom: `rank`, `node`; None: nobody in particular.
+        point: Fault points and acts that do it, inside of the processes of the run.
+        nodes: How many nodes come with it.
+    """
+
+    words: str
+    target: str | None = None
+    point: str | None = None
+    nodes: int = 0
+
+
+KINDS: dict[str, Kind] = {
+    "kill": Kind("kill -9 of rank {target}", "rank"),
+    "stop": Kind("SIGSTOP of rank {target}", "rank"),
+    "terminate": Kind("SIGTERM to rank {target}", "rank"),
+    "raise": Kind("an exception on rank {target}", "rank", "training.step=raise:EREMOTEIO"),
+    "flip": Kind("a bit of a parameter flipped on rank {target}", "rank", "training.step=flip"),
+    "kill-agent": Kind("kill -9 of the agent of node {target}", "node"),
+    "join": Kind("a node joins", nodes=1),
+    "leave": Kind("a node leaves", nodes=-1),
+    "kill-node": Kind("a node is lost", nodes=-1),
+    "corrupt-snapshot": Kind("newest snapshot corrupted, rank {target} killed", "rank"),
+    "truncate-snapshot": Kind("newest snapshot cut short, rank {target} killed", "rank"),
+    "full-disk": Kind("a write fails: no space left", point="shares.before_write=raise:ENOSPC"),
+    "slow-store": Kind("a write takes 2 s longer", point="shares.before_write=stall:2"),
+    "at-point": Kind("{target}", "point"),
+}
+"""By the name in a plan."""
+
+_DRAWN = ("kill", "terminate", "raise", "flip", "kill-agent", "corrupt-snapshot", "truncate-snapshot", "full-disk", "slow-store")  # fmt: skip
+_KEYS = ("step", "what", "rank", "node", "point", "act")
+_ACT = re.compile(r"kill|stop|flip|stall:\d+(\.\d+)?|raise:E[A-Z0-9]+")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        step: Finished steps when it is done.
+        what: A key of KINDS.
+        rank: Whom it befalls; None: the last rank.
+        node: Number of the node, from 0.
+        point: Of `at-point`: a key of `faults.POINTS`.
+        act: Of `at-point`: what happens there, to whoever gets there first.
+    """
+
+    step: int
+    what: str
+    rank: int | None = None
+    node: int = 0
+    point: str | None = None
+    act: str | None = None
+
+    @property
+    def clause(self) -> str | None:
+        """What `faults.arm` is told of it, without its cue; None: it is done from outside."""
+        if self.what == "at-point":
+            return f"{self.point}={self.act}"
+        return KINDS[self.what].point
+
+    def words(self, rank: int) -> str:
+        """Return what was done; *rank* is the one that it befell."""
+        target = {"rank": rank, "node": self.node, "point": f"{self.act} at {self.point}"}
+        kind = KINDS[self.what]
+        return kind.words.format(target=target.get(kind.target or "rank"))
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """What is done to a run, in order.
+
+    Attributes:
+        name: File name, or what it was drawn from.
+        faults: By step.
+        nodes: Simulated nodes at the start.
+    """
+
+    name: str
+    faults: tuple[Fault, ...]
+    nodes: int = 1
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes there are at most."""
+        return max(self._counts())
+
+    @property
+    def least_nodes(self) -> int:
+        """Nodes there are at least."""
+        return min(self._counts())
+
+    def _counts(self) -> list[int]:
+        counts = [self.nodes]
+        for fault in self.faults:
+            counts.append(counts[-1] + KINDS[fault.what].nodes)
+        return counts
+
+
+def read_plan(path: Path, steps: int) -> FaultPlan:
+    """Return the plan in the file at *path*, for a run of *steps* steps.
+
+    Raises:
+        FaultPlanError: it is none, or cannot be done in so many steps; says where and what to do.
+    """
+    try:
+        text = read_text(path, str(path))
+        raw = parse(text, str(path))
+    except UnreadableError as error:
+        found = error.diagnostic
+        place = "" if found.line is None else f":{found.line}:{found.column}"
+        raise FaultPlanError(f"{path}{place}: {found.message}", found.help) from error
+    return _Reader(str(path), text, raw).plan(steps)
+
+
+class _Reader:
+    """Checks what a plan says, and says where it is wrong."""
+
+    def __init__(self, file: str, text: str, raw: dict[str, Any]) -> None:
+        self._file, self._text, self._raw = file, text, raw
+        self._spots = positions.index(text)
+
+    def plan(self, steps: int) -> FaultPlan:
+        for key in self._raw:
+            if key not in ("nodes", "faults"):
+                self._refuse((key,), f"`{key}` is no key of a fault plan", "it has `nodes` and [[faults]]")
+        nodes = self._number((), "nodes", 1, 64, 1)
+        rows = self._raw.get("faults", [])
+        if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+            self._refuse(("faults",), "a plan has at least one [[faults]]", "add one with `step` and `what`")
+        if len(rows) > MOST_FAULTS:
+            self._refuse(("faults",), f"{len(rows)} faults are more than {MOST_FAULTS}")
+        read = [self._fault(number, row, steps) for number, row in enumerate(rows)]
+        plan = FaultPlan(self._file, tuple(sorted(read, key=lambda fault: fault.step)), nodes)
+        if plan.least_nodes < 1:
+            self._refuse(("faults",), "no node is left", "raise `nodes`, or have one join before")
+        return plan
+
+    def _fault(self, number: int, row: dict[str, Any], steps: int) -> Fault:
+        at: KeyPath = ("faults", number)
+        for key in row:
+            if key not in _KEYS:
+                self._refuse((*at, key), f"`{key}` is no key of a fault", f"it has {', '.join(_KEYS)}")
+        what = row.get("what")
+        if not isinstance(what, str) or what not in KINDS:
+            near = difflib.get_close_matches(str(what), KINDS, 1)
+            remedy = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(KINDS)}"
+            self._refuse((*at, "what"), f"`what` is {what!r}, which is no fault", remedy)
+        if "step" not in row:
+            self._refuse((*at, "step"), "`step` is missing", "say after how many finished steps it is done")
+        wanted = KINDS[what].target
+        for key in ("rank", "node", "point", "act"):
+            if key in row and key != wanted and not (key == "act" and wanted == "point"):
+                self._refuse((*at, key), f'"{what}" has no `{key}`', "take it out")
+        return Fault(
+            step=self._number(at, "step", 1, steps - 2),
+            what=what,
+            rank=self._number(at, "rank", 0, 10**6) if "rank" in row else None,
+            node=self._number(at, "node", 0, 64, 0),
+            point=self._text_of(at, row, "point") if wanted == "point" else None,
+            act=self._text_of(at, row, "act") if wanted == "point" else None,
+        )
+
+    def _text_of(self, at: KeyPath, row: dict[str, Any], key: str) -> str:
+        value = str(row.get(key, ""))
+        if key == "point" and value not in fault_injection.POINTS:
+            near = difflib.get_close_matches(value, fault_injection.POINTS, 1)
+            remedy = f'did you mean "{near[0]}"?' if near else "see POINTS in elasticflow/fault_injection.py"
+            self._refuse((*at, key), f"`point` is {value!r}, which is no fault point", remedy)
+        if key == "act" and not _ACT.fullmatch(value):
+            self._refuse(
+                (*at, key), f"`act` is {value!r}", "there are kill, stop, flip, stall:SECONDS and raise:ERRNO"
+            )
+        return value
+
+    def _number(self, at: KeyPath, key: str, low: int, high: int, default: int | None = None) -> int:
+        row: Any = self._raw
+        for part in at:
+            row = row[part]
+        value = row.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            remedy = "raise --steps, or do it earlier" if key == "step" else None
+            self._refuse((*at, key), f"`{key}` is {value!r}: must be a number from {low} to {high}", remedy)
+        return value
+
+    def _refuse(self, path: KeyPath, reason: str, remedy: str | None = None) -> NoReturn:
+        spot = self._spots.get(path) or self._spots.get(path[:-1])
+        span = None if spot is None else spot.key or spot.value
+        place = "" if span is None else ":{}:{}".format(*positions.place(self._text, span.start))
+        raise FaultPlanError(f"{self._file}{place}: {reason}", remedy)
+
+
+def drawn(count: int, seed: int, steps: int, world_size: int) -> FaultPlan:
+    """Return *count* faults drawn from *seed*: the same for the same arguments, spread over the steps of the run."""
+    random_numbers = random.Random(seed)
+    at = sorted(random_numbers.randint(1, steps - 2) for _ in range(count))
+    kinds = [
+        kind for kind in _DRAWN if world_size > 1 or kind != "flip"
+    ]  # one replica has nothing to differ from
+    found = []
+    for step in at:
+        what = random_numbers.choice(kinds)
+        rank = random_numbers.randrange(world_size) if KINDS[what].target == "rank" else None
+        found.append(Fault(step, what, rank))
+    return FaultPlan(f"{count} faults drawn from seed {seed}", tuple(found))

@@ -1,0 +1,187 @@
+"""Trials: short lives of a job in scratch folders, and what is done to each; pure.
+
+A trial is the job as it is, but for what has to differ: one node with so many workers, snapshots in the scratch folder
+alone, a restart to spare. Its length is not the job's: it is asked to leave after so many steps, so a schedule that
+knows the job's length sees the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from elasticflow.errors import TrialRefusedError
+from elasticflow.jobfile.tables.job import NodesTable, TorchrunTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.trials.fault_plan import FaultPlan
+
+FEWEST_STEPS = 6
+"""Fewer leave no room for a kill, a drain and an end."""
+
+_NEVER = "999999999 steps"  # but when it leaves
+_SNAPSHOTS = 10  # in a disturbed trial
+_HANG = "30 s"  # a stopped worker is found then at the latest
+_GRACE = "1 h"  # a drain takes one more step, and nobody waits for the machine
+
+
+@dataclass(frozen=True)
+class Act:
+    """Something done to a run while it is held.
+
+    Attributes:
+        step: Finished steps at which it is held.
+        what: `kill`: kill -9 of the last rank. `drain`: SIGTERM to the launch; it leaves after one more step. `faults`:
+            those of the trial's plan that are due then.
+    """
+
+    step: int
+    what: Literal["kill", "drain", "faults"]
+
+
+@dataclass(frozen=True)
+class TrialLaunch:
+    """One launch of a trial: the workers of each node, and what is done to it, in order."""
+
+    world_size: int
+    acts: tuple[Act, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One life of the job.
+
+    Attributes:
+        name: Of its run folder; unique within a verification.
+        launches: One, or one after the other.
+        steps: Where it ends.
+        snapshot_every: Steps between its snapshots; None: only when it leaves.
+        killed_after: Step after which a worker is killed.
+        drained_after: Step after which it is drained, to go on with other workers.
+        plan: Faults that are done to it.
+    """
+
+    name: str
+    launches: tuple[TrialLaunch, ...]
+    steps: int
+    snapshot_every: int | None = None
+    killed_after: int | None = None
+    drained_after: int | None = None
+    plan: FaultPlan | None = None
+
+    @property
+    def worlds(self) -> tuple[int, ...]:
+        """World size of each launch."""
+        return tuple(launch.world_size for launch in self.launches)
+
+
+def undisturbed(number: int, world_size: int, steps: int) -> Trial:
+    """Return a trial to which nothing is done but asking it to leave in the end."""
+    end = TrialLaunch(world_size, (Act(steps - 1, "drain"),))
+    return Trial(f"{number}-workers-{world_size}", (end,), steps)
+
+
+def disturbed(number: int, first: int, second: int, steps: int) -> Trial:
+    """Return a trial in which a worker is killed at about a third, and which goes on elsewhere at about two thirds.
+
+    It is killed when the steps since the last snapshot are most: they are redone.
+    """
+    every = max(1, steps // _SNAPSHOTS)
+    kill, drain = steps // 3 // every * every, 2 * steps // 3
+    acts = Act(kill, "kill"), Act(drain - 1, "drain")
+    launches = TrialLaunch(first, acts), TrialLaunch(second, (Act(steps - 1, "drain"),))
+    name = f"{number}-disturbed-{first}-{second}"
+    return Trial(name, launches, steps, every, killed_after=kill, drained_after=drain)
+
+
+def restarted(number: int, world_size: int, steps: int) -> Trial:
+    """Return a trial in which a worker is killed, and which is drained and goes on, with as many workers as before."""
+    same = disturbed(number, world_size, world_size, steps)
+    return replace(same, name=f"{number}-restarted-{world_size}")
+
+
+def count(worlds: Sequence[int]) -> int:
+    """Return how many trials it takes to verify a job at *worlds*: one at each, a restart, and a resize if they differ."""
+    return len(worlds) + 1 + (worlds[-1] != worlds[0])
+
+
+def chaotic(number: int, workers: int, steps: int, plan: FaultPlan) -> Trial:
+    """Return a trial to which the faults of *plan* are done, on nodes of so many *workers* each."""
+    acts = [Act(step, "faults") for step in sorted({fault.step for fault in plan.faults})]
+    launch = TrialLaunch(workers, (*acts, Act(steps - 1, "drain")))
+    return Trial(f"{number}-chaos", (launch,), steps, max(1, steps // _SNAPSHOTS), plan=plan)
+
+
+def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
+    """Return *job* as that launch of the trial runs it; nothing of it lies outside the scratch folder."""
+    every = _NEVER if trial.snapshot_every is None else f"{trial.snapshot_every} steps"
+    snapshots: dict[str, Any] = {"uri": None, "options": {}, "every": every, "grace": _GRACE}
+    if trial.snapshot_every is None:
+        snapshots["memory"] = None
+    nodes = NodesTable(nproc_per_node=launch.world_size)
+    restarts: dict[str, Any] = {"budget": max(1, job.restarts.budget)}
+    if trial.plan is not None:
+        nodes = NodesTable(
+            min=trial.plan.least_nodes, max=trial.plan.most_nodes, nproc_per_node=launch.world_size
+        )
+        restarts |= {"budget": 2 * len(trial.plan.faults) + 1, "hang_timeout": _HANG}
+    return job.model_copy(
+        update={
+            "nodes": nodes,
+            "restarts": job.restarts.model_copy(update=restarts),
+            "snapshots": job.snapshots.model_copy(update=snapshots),
+            "torchrun": TorchrunTable(
+                start_method=job.torchrun.start_method, numa_binding=job.torchrun.numa_binding
+            ),
+        }
+    )
+
+
+def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
+    """Return how many steps each trial has, if the job can be tried at each of *worlds* on this machine.
+
+    Args:
+        job: The resolved job.
+        worlds: World sizes.
+        steps: Asked for.
+        gpus: That torch can use here.
+
+    Raises:
+        TrialRefusedError: it cannot; says why and what to do.
+    """
+    largest, batch, shards = max(worlds), job.dataset.global_batch_size, job.train.virtual_shards
+    if shards is not None and largest > shards:
+        raise TrialRefusedError(
+            f"{largest} workers cannot share {shards} virtual shards (train.virtual_shards)",
+            f"leave out world sizes above {shards}, or: --set train.virtual_shards=N",
+        )
+    if largest > batch:
+        raise TrialRefusedError(
+            f"{largest} workers cannot share a batch of {batch} (dataset.global_batch_size)",
+            f"leave out world sizes above {batch}",
+        )
+    if 0 < gpus < largest:
+        raise TrialRefusedError(
+            f"this machine has GPUs for {gpus} of {largest} workers: the others would compute on the CPU, "
+            "which rounds otherwise",
+            f"leave out world sizes above {gpus}, or compare on the CPU: CUDA_VISIBLE_DEVICES= elasticflow ...",
+        )
+    length = min(steps, job.train.steps or steps)
+    check_length(length)
+    return length
+
+
+def check_length(steps: int) -> None:
+    """Return if so many steps can be disturbed.
+
+    Raises:
+        TrialRefusedError: they are too few.
+    """
+    if steps < FEWEST_STEPS:
+        raise TrialRefusedError(
+            f"{steps} steps are too few for a kill, a resize and an end",
+            f"{FEWEST_STEPS} are the fewest: raise --steps, or make the job longer with --set train.steps=N",
+        )

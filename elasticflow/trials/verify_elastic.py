@@ -1,0 +1,188 @@
+"""Whether a job trains the same at several world sizes and through a kill and a resize."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from elasticflow.errors import TrialRefusedError
+from elasticflow.trials import compare_runs
+from elasticflow.trials import trial as trials
+from elasticflow.trials.child import TrialRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from elasticflow.protocol.trajectory_record import Record
+    from elasticflow.run_folder import RunFolder
+    from elasticflow.trials.child import Subject
+    from elasticflow.trials.compare_runs import Comparison
+    from elasticflow.trials.trial import Trial
+
+Compared = Literal["bits", "curve"]
+"""What of two trials is compared: the bits after every step, or the loss."""
+
+_GONE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One trial and what came of it.
+
+    Attributes:
+        trial: What was done.
+        run: Its run folder; gone if it lay in a scratch folder that was not kept.
+        steps: Steps finished.
+        seconds: It took.
+        comparison: With the reference; None: it is the reference.
+        compared: What of it: the bits after every step, or the loss.
+    """
+
+    trial: Trial
+    run: RunFolder
+    steps: int
+    seconds: float
+    comparison: Comparison | None
+    compared: Compared
+
+
+def verify(
+    subject: Subject,
+    worlds: Sequence[int],
+    steps: int,
+    tolerance: float,
+    scratch: Path,
+    begin: Callable[[Trial], Callable[[int], None]],
+    *,
+    is_kept: bool = True,
+) -> Iterator[Outcome]:
+    """Yield what came of each trial as soon as it is over: one at each of *worlds*, the first being the reference.
+
+    Then a restarted one: at the first world size a worker is killed, and it is drained and goes on with as many. In either
+    mode its bits are compared, for that is where lost state shows. If they differ and the job is not exact, the reference is
+    repeated: where that has other bits, too, the machine cannot repeat the job, and the losses are compared.
+    Last, if there are several world sizes, a disturbed one: it begins at the last, a worker is killed, and it goes on at the first.
+
+    Args:
+        subject: The job; its own runs and snapshots are left alone.
+        worlds: World sizes that `trials.check` has passed.
+        steps: Steps of each trial, or less where the job is shorter.
+        tolerance: Of `prove.curves`.
+        scratch: Where the trials live.
+        begin: Called with each trial before it starts; returns what is called with its steps so far.
+        is_kept: Leave the runs there; False: each goes as soon as it is over.
+
+    Raises:
+        TrialFailedError: the job itself failed in a trial.
+        TrialRefusedError: the job turned out to be too short.
+    """
+    verifying = _Verifying(subject, worlds, tolerance, scratch, begin, is_kept=is_kept)
+    for number, world_size in enumerate(worlds, 1):
+        found = verifying.outcome(trials.undisturbed(number, world_size, steps))
+        yield found
+        if number == 1:
+            steps = found.steps
+            trials.check_length(steps)
+    yield verifying.outcome(trials.restarted(len(worlds) + 1, worlds[0], steps), asks_for_bits=True)
+    if worlds[-1] != worlds[0]:
+        yield verifying.outcome(trials.disturbed(len(worlds) + 2, worlds[-1], worlds[0], steps))
+
+
+class _Verifying:
+    """Plays trials and compares each with the first; arguments as `verify` has them."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        worlds: Sequence[int],
+        tolerance: float,
+        scratch: Path,
+        begin: Callable[[Trial], Callable[[int], None]],
+        *,
+        is_kept: bool,
+    ) -> None:
+        self._subject, self._worlds, self._tolerance = subject, worlds, tolerance
+        self._scratch, self._begin, self._is_kept = scratch, begin, is_kept
+        self._mark = secrets.token_hex(2)
+        self._is_exact = subject.job.train.consistency == "exact"
+        self._reference: list[Record] = []
+
+    def outcome(self, trial: Trial, *, asks_for_bits: bool = False) -> Outcome:
+        """Play *trial* and return what came of it; of an exact job bits are compared in any case."""
+        began = time.monotonic()
+        run, records = self._played(trial)
+        last = max(record.step for record in records)
+        comparison, compared = self._judged(records, asks_for_bits=asks_for_bits or self._is_exact)
+        return Outcome(trial, run, last, time.monotonic() - began, comparison, compared)
+
+    def _judged(self, records: list[Record], *, asks_for_bits: bool) -> tuple[Comparison | None, Compared]:
+        if not self._reference:
+            self._reference = records
+            return None, "bits" if self._is_exact else "curve"
+        if asks_for_bits:
+            found = compare_runs.bits(self._reference, records)
+            if self._is_exact or found.difference is None or self._can_be_repeated():
+                return found, "bits"
+        return compare_runs.curves(self._reference, records, self._tolerance), "curve"
+
+    def _can_be_repeated(self) -> bool:
+        steps = max(record.step for record in self._reference)
+        again = trials.undisturbed(trials.count(self._worlds) + 1, self._worlds[0], steps)
+        return compare_runs.bits(self._reference, self._played(again)[1]).difference is None
+
+    def _played(self, trial: Trial) -> tuple[RunFolder, list[Record]]:
+        played = TrialRun(trial, self._subject, self._scratch, self._mark)
+        records = played.play(self._begin(trial))
+        if not self._is_kept:
+            shutil.rmtree(played.run.path, ignore_errors=True)  # snapshots of a large model fill a disk
+        return played.run, records
+
+
+@dataclass
+class Scratch:
+    """A folder of trials; gone afterwards unless it is to be kept."""
+
+    path: Path
+    is_kept: bool
+
+
+@contextmanager
+def scratch_folder(keep: Path | None) -> Iterator[Scratch]:
+    """Yield *keep*, or else a temporary folder (TMPDIR says where) that is gone afterwards unless it is marked as kept.
+
+    Raises:
+        TrialRefusedError: it cannot be made.
+    """
+    try:
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+        path = Path(tempfile.mkdtemp(prefix="elasticflow-trials-")) if keep is None else keep.resolve()
+    except OSError as error:
+        place = keep or tempfile.gettempdir()
+        raise TrialRefusedError(
+            f"cannot make a folder for the trials in {place}: {error.strerror}"
+        ) from error
+    scratch = Scratch(path, is_kept=keep is not None)
+    try:
+        yield scratch
+    finally:
+        deadline = time.monotonic() + _GONE_S
+        while not scratch.is_kept and path.exists() and time.monotonic() < deadline:
+            shutil.rmtree(path, ignore_errors=True)  # who is dying may still write
+
+
+def count_gpus() -> int:
+    """Return how many GPUs torch can use here; without a driver it need not be asked, which takes seconds."""
+    if not Path("/dev/nvidiactl").exists():
+        return 0
+    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return int(found.stdout) if found.returncode == 0 else 0

@@ -1,0 +1,112 @@
+"""What `verify-elastic` refuses before anything starts, and the words of what it finds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.cli.main import call
+from elasticflow.cli.prove import verify_text
+from elasticflow.trials.compare_runs import Difference
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOB = """\
+[job]
+name = "small"
+[model]
+entry = "pieces:net"
+step = "pieces:step"
+[optimizer]
+entry = "pieces:optimizer"
+[dataset]
+entry = "pieces:Data"
+global_batch_size = 4
+[train]
+epochs = 3
+"""
+PIECES = """\
+def net(): ...
+def step(model, batch): ...
+def optimizer(params): ...
+class Data:
+    def __len__(self): ...
+    def __getitem__(self, i): ...
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a project in which this process is."""
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "pieces.py").write_text(PIECES)
+    (tmp_path / "small.toml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("elasticflow.trials.verify_elastic.count_gpus", lambda: 0)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "Missing option '--worlds'"),
+        (("--worlds", ""), "is not a list of world sizes"),
+        (("--worlds", "1,,2"), "is not a list of world sizes"),
+        (("--worlds", "0,1"), "is not a list of world sizes"),
+        (("--worlds", "-1"), "is not a list of world sizes"),
+        (("--worlds", "1,2000"), "each from 1 to 1024"),
+        (("--worlds", "1,5"), "5 workers cannot share a batch of 4"),
+        (("--worlds", "1,2", "--steps", "5"), "5 steps are too few"),
+        (("--worlds", "1,2", "--steps", "0"), "--steps"),
+        (("--worlds", "1,2", "--tolerance", "0"), "--tolerance"),
+        (("--worlds", "1,3", "--set=train.consistency=exact", "--set=train.virtual_shards=2"), "3 workers cannot share 2 virtual shards"),
+        (("--worlds", "1,2", "--set=train.epoch=3"), "EF"),
+        (("--worlds", "1,2", "--keep", "small.toml"), "is a file"),
+        (("--worlds", "1,2", "--keep", "small.toml/below"), "cannot make a folder for the trials"),
+    ],
+)  # fmt: skip
+def test_nothing_starts_where_the_answer_is_known(
+    project: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], said: str
+) -> None:
+    """Exit code 2, the reason on standard error, nothing written."""
+    before = sorted(project.rglob("*"))
+
+    assert 2 == call(["verify-elastic", "small.toml", *options])
+
+    shown = capsys.readouterr()
+    assert ("", True) == (shown.out, said in " ".join(shown.err.split()))
+    assert before == sorted(project.rglob("*"))
+
+
+def test_the_command_does_without_torch(project: Path, real_processes: None) -> None:
+    """Up to where the trials start, each in a process of its own."""
+    code = (
+        "import sys; from elasticflow.cli.main import call; "
+        "import elasticflow.trials.verify_elastic, elasticflow.cli.prove.verify_text; "
+        "code = call(['verify-elastic', 'small.toml', '--worlds', '9']); "
+        "sys.exit(3 if 'torch' in sys.modules else code)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=False
+    )
+
+    assert 2 == found.returncode, found.stderr
+
+
+@pytest.mark.parametrize(
+    ("difference", "said"),
+    [
+        (Difference(7, "model/a", "1b", "2c", 31, 1), "step 7: model/a is 2c, was 1b in the reference; 31 more differ there"),
+        (Difference(0, "model/a", "1b", "2c", 0, 1, is_start=True), "before the first step: model/a is 2c, was 1b in the reference"),
+        (Difference(5, "model/a", "1b", None, 0, 2, is_start=True), "where generation 2 went on, at step 5: model/a is missing, was 1b in the reference"),
+        (Difference(7, "model/a", "1b", "2c", 0, 2, is_redone=True), "step 7, done again: model/a is 2c, was 1b in the reference"),
+        (Difference(7, "step", "done", None), "step 7: never done"),
+    ],
+)  # fmt: skip
+def test_a_difference_in_words(difference: Difference, said: str) -> None:
+    """Step, tensor, both values, and what else is wrong there."""
+    assert said == verify_text.where(difference)

@@ -1,0 +1,146 @@
+"""Commands and their options are a promise: this literal changes on purpose or not at all."""
+
+from __future__ import annotations
+
+import click
+
+from elasticflow.cli.main import COMMANDS, group
+from elasticflow.cli.more.rendezvous import COMMANDS as OF_RENDEZVOUS
+from elasticflow.cli.snapshots.group import COMMANDS as OF_SNAPSHOTS
+
+PROMISED = {
+    "init": {
+        *("[MODEL_FILE]", "--output", "--name", "--model", "--dataset", "--loss", "--epochs", "--batch-size"),
+        *("--workers", "--set", "--print", "--gitignore", "--pre-commit", "--deep", "--yes"),
+    },
+    "validate": {
+        "FILE...",
+        "--set",
+        "--strict",
+        "--output-format",
+        "--deep",
+        "--deep-step",
+        "--deep-timeout",
+    },
+    "plan": {"JOB", "--case", "--set", "--diff", "--format", "--deep", "--deep-step", "--deep-timeout"},
+    "compile": {"JOB", "-o", "--case", "--set", "--force"},
+    "run": {
+        "JOB",
+        "--set",
+        "--run-id",
+        "--accept-drift",
+        "--simulate-nodes",
+        "--scale",
+        "--join",
+        "--node-rank",
+        "--case",
+        "--all",
+        "--dry-run",
+        "--log-format",
+    },
+    "resume": {"[RUN]", "--set", "--accept-drift", "--log-format"},
+    "runs": {"[JOB]", "--format"},
+    "diff": {"RUN", "RUN|JOB", "--set", "--case", "--sources", "--format"},
+    "status": {"[RUN]", "--format"},
+    "why": {"[RUN]", "--format"},
+    "cancel": {"[RUN]", "--now"},
+    "logs": {"[RUN]", "--rank", "--generation", "--follow", "--level", "--format"},
+    "snapshots": set(),
+    "verify-elastic": {"JOB", "--worlds", "--steps", "--case", "--set", "--tolerance", "--keep", "--format"},
+    "chaos": {
+        "JOB",
+        "--plan",
+        "--faults",
+        "--seed",
+        "--steps",
+        "--workers",
+        "--case",
+        "--set",
+        "--tolerance",
+        "--keep",
+        "--format",
+    },
+    "rendezvous": set(),
+    "doctor": {"[JOB]", "--set", "--case", "--format"},
+    "schema": {"--output"},
+    "explain": {"[CODE]"},
+    "completion": {"{bash|zsh|fish}", "--install"},
+}
+
+_PRINTS = {"--option", "--format", "--json"}
+PROMISED_OF_SNAPSHOTS = {
+    "list": {"[RUN]", *_PRINTS},
+    "show": {"[RUN] [SNAPSHOT]", *_PRINTS},
+    "verify": {"[RUN] [SNAPSHOT]...", "--all", "--quarantine", *_PRINTS},
+    "pin": {"[RUN] SNAPSHOT...", "--note", "--option"},
+    "unpin": {"[RUN] SNAPSHOT...", "--option"},
+    "prune": {
+        "[RUN]",
+        "--keep-last",
+        "--keep-best",
+        "--keep-every",
+        "--keep-within",
+        "--dry-run",
+        "--yes",
+        *_PRINTS,
+    },
+    "export": {"[RUN] [SNAPSHOT]", "--format", "--output", "--part", "--force", "--json", "--option"},
+}
+
+
+PROMISED_OF_RENDEZVOUS = {"serve": {"--host", "--port"}}
+
+
+def _command(within: click.Group, name: str) -> click.Command:
+    found = within.get_command(click.Context(within), name)
+    assert found is not None
+    return found
+
+
+def _group(name: str) -> click.Group:
+    found = _command(group, name)
+    assert isinstance(found, click.Group)
+    return found
+
+
+def _offered(command: click.Command) -> set[str]:
+    found = set()
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument):
+            found.add(parameter.make_metavar(click.Context(command)))
+        else:
+            found.add(max(parameter.opts, key=len))
+    return found
+
+
+def test_commands_and_options_are_those_promised() -> None:
+    """Every command of the group, each with exactly these arguments and options."""
+    assert PROMISED == {name: _offered(_command(group, name)) for name in COMMANDS}
+
+
+def test_commands_of_snapshots_are_those_promised() -> None:
+    """Every command of `elasticflow snapshots`, each with exactly these arguments and options."""
+    assert PROMISED_OF_SNAPSHOTS == {
+        name: _offered(_command(_group("snapshots"), name)) for name in OF_SNAPSHOTS
+    }
+
+
+def test_commands_of_rendezvous_are_those_promised() -> None:
+    """Every command of `elasticflow rendezvous`, each with exactly these arguments and options."""
+    assert PROMISED_OF_RENDEZVOUS == {
+        name: _offered(_command(_group("rendezvous"), name)) for name in OF_RENDEZVOUS
+    }
+
+
+def test_every_option_of_every_command_is_explained() -> None:
+    """`--help` says something about each option."""
+    commands = [_command(group, name) for name in COMMANDS]
+    commands += [_command(_group("snapshots"), name) for name in OF_SNAPSHOTS]
+    commands += [_command(_group("rendezvous"), name) for name in OF_RENDEZVOUS]
+    silent = [
+        (command.name, parameter.name)
+        for command in commands
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and not parameter.help
+    ]
+    assert [] == silent

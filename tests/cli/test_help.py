@@ -1,0 +1,132 @@
+"""Help: an example for every command, lines that fit, nothing heavy loaded for it; `python -m`; pipes that close."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from elasticflow.cli.lazy_group import LazyGroup
+from elasticflow.cli.main import call, group
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _commands(
+    within: click.Group, words: tuple[str, ...] = ()
+) -> list[tuple[tuple[str, ...], click.Command]]:
+    found: list[tuple[tuple[str, ...], click.Command]] = [(words, within)]
+    for name in within.list_commands(click.Context(within)):
+        command = within.get_command(click.Context(within), name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            found += _commands(command, (*words, name))
+        else:
+            found.append(((*words, name), command))
+    return found
+
+
+COMMANDS = _commands(group)
+
+
+def _help(words: tuple[str, ...], command: click.Command) -> str:
+    name = " ".join(("elasticflow", *words))
+    return command.get_help(click.Context(command, info_name=name, terminal_width=100, max_content_width=100))
+
+
+@pytest.mark.parametrize(
+    ("words", "command"), COMMANDS, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_every_command_shows_examples_of_itself(words: tuple[str, ...], command: click.Command) -> None:
+    """At least one line that can be typed, and no line beyond 100 columns."""
+    text = _help(words, command)
+    line = re.escape(" ".join(("elasticflow", *words)))
+    assert re.search(rf"^  (.*: +)?{line}\b", text, re.MULTILINE), text
+    assert [] == [each for each in text.splitlines() if len(each) > 100]
+
+
+def test_examples_are_of_commands_and_options_that_exist() -> None:
+    """Each example of the help parses: its command, its options and their values."""
+    wrong = []
+    for words, command in COMMANDS:
+        text = re.sub(r" \\\n +", " ", command.help or "")  # lines that go on
+        for line in re.findall(r"^ *(?:.*: +)?elasticflow (.*)$", text, re.MULTILINE):
+            typed = re.split(r"  +|\s[>|]", line)[0].removesuffix(")")  # what follows is said about it
+            try:
+                _parse(group, shlex.split(typed))
+            except click.ClickException as error:
+                wrong.append((words, typed, error.format_message()))
+    assert [] == wrong
+
+
+def _parse(command: click.Command, words: list[str]) -> None:
+    context = click.Context(command, info_name=command.name)
+    if isinstance(command, click.Group):
+        _, inner, rest = command.resolve_command(context, words)
+        assert inner is not None
+        _parse(inner, rest)
+    elif not {"-h", "--help"} & set(words):
+        command.make_context(command.name, words)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("words", [words for words, _ in COMMANDS], ids=" ".join)
+def test_help_loads_the_one_command_and_nothing_heavy(words: tuple[str, ...]) -> None:
+    """No other command's module, no models, no stores, no torch."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "elasticflow", *words, "--help"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    tops = {name.partition(".")[0] for name in loaded}
+    assert tops.isdisjoint({"pydantic", "torch", "numpy", "fsspec", "structlog", "rich"})
+    path = [name.replace("-", "_") for name in words]
+    own = {f"elasticflow.cli.cmd_{'_'.join(path[: length + 1])}" for length in range(len(path))}
+    assert {name for name in loaded if name.startswith("elasticflow.cli.cmd_")} <= own
+
+
+def test_names_of_other_commands_are_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    """In groups of commands too, and for options; exit code 2."""
+    for words, expected in (
+        (["snapshots", "lst"], "Did you mean 'list'?"),
+        (["rendezvous", "serv"], "Did you mean 'serve'?"),
+        (["runn", "jobs/mnist.toml"], "Did you mean"),
+        (["run", "--dryrun", "jobs/mnist.toml"], "'--dry-run'"),
+    ):
+        assert call(words) == 2
+        assert expected in capsys.readouterr().err
+
+
+def test_groups_are_lazy() -> None:
+    """A group that imports its commands at once would load what `--help` does not need."""
+    assert all(isinstance(each, LazyGroup) for _, each in COMMANDS if isinstance(each, click.Group))
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_module_and_program_are_the_same() -> None:
+    """`python -m elasticflow` names itself as the program does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticflow", "runn"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: elasticflow [OPTIONS] COMMAND [ARGS]...\n")
+
+
+@pytest.mark.usefixtures("real_processes")
+@pytest.mark.parametrize(
+    "words",
+    ["explain", "schema", "--help", "validate --output-format full tests/jobfile/gallery/jobs/*.toml"],
+)
+def test_a_reader_that_leaves_is_no_error_message(words: str) -> None:
+    """`| head -1` shows one line and nothing else, however much was to come."""
+    line = f'"{sys.executable}" -m elasticflow {words} | head -1'
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")

@@ -1,0 +1,97 @@
+"""What `run` and `resume` do around a launch; nothing is launched."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elasticflow.cli.main import call
+from elasticflow.cli.train.resume import _request
+from elasticflow.cli.train.view import shown
+from elasticflow.compiler.launch_folder.launch_record import LaunchRecord, record_in
+from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import pytest
+
+JOB = """\
+[job]
+name = "small"
+[model]
+entry = "pieces:net"
+step = "pieces:step"
+[optimizer]
+entry = "pieces:optimizer"
+[dataset]
+entry = "pieces:Data"
+global_batch_size = 8
+[evaluation]
+entry = "pieces:Data"
+[train]
+epochs = 3
+"""
+PIECES = """\
+def net(): ...
+def step(model, batch): ...
+def optimizer(params): ...
+class Data:
+    def __len__(self): ...
+    def __getitem__(self, i): ...
+"""
+
+
+def _project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    (folder / "pyproject.toml").write_text("")
+    (folder / "pieces.py").write_text(PIECES)
+    (folder / "small.toml").write_text(JOB)
+    monkeypatch.chdir(folder)
+    return RunFolder.of(folder, "small", "x")
+
+
+def test_run_whose_job_file_is_gone_goes_on_with_the_recorded_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next launch folder is written from the record of the one before, and still names the job file."""
+    folder = _project(tmp_path, monkeypatch)
+    assert call(["compile", "small.toml", "-o", str(folder.launch(1))]) == 0
+    (tmp_path / "small.toml").unlink()
+
+    request = _request("x", (), accept_drift=False)
+    plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
+    materialize(plan, request.job, folder.launch(2), project_root=request.project_root)
+
+    assert "small.toml is gone; going on with the job as recorded" in capsys.readouterr().err
+    records = [record_in(folder.launch(number)) for number in (1, 2)]
+    files = [each.files for each in records if isinstance(each, LaunchRecord)]
+    assert [("small.toml",), ("small.toml",)] == files
+    first, second = ((folder.launch(n) / "train.py").read_text() for n in (1, 2))
+    assert first == second
+
+
+def test_json_lines_that_nobody_reads_do_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`elasticflow run --log-format json | head -1`: the reader leaves, training goes on."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        with shown("json", tmp_path) as show:
+            for step in range(3):
+                show({"event": "step", "step": step})
+        monkeypatch.undo()
+        with Path(os.devnull).open("w") as nowhere:  # takes what is left in its buffer
+            os.dup2(nowhere.fileno(), closed.fileno())
+
+
+def test_plan_names_the_loss_that_a_step_of_ones_own_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An evaluation measures the loss with `model.step` as well, also when there is no other metric."""
+    _project(tmp_path, monkeypatch)
+    assert call(["plan", "small.toml"]) == 0
+    assert "evaluation   every 1 epoch and at the end: loss\n" in capsys.readouterr().out

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from elasticflow.compiler.drift.compare import _WEIGHTS, Difference, Weight, compare
+from elasticflow.jobfile.tables.job import Job
+from tests.compiler.jobs import make_job
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({}, {"job__seed": 1}, ("job.seed", 0, 1, "corrupting")),
+        ({}, {"model__args": {"width": 8}}, ("model.args.width", None, 8, "corrupting")),
+        ({}, {"model__entry": "pieces:Other"}, ("model.entry", "pieces:Net", "pieces:Other", "corrupting")),
+        ({}, {"optimizer__args": {"lr": 0.2}}, ("optimizer.args.lr", 0.1, 0.2, "trajectory")),
+        (
+            {},
+            {"optimizer__entry": "torch.optim:Adam"},
+            ("optimizer.entry", "torch.optim:SGD", "torch.optim:Adam", "corrupting"),
+        ),
+        ({}, {"dataset__global_batch_size": 32}, ("dataset.global_batch_size", 64, 32, "trajectory")),
+        ({}, {"dataset__args": {"root": "b"}}, ("dataset.args.root", None, "b", "trajectory")),
+        ({"dataset__shards": 4}, {"dataset__shards": 8}, ("dataset.shards", 4, 8, "corrupting")),
+        ({}, {"dataset__micro_batch_size": 8}, ("dataset.micro_batch_size", None, 8, "harmless")),
+        ({}, {"train__epochs": 3}, ("train.epochs", 2, 3, "harmless")),
+        ({}, {"train__ema": 0.9}, ("train.ema", None, 0.9, "corrupting")),
+        ({"train__ema": 0.9}, {"train__ema": 0.8}, ("train.ema", 0.9, 0.8, "trajectory")),
+        (
+            {"evaluation__entry": "pieces:digits", "train__ema": 0.9},
+            {"evaluation__entry": "pieces:digits", "train__ema": 0.9, "evaluation__weights": "raw"},
+            ("evaluation.weights", None, "raw", "harmless"),
+        ),
+        ({}, {"train__precision": "bf16"}, ("train.precision", "fp32", "bf16", "trajectory")),
+        ({}, {"train__precision": "fp16"}, ("train.precision", "fp32", "fp16", "corrupting")),
+        ({}, {"nodes__max": 9}, ("nodes.max", 1, 9, "harmless")),
+        ({}, {"restarts__budget": 9}, ("restarts.budget", 3, 9, "harmless")),
+        ({}, {"snapshots__every": "5 min"}, ("snapshots.every", ["10 min", "1 epoch"], "5 min", "harmless")),
+        ({}, {"snapshots__uri": "s3://b/x"}, ("snapshots.uri", None, "s3://b/x", "trajectory")),
+        (
+            {},
+            {"snapshots__include": {"queue": "pieces:queue"}},
+            ("snapshots.include.queue", None, "pieces:queue", "corrupting"),
+        ),
+        (
+            {"snapshots__include": {"queue": "pieces:queue"}},
+            {},
+            ("snapshots.include.queue", "pieces:queue", None, "corrupting"),
+        ),
+        ({}, {"logging__level": "debug"}, ("logging.level", "info", "debug", "harmless")),
+        ({}, {"torchrun__monitor_interval": 1.0}, ("torchrun.monitor_interval", 0.1, 1.0, "harmless")),
+    ],
+)
+def test_one_change(
+    before: dict[str, Any], after: dict[str, Any], expected: tuple[str, Any, Any, Weight]
+) -> None:
+    """Each kind of change has the weight that its effect on a run deserves."""
+    (found,) = compare(make_job(**before), make_job(**after))
+    assert (found.key, found.old, found.new, found.weight) == expected
+    assert found.reason
+
+
+def test_a_schedule_that_comes_or_goes_changes_the_snapshots_parts() -> None:
+    """One that was not there before has no state in the snapshots."""
+    with_it = make_job(lr_scheduler__entry="torch.optim.lr_scheduler:ConstantLR")
+    for old, new in ((make_job(), with_it), (with_it, make_job())):
+        weights = {difference.key: difference.weight for difference in compare(old, new)}
+        assert weights["lr_scheduler.entry"] == "corrupting"
+
+
+def test_no_change_of_an_evaluation_needs_consent() -> None:
+    """No weight depends on it, whether it comes, goes or measures something else on other data; `best` is told."""
+    entry, accuracy = {"evaluation__entry": "pieces:digits"}, {"accuracy": "pieces:accuracy"}
+    plain = make_job(**entry, evaluation__metrics=accuracy, evaluation__best="max accuracy")
+    others = [
+        make_job(),
+        make_job(evaluation__entry="pieces:others"),
+        make_job(**entry, evaluation__args={"split": "b"}, evaluation__every="3 steps"),
+        make_job(**entry, evaluation__metrics={"accuracy": "pieces:other"}, evaluation__best="max accuracy"),
+        make_job(**entry, evaluation__best="min loss"),
+    ]
+    for other in others:
+        for old, new in ((plain, other), (other, plain)):
+            found = compare(old, new)
+            assert {"harmless"} == {difference.weight for difference in found}
+            assert any("looked for anew" in difference.reason for difference in found)
+
+
+def test_the_same_job_has_no_differences() -> None:
+    """Nothing differs from itself."""
+    assert compare(make_job(), make_job()) == []
+
+
+def test_threads_matter_where_bits_are_promised() -> None:
+    """Another number of threads is rounding in batch mode, and other bits in exact mode."""
+    for mode, weight in (("batch", "harmless"), ("exact", "trajectory")):
+        old, new = (make_job(train__consistency=mode, train__threads=threads) for threads in (1, 2))
+        assert [("train.threads", weight)] == [(d.key, d.weight) for d in compare(old, new)]
+
+
+def test_true_is_not_one() -> None:
+    """A value that became another type of the same size is a difference."""
+    old, new = make_job(model__args={"bias": True}), make_job(model__args={"bias": 1})
+    assert [(d.key, d.old, d.new) for d in compare(old, new)] == [("model.args.bias", True, 1)]
+
+
+def test_the_weights_name_keys_that_exist() -> None:
+    """Every entry of the table is a key of the job file."""
+    for key in _WEIGHTS:
+        model: Any = Job
+        for name in key.split("."):
+            annotation = model.model_fields[name].annotation
+            model = next(
+                (a for a in (annotation, *get_args(annotation)) if hasattr(a, "model_fields")), annotation
+            )
+
+
+def test_a_difference_is_a_value() -> None:
+    """Differences compare by value."""
+    assert Difference("a", 1, 2, "harmless", "why") == Difference("a", 1, 2, "harmless", "why")

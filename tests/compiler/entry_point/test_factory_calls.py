@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticflow.compiler.entry_point.factory_calls import CallForms, call_forms, first_parameter, is_method
+from tests.compiler.jobs import make_job
+
+SOURCE = """
+from inner.deep import moved
+raise RuntimeError("a factory's module must not be imported to look at it")
+
+def by_parameters(params, lr): ...
+def by_model(model, lr): ...
+def keyword_only(*, model): ...
+
+class Wrapped:
+    def __init__(self, model): ...
+
+    @staticmethod
+    def build(model): ...
+
+    @classmethod
+    def made(cls, model): ...
+
+    def configure(self, lr): ...
+
+class Heir(Wrapped): ...
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Return a project with factories in `src/`."""
+    (tmp_path / "src" / "inner").mkdir(parents=True)
+    (tmp_path / "src" / "inner" / "__init__.py").write_text("from .deep import moved as renamed\n")
+    (tmp_path / "src" / "inner" / "deep.py").write_text("def moved(model): ...\n")
+    (tmp_path / "src" / "factories.py").write_text(SOURCE)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("factories:by_parameters", "params"),
+        ("factories:by_model", "model"),
+        ("factories:keyword_only", None),
+        ("factories:Wrapped", "model"),
+        ("factories:Wrapped.build", "model"),
+        ("factories:moved", "model"),
+        ("inner:renamed", "model"),
+        ("factories:constant", None),
+        ("factories:absent", None),
+        ("no_such_package:thing", None),
+    ],
+)
+def test_first_parameter(project: Path, entry: str, expected: str | None) -> None:
+    """The first parameter's name is read from the source, through re-exports, or is unknown."""
+    assert first_parameter(entry, project, ["src"]) == expected
+
+
+def test_torchs_optimizers_take_parameters() -> None:
+    """The source of torch is looked at without loading torch."""
+    had_torch = "torch" in sys.modules
+    assert first_parameter("torch.optim:AdamW", Path.cwd(), ["."]) == "params"
+    assert ("torch" in sys.modules) == had_torch
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("factories:Wrapped.configure", True),
+        ("factories:Heir.configure", True),
+        ("factories:Wrapped.build", False),
+        ("factories:Wrapped.made", False),
+        ("factories:by_model", False),
+        ("factories:Wrapped.absent", False),
+        ("no_such_package:Class.thing", False),
+    ],
+)
+def test_methods_are_told_from_functions(project: Path, entry: str, expected: bool) -> None:
+    """Own and inherited methods; not static and class methods, which are called on the class."""
+    assert is_method(entry, project, ["src"]) is expected
+
+
+def test_the_forms_of_a_job_are_read_off_its_factories(project: Path) -> None:
+    """Optimizer and step apart."""
+    made = make_job(job__path=["src"], optimizer__entry="factories:Wrapped.configure")
+    assert call_forms(made, project) == CallForms(optimizer_is_method=True)
+    made = make_job(
+        job__path=["src"],
+        model__loss=None,
+        model__step="factories:Heir.configure",
+        optimizer__entry="factories:by_model",
+    )
+    assert call_forms(made, project) == CallForms(optimizer_takes_model=True, step_is_method=True)

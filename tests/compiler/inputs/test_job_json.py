@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+
+import pytest
+
+from elasticflow.compiler.inputs.job_json import job_digest, job_from_json, job_to_json
+from elasticflow.errors import JobRefusedError
+from tests.compiler.jobs import make_job
+
+
+def test_a_job_goes_to_json_and_back() -> None:
+    """A job read back from strict JSON is the same job, infinities included."""
+    job = make_job(model__args={"a": math.inf, "b": [-math.inf, {"c": None}]}, optimizer__clip_grad_norm=2.5)
+    text = json.dumps(job_to_json(job), allow_nan=False)
+    assert job_from_json(json.loads(text)) == job
+
+
+def test_nan_survives() -> None:
+    """A NaN argument is NaN again after JSON."""
+    values = json.loads(json.dumps(job_to_json(make_job(model__args={"a": math.nan})), allow_nan=False))
+    assert math.isnan(job_from_json(values).model.args["a"])
+
+
+def test_equal_jobs_have_equal_digests() -> None:
+    """The order of keys does not count, a value does."""
+    one = make_job(model__args={"a": 1, "b": 2})
+    assert job_digest(one) == job_digest(make_job(model__args={"b": 2, "a": 1}))
+    assert job_digest(one) != job_digest(make_job(model__args={"a": 1, "b": 3}))
+
+
+def test_dates_are_refused() -> None:
+    """A TOML date in args names its key."""
+    with pytest.raises(JobRefusedError) as caught:
+        job_digest(make_job(model__args={"start": dt.date(2026, 11, 20)}))
+    assert caught.value.message == "[model] args.start: a date cannot be an argument"

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.compiler.inputs.provenance import git_state, machine, versions, versions_of_modules
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_versions_of_what_is_installed() -> None:
+    """Python and elasticflow have versions; a package that is not installed is left out."""
+    found = versions()
+    assert {"python", "torch"} <= set(found)
+    assert all(found.values())
+
+
+def test_versions_of_what_was_imported() -> None:
+    """Modules are told by the distributions they came with; those of the project have none."""
+    found = versions_of_modules(["yaml_of_nobody", "click", "pydantic_core"])
+    assert {"click", "pydantic_core"} <= {name.replace("-", "_") for name in found}
+    assert "yaml_of_nobody" not in found
+
+
+def test_machine() -> None:
+    """Kernel, processor and cores are known on every Linux."""
+    found = machine()
+    assert found["kernel"]
+    assert found["cpu"]
+    assert found["cores"] >= 1
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_git_state(tmp_path: Path) -> None:
+    """The commit is named, and whether tracked files differ from it; outside of git nothing is known."""
+    assert git_state(tmp_path) is None
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        (tmp_path / "file").write_text("one")
+        identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, timeout=30)
+    state = git_state(tmp_path)
+    assert state is not None
+    assert (len(str(state["commit"])), state["is_clean"]) == (40, True)
+    (tmp_path / "untracked").write_text("")
+    assert git_state(tmp_path) == state
+    (tmp_path / "file").write_text("two")
+    changed = git_state(tmp_path)
+    assert changed is not None
+    assert changed == {**state, "is_clean": False, "changed": ["file"], "patch": changed["patch"]}
+    (tmp_path / "new.py").write_text("")
+    more = git_state(tmp_path)
+    assert more is not None
+    assert None not in {changed["patch"], more["patch"]}
+    assert changed["patch"] != more["patch"]  # untracked sources count
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_no_git_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without git installed nothing is known."""
+    monkeypatch.setenv("PATH", "")
+    assert git_state(tmp_path) is None

@@ -1,0 +1,188 @@
+"""What `elasticflow doctor` looks at on this machine: real limits, lowered for real where a process may."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.doctor.machine import machine
+from elasticflow.doctor.network import network
+from elasticflow.doctor.project import packages, project
+from elasticflow.doctor.questions import needs_of
+from elasticflow.doctor.store import stores
+from elasticflow.doctor.torch_probe import TorchProbe
+from tests.compiler.jobs import make_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from elasticflow.doctor.check import Finding, Needs
+
+
+def _named(found: Iterable[Finding], name: str) -> Finding:
+    return next(each for each in found if each.name == name)
+
+
+def _wrong(found: Iterable[Finding]) -> dict[str, str]:
+    return {each.name: each.verdict for each in found if each.verdict != "ok"}
+
+
+def _needs(root: Path, **changes: Any) -> Needs:
+    return needs_of(root, make_job(**changes))
+
+
+def test_every_finding_that_is_not_well_says_what_it_means(tmp_path: Path) -> None:
+    """A healthy machine has no problems; each warning has its meaning."""
+    needs = needs_of(tmp_path)
+    found = [*packages(), *machine(needs), *network(needs), *stores(needs), *project(needs)]
+    assert "problem" not in _wrong(found).values()
+    assert [] == [each for each in found if each.verdict != "ok" and not each.meaning]
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_low_limit_of_file_handles(tmp_path: Path) -> None:
+    """The soft limit counts, since a run inherits it; the remedy names a number that is enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        found = _named(machine(_needs(tmp_path, dataset__num_workers=4)), "file handles")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert ("problem", "ulimit -n 4096") == (found.verdict, found.remedy)
+    assert found.fact.startswith("300, may be raised to")
+
+
+def test_limits_of_a_container(tmp_path: Path) -> None:
+    """The control group's limits of cores, memory and processes are what counts."""
+    limits = {"cpu.max": "150000 100000", "memory.max": "900000000", "memory.current": "100000000"}
+    for name, text in {**limits, "pids.max": "40", "pids.current": "30"}.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    needs = replace(needs_of(tmp_path), workers=2)
+    found = list(machine(needs, cgroup=tmp_path))
+    wrong = _wrong(found)
+    assert ("warning", "problem") == (wrong["memory"], wrong["processes"])
+    assert "10 more" == _named(found, "processes").fact
+    is_cut = len(os.sched_getaffinity(0)) > 1  # 1.5 cores of one are no less
+    assert is_cut == ("set nodes.nproc_per_node = 1, or" in _named(found, "cores").remedy)
+
+
+def test_no_shared_memory(tmp_path: Path) -> None:
+    """Without its folder loader processes cannot work."""
+    found = _named(machine(needs_of(tmp_path), shared=tmp_path / "none"), "shared memory")
+    assert ("warning", "set dataset.num_workers = 0") == (found.verdict, found.remedy)
+
+
+def test_a_port_that_is_taken_and_one_that_is_free(tmp_path: Path) -> None:
+    """The endpoint on this machine must be free; whoever listens there is in the way."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        needs = _needs(tmp_path, nodes__endpoint=f"127.0.0.1:{port}", nodes__max=2)
+        taken = _named(network(needs), "endpoint")
+    assert "warning" == taken.verdict
+    assert "Address already in use" in taken.fact
+    assert "ok" == _named(network(needs), "endpoint").verdict
+    served = _needs(tmp_path, nodes__endpoint=f"127.0.0.1:{port}", torchrun__rdzv_backend="etcd-v2")
+    assert "problem" == _named(network(served), "endpoint").verdict  # nobody serves etcd there
+
+
+def test_names_that_lead_nowhere(tmp_path: Path) -> None:
+    """An interface that is not there, a host that has no address, an endpoint that is not named."""
+    needs = _needs(tmp_path, nodes__endpoint="nowhere.invalid:29400", nodes__interface="eth99", nodes__max=2)
+    found = list(network(needs))
+    assert {"interface": "problem", "endpoint": "problem"} == _wrong(found)
+    assert "nowhere.invalid is no address" in _named(found, "endpoint").fact
+    assert "lo" in _named(found, "interface").remedy
+    assert "warning" == _named(network(_needs(tmp_path, nodes__max=2)), "endpoint").verdict
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    """The folder that would have to hold the snapshots is named, with the reason."""
+    found = _named(stores(_needs(tmp_path, snapshots__uri="/proc/snapshots")), "snapshots")
+    assert ("problem", "/proc/snapshots could not be made") == (found.verdict, found.meaning)
+    assert found.fact.startswith("/proc: ")
+
+
+def test_a_place_that_works_is_left_as_it_was(tmp_path: Path) -> None:
+    """A folder that does not exist yet is not made by looking; every probe is removed."""
+    found = list(stores(_needs(tmp_path, snapshots__uri="store/mnist")))
+    assert {} == {name: verdict for name, verdict in _wrong(found).items() if verdict == "problem"}
+    assert "snapshots: locks" in {each.name for each in found}
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_store_in_memory(tmp_path: Path) -> None:
+    """What fsspec serves without a server is asked the same questions."""
+    (found,) = [
+        each
+        for each in stores(_needs(tmp_path, snapshots__uri="memory://doctor"))
+        if each.name == "snapshots"
+    ]
+    assert "ok" == found.verdict
+    assert "memory://doctor is writable" in found.fact
+
+
+def test_schema_beside_the_job(tmp_path: Path) -> None:
+    """A schema that is missing, or of another version, is told with the command that mends it."""
+    job_file = tmp_path / "job.toml"
+    job_file.write_text("#:schema job.schema.json\n")
+    needs = needs_of(tmp_path, make_job(), job_file)
+    missing = _named(project(needs), "schema")
+    (tmp_path / "job.schema.json").write_text("{}")
+    other = _named(project(needs), "schema")
+    remedy = f"elasticflow schema -o {tmp_path / 'job.schema.json'}"
+    assert [("warning", remedy)] * 2 == [(each.verdict, each.remedy) for each in (missing, other)]
+    assert "of another version" in other.fact
+
+
+@pytest.mark.usefixtures("real_processes")
+@pytest.mark.parametrize(
+    ("program", "fact"),
+    [
+        ("import time; time.sleep(60)", "not imported within 0.3 s"),
+        ("raise OSError('libcudart.so.12: cannot open shared object file')", "libcudart.so.12"),
+    ],
+)
+def test_a_torch_that_is_broken(tmp_path: Path, program: str, fact: str) -> None:
+    """An import that hangs or fails is a finding, and the process is gone."""
+    waited: list[str] = []
+    probe = TorchProbe([sys.executable, "-S", "-c", program])
+    (found,) = probe.findings(needs_of(tmp_path), waited.append, limit_s=0.3 if "sleep" in program else 30)
+    assert "problem" == found.verdict
+    assert fact in found.fact
+    assert found.remedy
+
+
+@pytest.mark.usefixtures("real_processes")
+@pytest.mark.parametrize(
+    ("told", "changes", "expected"),
+    [
+        ({}, {}, {}),
+        ({"version": "2.9.0"}, {}, {"torch": "warning"}),
+        ({}, {"nodes__nproc_per_node": "gpu"}, {"devices": "problem"}),
+        ({"error": "RuntimeError: driver too old"}, {}, {"devices": "warning"}),
+        ({"devices": [{"name": "H100"}]}, {}, {"backends": "problem"}),
+    ],
+)
+def test_what_torch_tells(
+    tmp_path: Path, told: dict[str, Any], changes: dict[str, Any], expected: dict[str, str]
+) -> None:
+    """Versions, devices and backends are weighed by what the job needs."""
+    facts: dict[str, Any] = {
+        "version": "2.13.0",
+        "cuda": None,
+        "hip": None,
+        "seconds": 1.0,
+        "gloo": True,
+        "nccl": False,
+    }
+    facts |= {"error": None, "devices": [], **told}
+    probe = TorchProbe([sys.executable, "-S", "-c", f"import json; print(json.dumps({facts!r}))"])
+    found = list(probe.findings(_needs(tmp_path, **changes), lambda _: None))
+    assert expected == _wrong(found)

@@ -1,0 +1,652 @@
+"""Entry points are found and their arguments judged by reading source; nothing is ever imported."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.jobfile.entry_points import check as entry_points
+from elasticflow.jobfile.load import load_job
+from elasticflow.jobfile.python_source import installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+JOB = """
+[job]
+name = "x"
+[model]
+entry = "{entry}"
+args = {args}
+loss = "pkg.ok:loss"
+[optimizer]
+entry = "pkg.ok:optimizer"
+[dataset]
+entry = "{dataset}"
+global_batch_size = 8
+[train]
+epochs = 1
+"""
+OK = """
+raise RuntimeError("user code must not run")
+def loss(outputs, targets): ...
+def optimizer(parameters, lr=0.1): ...
+def data(): ...
+"""
+Said = list[tuple[str, str]]
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    """Return a function that writes modules, names an entry point and returns code and message of each finding."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").touch()
+    (tmp_path / "pkg" / "ok.py").write_text(OK)
+
+    def check(
+        source: str, entry: str = "pkg.m:it", args: str = "{}", dataset: str = "pkg.ok:data", **more: str
+    ) -> Said:
+        for name, text in {"m": source, **more}.items():
+            (tmp_path / "pkg" / f"{name}.py").write_text(text)
+        (tmp_path / "job.toml").write_text(JOB.format(entry=entry, args=args, dataset=dataset))
+        found = load_job(tmp_path / "job.toml").diagnostics
+        return [(each.code, each.message) for each in found]
+
+    return check
+
+
+FITTING = {
+    "function": ("def it(a, b=1): ...", "{ a = 1 }"),
+    "async def": ("async def it(a): ...", "{ a = 1 }"),
+    "keyword only": ("def it(*, a): ...", "{ a = 1 }"),
+    "kwargs": ("def it(**kwargs): ...", "{ anything = 1 }"),
+    "lambda": ("it = lambda a=1: a", "{ a = 2 }"),
+    "class": ("class it:\n    def __init__(self, a): ...", "{ a = 1 }"),
+    "class by __new__": ("class it:\n    def __new__(cls, a): ...", "{ a = 1 }"),
+    "class without constructor": ("class it: ...", "{}"),
+    "inherited constructor": (
+        "class Base:\n    def __init__(self, a): ...\nclass it(Base): ...",
+        "{ a = 1 }",
+    ),
+    "dataclass": (
+        "from dataclasses import dataclass\n@dataclass\nclass it:\n    a: int\n    b: str = 'x'",
+        "{ a = 1 }",
+    ),
+    "alias": ("def other(a): ...\nit = other", "{ a = 1 }"),
+    "alias of a class in a module": ("import pkg.n as n\nit = n.C", "{ a = 1 }"),
+    "re-export": ("from pkg.n import C as it", "{ a = 1 }"),
+    "relative import": ("from .n import C as it", "{ a = 1 }"),
+    "star import": ("from pkg.n import *\nit = C", "{ a = 1 }"),
+    "static method": ("class A:\n    @staticmethod\n    def make(a): ...", "{ a = 1 }"),
+    "class method": ("class A:\n    @classmethod\n    def make(cls, a): ...", "{ a = 1 }"),
+    "inherited class method": (
+        "class B:\n    @classmethod\n    def make(cls, a): ...\nclass A(B): ...",
+        "{ a = 1 }",
+    ),
+    "partial": ("from functools import partial\ndef f(x, a, b): ...\nit = partial(f, 1, b=2)", "{ a = 1 }"),
+    "partial of a class": ("import functools\nfrom pkg.n import C\nit = functools.partial(C)", "{ a = 1 }"),
+    "partial of a partial": (
+        "from functools import partial\nf = partial(lambda x, a, *, y: 0, y=1)\nit = partial(f, 0)",
+        "{ a = 1, y = 2 }",
+    ),
+    "named tuple": (
+        "from typing import NamedTuple\nclass it(NamedTuple):\n    a: int\n    b: int = 1",
+        "{ a = 1 }",
+    ),
+    "diamond": (
+        (
+            "class A:\n    def __init__(self, old): ...\nclass B(A): ...\nclass C(A):\n    def __init__(self, a): ...\n"
+            "class it(B, C): ..."
+        ),
+        "{ a = 1 }",
+    ),
+    "overload": (
+        "from typing import overload\n@overload\ndef it(a: int): ...\n@overload\ndef it(a: str): ...\ndef it(a): ...",
+        "{ a = 1 }",
+    ),
+    "dataclass with fields": (
+        (
+            "from dataclasses import InitVar, dataclass, field\nfrom typing import ClassVar\n@dataclass(frozen=True)\n"
+            "class it:\n    a: int\n    n: ClassVar[int] = 1\n    b: list[int] = field(default_factory=list)\n"
+            "    c: int = field(init=False)\n    d: InitVar[int] = 1\n    e: int = field(default=1, kw_only=True)"
+        ),
+        "{ a = 1, b = [1], d = 2, e = 3 }",
+    ),
+    "dataclass that inherits": (
+        (
+            "import dataclasses as dc\n@dc.dataclass\nclass Base:\n    x: int = 1\n@dc.dataclass(kw_only=True)\n"
+            "class it(Base):\n    a: int"
+        ),
+        "{ a = 1 }",
+    ),
+    "dataclass with its own constructor": (
+        "from dataclasses import dataclass\n@dataclass\nclass it:\n    x: int\n    def __init__(self, a): ...",
+        "{ a = 1 }",
+    ),
+    "transparent decorator": ("import functools\n@functools.cache\ndef it(a): ...", "{ a = 1 }"),
+}
+N = "class C:\n    def __init__(self, a): ...\n"
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_fitting_arguments_pass_and_others_do_not(said: Callable[..., Said], name: str) -> None:
+    """Each way to define something callable is read: right arguments pass, and one too many is refused."""
+    source, args = FITTING[name]
+    entry = "pkg.m:A.make" if name.endswith(("static method", "class method")) else "pkg.m:it"
+    assert said(source, entry, args, n=N) == []
+    if name != "kwargs":
+        more = args.replace("{", "{ surplus = 1, ").replace(", }", " }")
+        assert said(source, entry, more, n=N) == [("EF204", f'{entry} takes no argument "surplus"')]
+
+
+UNTOLD = {
+    "global in a function": "def make():\n    global it\n    it = 1",
+    "lazy loader": "__getattr__, __dir__, __all__ = attach()",
+    "assigned constructor": "class it:\n    __init__ = other",
+    "constructor under a condition": "class it:\n    if True:\n        def __init__(self): ...",
+    "enum": "from enum import Enum\nclass it(Enum):\n    a = 1",
+    "built-in base": "class it(dict): ...",
+    "unknown decorator": "from pkg.n import C\n@C\ndef it(a): ...",
+    "metaclass": "class it(metaclass=type(str)): ...",
+    "made by a call": "it = make()",
+    "condition": "if True:\n    def it(): ...\nelse:\n    it = None",
+    "try": "try:\n    from numpy import it\nexcept ImportError:\n    it = None",
+    "module __getattr__": "def __getattr__(name): ...",
+    "globals": "globals()['it'] = 1",
+    "package that is not installed": "from no_such_package import it",
+    "base that is not installed": "from no_such_package import Base\nclass it(Base): ...",
+    "import that fails": "from pkg.gone import it",
+    "circle": "from pkg.m import it",
+    "circle of classes": "class it(A): ...\nclass A(it): ...",
+    "circle through a member": "class it(it.Inner): ...",
+    "circle of partials": "from functools import partial\nit = partial(it)",
+    "dataclass of another library": "from attrs import define\n@define\nclass it:\n    a: int",
+    "dataclass with computed options": "from dataclasses import dataclass\n@dataclass(**options)\nclass it:\n    b: int",
+    "wrapped function": "import functools\ndef log(f): ...\n@log\ndef it(b): ...",
+    "own decorator that is called cache": "def cache(f): ...\n@cache\ndef it(b): ...",
+    "partial with arguments from elsewhere": "from functools import partial\nit = partial(print, *ARGS)",
+    "star import under a condition": "try:\n    from pkg.n import *\nexcept ImportError: ...",
+    "alias of a built-in": "it = dict",
+    "attribute of an object": "class A: ...\nit = A().make",
+    "extension module": "from _struct import pack as it",
+}
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_what_reading_does_not_show_is_never_an_error(said: Callable[..., Said], name: str) -> None:
+    """Where source does not tell, there is a note and no guess."""
+    expected = "EF215" if name.endswith("not installed") else "EF209"
+    assert [code for code, _ in said(UNTOLD[name], args="{ a = 1 }", n=N)] == [expected]
+
+
+WRONG = {
+    "no module": ("", "pkg.gone:it", "{}", ("EF201", "there is no module pkg.gone")),
+    "no name": ("x = 1", "pkg.m:it", "{}", ("EF202", "pkg.m has no it")),
+    "type checkers only": ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a import it", "pkg.m:it", "{}", ("EF202", "pkg.m has no it")),
+    "deleted by del is still bound": ("it = 'text'", "pkg.m:it", "{}", ("EF203", "pkg.m:it cannot be called: it is a text")),
+    "a list": ("it = [1]", "pkg.m:it", "{}", ("EF203", "pkg.m:it cannot be called: it is a list")),
+    "a module": ("import pkg.n as it", "pkg.m:it", "{}", ("EF203", "pkg.m:it cannot be called: it is a module")),
+    "a namespace package": ("", "pkg.sub:it", "{}", ("EF201", "there is no module pkg.sub")),
+    "missing": ("def it(a): ...", "pkg.m:it", "{}", ("EF204", 'pkg.m:it needs the argument "a"')),
+    "positional only": ("def it(a, /): ...", "pkg.m:it", "{}", ("EF204", 'pkg.m:it needs the argument "a"')),
+    "text for int": ("def it(a: int): ...", "pkg.m:it", '{ a = "1" }', ("EF205", 'pkg.m:it takes int as "a", not "1"')),
+    "float for int": ("def it(a: int): ...", "pkg.m:it", "{ a = 1.5 }", ("EF205", 'pkg.m:it takes int as "a", not 1.5')),
+    "bool for float": ("def it(a: float): ...", "pkg.m:it", "{ a = true }", ("EF205", 'pkg.m:it takes float as "a", not true')),
+    "number for optional": ("def it(a: str | None = None): ...", "pkg.m:it", "{ a = 1 }", ("EF205", 'pkg.m:it takes str | None as "a", not 1')),
+    "word not in literal": ("import typing as t\ndef it(a: t.Literal['x', 'y']): ...", "pkg.m:it", '{ a = "z" }', ("EF205", 'pkg.m:it takes "x" or "y" as "a", not "z"')),
+    "no such member": ("class A:\n    @staticmethod\n    def make(): ...", "pkg.m:A.mak", "{}", ("EF202", "pkg.m:A has no mak")),
+    "missing after partial": ("from functools import partial\ndef f(a, b): ...\nit = partial(f, 1)", "pkg.m:it", "{}", ("EF204", 'pkg.m:it needs the argument "b"')),
+    "table for list": ("def it(a: list[int]): ...", "pkg.m:it", "{ a = {} }", ("EF205", 'pkg.m:it takes list[int] as "a", not an empty table')),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_for_certain_is_an_error(said: Callable[..., Said], name: str) -> None:
+    """Missing modules, names, arguments and wrong literal types are named."""
+    source, entry, args, expected = WRONG[name]
+    assert said(source, entry, args, n=N) == [expected]
+
+
+TYPES = """
+import collections.abc as abc
+import typing as t
+from pathlib import Path
+from typing import Annotated, Any, List, Literal, Optional, Sequence, Union
+T = t.TypeVar("T")
+class Mode(str): ...
+"""
+FITTING_TYPES = [
+    ("int", "1"), ("float", "1"), ("float", "1.5"), ("bool", "true"), ("int", "true"), ("str", '"x"'), ("Path", '"x"'),
+    ("tuple[int, int]", "[1, 2]"), ("tuple[int, ...]", "[1, 2, 3]"), ("tuple[()]", "[]"), ("list[int]", "[]"), ("list", '["x"]'),
+    ("Sequence[str]", '"x"'), ("dict[str, int]", "{ b = 1 }"), ("abc.Mapping[str, T]", "{ b = 1 }"), ("set[int]", "[1]"),
+    ("Optional[int]", "1"), ("int | str", '"x"'), ("Union[int, str]", '"x"'), ("t.Optional[t.Union[int, Mode]]", '"x"'),
+    ("Custom", "1"), ("Mode", '"x"'), ("T", "1"), ("'int'", "1"), ("'Custom | None'", "1"), ("'not python'", "1"), ("Any", "1"),
+    ("Literal['x']", '"x"'), ("Literal['x', 1] | None", "1"), ("Literal[Mode.x]", '"x"'), ("Annotated[int, 'm']", "1"),
+    ("List[Union[int, str]]", '[1, "x"]'), ("t.Callable", '"relu"'), ("type[int]", '"x"'), ("lists.List[int]", '"x"'),
+]  # fmt: skip
+WRONG_TYPES = [
+    ("'int'", '"x"'), ("Path", "1"), ("tuple[int, int]", "[1, 2, 3]"), ("list[int]", '["x"]'), ("List[str]", '"x"'),
+    ("Union[int, str]", "1.5"), ("t.Optional[bool]", '"no"'), ("Optional[Literal['x']]", '"y"'), ("abc.Mapping", "1"),
+    ("Annotated[int, 'm']", '"x"'), ("dict[str, int]", "[1]"), ("list[list[int]]", "[1]"), ("Sequence[int]", "1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("annotation", "value"), FITTING_TYPES)
+def test_types_that_may_fit_pass(said: Callable[..., Said], annotation: str, value: str) -> None:
+    """Only a certain mismatch is refused; TOML has no tuples, and a whole number is a float too."""
+    assert said(f"{TYPES}def it(a: {annotation}): ...", args=f"{{ a = {value} }}") == []
+
+
+@pytest.mark.parametrize(("annotation", "value"), WRONG_TYPES)
+def test_types_that_cannot_fit_are_refused(said: Callable[..., Said], annotation: str, value: str) -> None:
+    """Annotations are read through aliases, quotes, unions and elements."""
+    codes = [code for code, _ in said(f"{TYPES}def it(a: {annotation}): ...", args=f"{{ a = {value} }}")]
+    assert codes == ["EF205"]
+
+
+NUMBERS = """
+from torch import Tensor
+from typing import Union
+import torch
+import numpy as np
+"""
+QUOTED = [  # a parameter, a value, and what was meant; None: it may be meant as it is
+    ("a=0.1", '"1e-3"', "without quotes: a = 1e-3"),
+    ("a=-1", '"8"', "without quotes: a = 8"),
+    ("*, a=0.1", '"0.5"', "without quotes: a = 0.5"),
+    ("a=False", '"True"', "without quotes: a = true"),
+    ("a: int", '"8"', "without quotes: a = 8"),
+    ("a: float | Tensor = 1e-3", '"1e-3"', "without quotes: a = 1e-3"),
+    ("a: Union[float, torch.Tensor]", '"1e-3"', "without quotes: a = 1e-3"),
+    ("a: tuple[float, float]", '"0.9, 0.99"', "did you mean [0.9, 0.99]?"),
+    ("a: list[float]", "0.5", "did you mean [0.5]?"),
+    ("a: list[int]", '["1", "2"]', "did you mean [1, 2]?"),
+    ("a: bool", '"true"', "without quotes: a = true"),
+    ("a: str", "3", 'did you mean "3"?'),
+    ("a: int", "5.0", "did you mean 5?"),
+    ("a=0.1", '"auto"', None),
+    ("a='8'", '"9"', None),
+    ("a=None", '"8"', None),
+    ("a=N", '"8"', None),
+    ("a", '"8"', None),
+    ("a=False", '"no"', None),
+    ("a: float | str", '"8"', None),
+    ("a: 'float | Custom'", '"8"', None),
+    ("a: Size = 8", '"8"', None),
+    ("a: np.ndarray | str", '"8"', None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parameter", "value", "meant"), QUOTED)
+def test_numbers_in_quotes_are_told_apart_from_texts(
+    said: Callable[..., Said], tmp_path: Path, parameter: str, value: str, meant: str | None
+) -> None:
+    """By the annotation, or by a default where the text is a number; any other text may be meant."""
+    found = said(f"{NUMBERS}def it({parameter}): ...", args=f"{{ a = {value} }}")
+    assert [code for code, _ in found] == [] if meant is None else ["EF205"]
+    if meant is not None:
+        [help_] = [each.help for each in load_job(tmp_path / "job.toml").diagnostics]
+        assert help_ is not None
+        assert help_.split("\n")[0] == meant
+
+
+MAKERS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.optim import Optimizer, SGD
+from torch.optim.lr_scheduler import LRScheduler, StepLR
+class Net(nn.Module): ...
+class Deep(Net): ...
+class Data(Dataset[int]): ...
+class Both(Data, nn.Module): ...
+class Plain: ...
+class Odd(make_base()): ...
+class Mine(SGD): ...
+def net() -> nn.Module: ...
+def data() -> "Dataset": ...
+def loader(): return DataLoader(Data())
+def anything(): return build()
+def either(x):
+    if x: return Net()
+    return Data()
+"""
+MADE = {  # what is named as the model, and what it is said to be
+    "Net": None, "Deep": None, "Both": None, "Plain": None, "Odd": None, "net": None, "anything": None, "either": None,
+    "Data": "is a dataset", "Mine": "is an optimizer", "data": "returns a dataset", "loader": "returns a loader",
+    "StepLR": "is a schedule", "DataLoader": "is a loader",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_certainly_makes_no_model_is_refused(said: Callable[..., Said], name: str) -> None:
+    """By bases that can be read, a return annotation, or the class a function calls; nothing is guessed."""
+    found = [each for each in said(MAKERS, f"pkg.m:{name}") if each[0] == "EF108"]
+    if MADE[name] is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert str(MADE[name]) in found[0][1]
+
+
+def test_a_model_or_a_loader_is_no_dataset(said: Callable[..., Said]) -> None:
+    """What makes batches is told that they are made already."""
+    for name, words in {"Net": "is a model", "loader": "returns a loader", "data": None}.items():
+        found = [each for each in said(MAKERS, "pkg.ok:data", dataset=f"pkg.m:{name}") if each[0] == "EF108"]
+        assert [words in message for _, message in found] == [True] * bool(words) if words else found == []
+
+
+def test_a_name_that_hides_a_built_in_type_is_not_taken_for_it(said: Callable[..., Said]) -> None:
+    """`int` of the module's own is another type."""
+    assert said("class int: ...\ndef it(a: int): ...", args='{ a = "x" }') == []
+
+
+def test_an_argument_given_by_place_cannot_be_given_again(said: Callable[..., Said], tmp_path: Path) -> None:
+    """The optimizer gets its parameters from elasticflow."""
+    said("def it(): ...")
+    text = (tmp_path / "job.toml").read_text()
+    (tmp_path / "job.toml").write_text(
+        text.replace('optimizer"\n', 'optimizer"\nargs = { parameters = [] }\n')
+    )
+    found = load_job(tmp_path / "job.toml").diagnostics
+    assert [each.message for each in found] == ['pkg.ok:optimizer gets "parameters" from elasticflow already']
+
+
+def test_datasets_with_length_pass_whatever_they_inherit_from(said: Callable[..., Said]) -> None:
+    """__len__ and __getitem__ may come from a base, or from one that cannot be read."""
+    base = "class Base:\n    def __len__(self): ...\n"
+    source = f"{base}class D(Base):\n    def __getitem__(self, i): ...\ndef it(): ..."
+    assert said(source, dataset="pkg.m:D") == []
+    assert said("from no_such import B\nclass D(B): ...\ndef it(): ...", dataset="pkg.m:D")[0][0] == "EF215"
+    source = "class D:\n    def __getitem__(self, i): ...\ndef it(): ..."
+    assert said(source, dataset="pkg.m:D") == [("EF206", "pkg.m:D has no __len__")]
+
+
+def test_large_modules_are_cut_and_still_right(said: Callable[..., Said]) -> None:
+    """Beyond 30,000 characters only the definition is parsed: decorators, closing brackets and line numbers stay."""
+    filler = "".join(f"def filler_{n}(a,\n    b=1,\n):\n    '''Text.'''\n" for n in range(1000))
+    source = filler + "@staticmethod\ndef it(\n    a: int,\n) -> None:\n    x = 1\n" + filler
+    assert said(source, args="{ a = 1 }") == []
+    assert said(source, args='{ a = "x" }') == [("EF205", 'pkg.m:it takes int as "a", not "x"')]
+    assert said(source + "it = 5\n") == [("EF203", "pkg.m:it cannot be called: it is a number")]
+
+
+def test_the_jobs_own_path_comes_before_installed_packages(said: Callable[..., Said], tmp_path: Path) -> None:
+    """A module of the job hides an installed one of the same name, as it does in training."""
+    (tmp_path / "click.py").write_text("def it(mine): ...")
+    assert said("", "click:it") == [("EF204", 'click:it needs the argument "mine"')]
+
+
+def test_a_package_that_is_not_installed_here_cannot_be_judged(
+    said: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without torch, as in a hook's environment, its names are notes."""
+    monkeypatch.setattr(entry_points, "installed_places", tuple)
+    message = "torch.nn:Linear is not checked: torch is not installed here"
+    assert said("", "torch.nn:Linear") == [("EF215", message)]
+
+
+def test_a_near_module_of_the_job_is_what_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error where training can run, or where the near module has the name; in a hook's environment else a warning."""
+    (tmp_path / "dataset.py").write_text("def digits(): ...")
+    job = tmp_path / "job.toml"
+
+    def found(entry: str) -> tuple[str, str, str | None]:
+        job.write_text(f'[dataset]\nentry = "{entry}"\nglobal_batch_size = 8\n')
+        (one,) = [each for each in load_job(job).diagnostics if each.code == "EF201"]
+        return one.severity, one.message, one.help
+
+    here = installed.installed_places()
+    told = "there is no module datasset on the job's path, and it is not installed here"
+    help_ = f'did you mean "dataset"? (looked in {installed.shown(tmp_path)})'
+    for places in (here, ()):
+        monkeypatch.setattr(entry_points, "installed_places", lambda places=places: places)
+        assert ("error", told, help_) == found("datasset:digits")
+    assert "warning" == found("datasets:load_dataset")[0]
+    (tmp_path / "site" / "torch").mkdir(parents=True)
+    monkeypatch.setattr(entry_points, "installed_places", lambda: (tmp_path / "site",))
+    assert "error" == found("datasets:load_dataset")[0]
+
+
+def test_what_import_hooks_find_is_installed(
+    said: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable installation lies in none of Python's folders; it is not called missing."""
+
+    class Hook:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> object:
+            return name == "edited" or None
+
+    assert [code for code, _ in said("", "edited:it")] == ["EF215"]
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook])
+    assert [code for code, _ in said("", "edited:it")] == ["EF209"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "args", "expected"),
+    [
+        ("torch.nn:Linear", "{ in_features = 3, out_features = 4 }", []),
+        (
+            "torch.nn:Linear",
+            "{ in_features = 3 }",
+            [("EF204", 'torch.nn:Linear needs the argument "out_features"')],
+        ),
+        ("torch.nn:Linaer", "{}", [("EF202", "torch.nn has no Linaer")]),
+        ("torch.nn:Embedding", "{ num_embeddings = 4, embedding_dim = 2 }", []),
+    ],
+)
+def test_torchs_own_source_is_read_and_torch_not_loaded(
+    said: Callable[..., Said], entry: str, args: str, expected: Said
+) -> None:
+    """Names of torch are followed through its re-exports without importing it."""
+    pytest.importorskip("torch", exc_type=ImportError) if "torch" in sys.modules else None
+    if not any((place / "torch" / "nn").is_dir() for place in installed.installed_places()):
+        pytest.skip("torch is not installed")
+    assert said("", entry, args) == expected
+
+
+def test_a_data_folder_does_not_hide_an_installed_package(
+    said: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder without __init__.py gives way to a real package, here or elsewhere; near names are typing errors."""
+    (tmp_path / "click").mkdir()
+    assert said("", "click:Argument", "{ param_decls = [] }") == []
+    monkeypatch.setattr(entry_points, "installed_places", tuple)
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "loading.py").touch()
+    assert [code for code, _ in said("", "datasets:load_dataset")] == ["EF209"]
+    assert [code for code, _ in said("", "datasets.arrow:Reader")] == ["EF209"]
+    assert said("", "datasets.loadin:it") == [("EF201", "there is no module datasets.loadin")]
+
+
+def test_a_class_is_no_loss(said: Callable[..., Said], tmp_path: Path) -> None:
+    """`nn.CrossEntropyLoss` as a loss would make an object per batch; the function is meant."""
+    said("class Loss:\n    def __init__(self, weight=None, reduction=None): ...\ndef it(): ...")
+    text = (tmp_path / "job.toml").read_text()
+    (tmp_path / "job.toml").write_text(text.replace("pkg.ok:loss", "pkg.m:Loss"))
+    found = load_job(tmp_path / "job.toml").diagnostics
+    message = "pkg.m:Loss is a class, and is called with outputs, targets: that makes an object of it"
+    assert [each.message for each in found] == [message]
+
+
+CONFIG = """
+from dataclasses import dataclass
+from typing import Callable
+@dataclass
+class Config:
+    layers: int
+    width: int = 8
+    act: Callable = print
+def gelu(x, approximate: str = "none"): ...
+def it(config: Config, other=None, extra: int = 0, parts: list[int] = []): ...
+NUMBER = 3
+"""
+OBJECTS = {
+    "a dataclass": ('{ config = { entry = "pkg.m:Config", args = { layers = 2 } } }', []),
+    "without arguments": ('{ config = { entry = "pkg.ok:data" } }', []),
+    "one inside another": (
+        '{ config = { entry = "pkg.m:Config", args = { layers = 2, act = { entry = "pkg.m:gelu", partial = true } } } }',
+        [],
+    ),
+    "where a number is taken": ('{ config = 1, extra = { entry = "pkg.ok:data" } }', []),
+    "in a list": ('{ config = 1, parts = [1, { entry = "pkg.ok:data" }] }', []),
+    "a dict that holds entry": ('{ config = 1, other = { entry = "main", size = 1 } }', []),
+    "arguments named as those of an object": ('{ config = { entry = "pkg.m:it", args = { config = 1, other = { entry = "a" } } } }', []),
+    "an argument it does not take": (
+        '{ config = { entry = "pkg.m:Config", args = { layers = 2, widht = 3 } } }',
+        [("EF204", 'pkg.m:Config takes no argument "widht"')],
+    ),
+    "an argument of another type": (
+        '{ config = { entry = "pkg.m:Config", args = { layers = "2" } } }',
+        [("EF205", 'pkg.m:Config takes int as "layers", not "2"')],
+    ),
+    "a missing argument": (
+        '{ config = { entry = "pkg.m:Config" } }',
+        [("EF204", 'pkg.m:Config needs the argument "layers"')],
+    ),
+    "no such attribute": ('{ config = { entry = "pkg.m:Confg" } }', [("EF202", "pkg.m has no Confg")]),
+    "no such module": ('{ config = [{ entry = "pkg.n:C" }] }', [("EF201", "there is no module pkg.n")]),
+    "a number": ('{ config = { entry = "pkg.m:NUMBER" } }', [("EF203", "pkg.m:NUMBER cannot be called: it is a number")]),
+    "a partial of an unknown argument": (
+        '{ config = { entry = "pkg.m:gelu", partial = true, args = { aproximate = "tanh" } } }',
+        [("EF204", 'pkg.m:gelu takes no argument "aproximate"')],
+    ),
+    "no name of an argument": (
+        '{ config = { entry = "pkg.m:Config", args = { layers = 2, "a-b" = 3 } } }',
+        [("EF107", '"a-b" cannot be the name of an argument')],
+    ),
+    "arguments that are no table": (
+        '{ config = { entry = "pkg.m:gelu", partial = 1, args = [1] } }',
+        [
+            ("EF213", "model.args.config.partial must be true or false, not 1"),
+            ("EF213", "model.args.config.args must be a table, not a list"),
+        ],
+    ),
+    "a plain table for a dataclass": (
+        "{ config = { layers = 2 } }",
+        [("EF205", 'pkg.m:it takes Config as "config", not a plain table')],
+    ),
+    "arguments beside the entry": (
+        '{ config = { entry = "pkg.m:Config", layers = 2 } }',
+        [
+            ("EF213", "model.args.config is a plain dict: beside `entry` it holds layers"),
+        ],
+    ),
+    "a dot for a colon": (
+        '{ config = { entry = "pkg.m.Config", args = { layers = 2 } } }',
+        [("EF213", 'model.args.config is a plain dict: its `entry` is "pkg.m.Config", which names no attribute of a module')],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_among_arguments_are_checked_as_entry_points_are(
+    said: Callable[..., Said], name: str
+) -> None:
+    """Module, attribute and arguments of each, wherever it stands; tables that only look like objects are told."""
+    args, expected = OBJECTS[name]
+    assert expected == said(CONFIG, args=args)
+
+
+def test_findings_of_an_object_stand_at_its_own_keys(tmp_path: Path, said: Callable[..., Said]) -> None:
+    """Line and column of the nested key, and where to add what is missing."""
+    args = '{ config = [\n  { entry = "pkg.m:Config", args = { layers = 1, widht = 3 } },\n  { entry = "pkg.m:Config" },\n] }'
+    said(CONFIG, args=args)
+    first, second = load_job(tmp_path / "job.toml").diagnostics
+    assert (first.line, first.column) == (7, 50)
+    assert second.line == 8
+    assert "add to model.args.config[1].args: layers = ..." in (second.help or "")
+
+
+METHODS = """
+class Base:
+    def configure(self, lr: float, betas=(0.9, 0.95)): ...
+class it(Base):
+    def training_step(self, batch): ...
+    def lightning_step(self, batch, batch_idx): ...
+    @property
+    def rate(self): ...
+class Other:
+    def configure(self, lr): ...
+def build(): return it()
+"""
+METHOD_JOB = """
+[job]
+name = "x"
+[model]
+entry = "pkg.m:{model}"
+step = "pkg.m:{step}"
+[optimizer]
+entry = "pkg.m:{optimizer}"
+args = {args}
+[dataset]
+entry = "pkg.ok:data"
+global_batch_size = 8
+[train]
+epochs = 1
+"""
+OF_THE_MODEL = {
+    "model": "it",
+    "step": "it.training_step",
+    "optimizer": "it.configure",
+    "args": "{ lr = 0.1 }",
+}
+METHOD_CASES: dict[str, tuple[dict[str, str], list[str]]] = {
+    "its own and inherited": ({}, []),
+    "named by the base": ({"optimizer": "Base.configure"}, []),
+    "of what a function makes": ({"model": "build"}, []),
+    "an argument too many": ({"args": "{ lr = 0.1, weigth = 1 }"}, ["EF204"]),
+    "of another type": ({"args": '{ lr = "much" }'}, ["EF205"]),
+    "an argument too few": ({"args": "{}"}, ["EF204"]),
+    "a step that takes more": ({"step": "it.lightning_step"}, ["EF204"]),
+    "another class": ({"optimizer": "Other.configure"}, ["EF214"]),
+    "another class's step": ({"model": "Other", "optimizer": "Other.configure"}, ["EF214"]),
+    "none of that name": ({"optimizer": "it.configura"}, ["EF202"]),
+    "a property": ({"step": "it.rate"}, ["EF209"]),
+}
+
+
+@pytest.mark.parametrize("name", METHOD_CASES)
+def test_methods_of_the_models_class_are_called_on_the_model(
+    tmp_path: Path, said: Callable[..., Said], name: str
+) -> None:
+    """Their arguments are held against the signature without self; another class's are refused."""
+    changes, expected = METHOD_CASES[name]
+    said(METHODS)
+    (tmp_path / "job.toml").write_text(METHOD_JOB.format(**OF_THE_MODEL | changes))
+    assert expected == [each.code for each in load_job(tmp_path / "job.toml").diagnostics]
+
+
+METHOD_HELP: dict[str, tuple[dict[str, str], str]] = {
+    "a letter too few, of the base": ({"optimizer": "it.configur"}, 'did you mean "configure"?'),
+    "a letter too few, of its own": ({"step": "it.training_ste"}, 'did you mean "training_step"?'),
+    "nothing near": ({"optimizer": "it.zzz"}, "there are: configure, lightning_step, training_step"),
+    "where no method may stand": ({"model": "it.configur"}, ""),
+    "a step's third argument": (
+        {"step": "step"},
+        'call it "optimizers" to be given what optimizer.entry returns',
+    ),
+    "a step's fourth argument": (
+        {"step": "more"},
+        "model.step is called with model, batch: give the argument a default",
+    ),
+}
+STEPS = "def step(model, batch, opts): ...\ndef more(model, batch, optimizers, rate): ...\n"
+
+
+@pytest.mark.parametrize("name", METHOD_HELP)
+def test_what_is_called_on_the_model_is_told_by_its_names(
+    tmp_path: Path, said: Callable[..., Said], name: str
+) -> None:
+    """Plain methods are named where they are allowed, and the optimizers where a step seems to want them."""
+    changes, expected = METHOD_HELP[name]
+    said(METHODS + STEPS)
+    (tmp_path / "job.toml").write_text(METHOD_JOB.format(**OF_THE_MODEL | changes))
+    helps = [each.help or "" for each in load_job(tmp_path / "job.toml").diagnostics]
+    assert [expected] == [text.partition("\ndefined at")[0] for text in helps]

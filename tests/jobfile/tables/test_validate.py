@@ -1,0 +1,69 @@
+"""What the models accept and refuse: defaults, the frozen set of keys, and the schema that says the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.tables.type_descriptions import keys_at
+from elasticflow.jobfile.tables.units import parse_duration, parse_interval, parse_size
+
+KEYS = {
+    "job": "name seed path",
+    "model": "entry args loss step loss_count weights",
+    "optimizer": "entry args clip_grad_norm",
+    "lr_scheduler": "entry args interval",
+    "dataset": "entry args shards prepare collate samples global_batch_size micro_batch_size num_workers tail",
+    "evaluation": "entry args every batch_size metrics best weights overlap",
+    "train": "epochs steps precision compile ema threads on_nonfinite consistency virtual_shards compare_replicas",
+    "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",
+    "nodes": "min max nproc_per_node endpoint interface",
+    "restarts": "budget refill hang_timeout",
+    "snapshots": "uri every memory staging_limit keep include ignore integrity grace options",
+    "logging": "level every sinks",
+    "torchrun": "rdzv_backend rdzv_conf start_method monitor_interval tee redirects local_ranks_filter numa_binding log_dir",
+    "matrix": "axes exclude cases",
+}
+
+
+def test_keys_of_the_job_file_are_frozen() -> None:
+    """A key that is added or renamed changes this test and the changelog."""
+    assert {name: " ".join(keys_at((name,))) for name in Job.model_fields} == KEYS
+    assert keys_at(("snapshots", "keep")) == ["last", "best", "every", "within"]
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [("500 steps", 500, "step"), ("1 epoch", 1, "epoch"), ("10 min", 600, "s"), ("1.5 h", 5400, "s"), ("90s", 90, "s"), ("1 d", 86400, "s"), ("2000 samples", 2000, "sample")],
+)  # fmt: skip
+def test_intervals_are_read(text: str, amount: float, unit: str) -> None:
+    """A number and a unit, with or without a blank."""
+    found = parse_interval(text)
+    assert (found.amount, found.unit) == (amount, unit)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "steps", "-1 steps", "0 min", "1.5 steps", "1 parsec", "1e3 steps", "٣ steps"]
+)
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    """Numbers without units, nought, parts of steps and unknown units are errors."""
+    with pytest.raises(ValueError, match="must"):
+        parse_interval(text)
+    with pytest.raises(ValueError, match="must"):
+        parse_duration("5 steps")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4 GiB", 4 << 30), ("1.5 MiB", 3 << 19), ("500 MB", 500_000_000), ("7B", 7), (" 2 kB ", 2000)],
+)
+def test_sizes(text: str, size: int) -> None:
+    """A size is a number with a unit of bytes, decimal or binary."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["4", "4 gb", "GiB", "0 GiB", "-1 MB", "0.1 B", "4 GiB 2 MiB"])
+def test_sizes_that_are_none(text: str) -> None:
+    """Anything else is refused in words that say what is meant."""
+    with pytest.raises(ValueError, match="must"):
+        parse_size(text)

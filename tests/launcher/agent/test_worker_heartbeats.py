@@ -1,0 +1,199 @@
+"""Workers that stand still, as their heartbeats tell, and no false alarm."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.launcher.agent import worker_heartbeats as heartbeats_module
+from elasticflow.launcher.agent.hang_timeouts import ENOUGH, FACTOR, FLOOR_S, Limits
+from elasticflow.launcher.agent.worker_heartbeats import MOST_WORKERS, Heartbeats
+from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
+from elasticflow.runtime.process.step_log import Heartbeat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CEILING_S = 10.0
+LOOK_S = 0.5
+
+
+class Clock:
+    """A clock the test turns, and the heartbeats that are looked at as it does."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        """Return the time that was set."""
+        return self.now
+
+    def stand_still(self, watched: Heartbeats, seconds: float, gone: tuple[int, ...] = ()) -> bool:
+        """Let so much time pass, looking all the while; return what the last look found."""
+        found = watched.stand_still(gone)
+        for _ in range(int(seconds / LOOK_S)):
+            self.now += LOOK_S
+            found = watched.stand_still(gone)
+        return found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock that the agent's side looks at."""
+    made = Clock()
+    monkeypatch.setattr(heartbeats_module, "time", SimpleNamespace(monotonic=made.monotonic))
+    return made
+
+
+@pytest.fixture
+def watched(clock: Clock) -> Iterator[Heartbeats]:
+    """Yield the agent's side for two workers."""
+    made = Heartbeats(CEILING_S)
+    made.reset(2)
+    yield made
+    made._memory.close()
+    os.close(made.fd)
+
+
+def test_slot_holds_a_heartbeat() -> None:
+    """No rank writes into its neighbour's slot."""
+    assert HEARTBEAT.size + HELD.size <= HEARTBEAT_SLOT
+
+
+def test_newest_step_that_all_hold(watched: Heartbeats) -> None:
+    """What one rank does not hold yet is not held; beats leave it as it is, and the next generation begins anew."""
+    ranks = [Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)]
+    ranks[0].hold(8)
+    assert watched.held() is None
+    ranks[1].hold(7)
+    for rank in ranks:
+        rank.beat(9)
+    assert 7 == watched.held()
+    watched.reset(2)
+    assert watched.held() is None
+
+
+def test_all_ranks_standing_are_found(watched: Heartbeats, clock: Clock) -> None:
+    """Each is told with its phase, step and time."""
+    ranks = [Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)]
+    ranks[1].phase("evaluate")
+    ranks[1].beat(7)
+    assert not clock.stand_still(watched, 4)
+    ranks[0].beat(8)
+    assert not clock.stand_still(watched, CEILING_S)
+    assert clock.stand_still(watched, 2 * LOOK_S)
+
+    assert [(0, "start", 8), (1, "evaluate", 7)] == [stand[:3] for stand in watched.stands()]
+    assert [CEILING_S + 2 * LOOK_S, CEILING_S + 4 + 2 * LOOK_S] == [s.seconds for s in watched.stands()]
+
+
+def test_one_that_moves_is_what_the_others_wait_for(watched: Heartbeats, clock: Clock) -> None:
+    """A long evaluation on rank 0, batch by batch: rank 1, which has had its part, waits for as long as it takes."""
+    rank0, rank1 = Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)
+    rank1.phase("evaluate")
+    for _ in range(10):
+        rank0.phase("evaluate")
+        assert not clock.stand_still(watched, CEILING_S - LOOK_S)
+
+
+def test_ranks_that_have_left_count_no_more(watched: Heartbeats, clock: Clock) -> None:
+    """The last one that stands is found; when all have left there is none."""
+    Heartbeat(watched.fd, 1).phase("leave")
+
+    assert clock.stand_still(watched, CEILING_S + LOOK_S, gone=(0,))
+    assert not watched.stand_still((0, 1))
+
+
+def test_beats_between_two_looks_count_though_the_looks_are_late(watched: Heartbeats, clock: Clock) -> None:
+    """The agent itself was held up for minutes: workers that went on meanwhile are not killed."""
+    clock.now += 600
+    Heartbeat(watched.fd, 0).beat(1)
+    Heartbeat(watched.fd, 1).beat(1)
+
+    assert not watched.stand_still(())
+
+
+def test_machine_that_slept_is_no_hang(watched: Heartbeats, clock: Clock) -> None:
+    """Neither agent nor workers ran for an hour: the workers have all their time once both do."""
+    clock.stand_still(watched, 5)
+    clock.now += 3600
+
+    assert not clock.stand_still(watched, CEILING_S - 5)
+    assert clock.stand_still(watched, 2 * LOOK_S)
+
+
+def test_next_generation_starts_anew_with_what_was_learned(watched: Heartbeats, clock: Clock) -> None:
+    """The standstill of a generation that is gone is not counted against the next; its limits are kept."""
+    rank = Heartbeat(watched.fd, 1)
+    rank.phase("step")
+    clock.stand_still(watched, 3)
+    rank.beat(5)
+    clock.stand_still(watched, CEILING_S + LOOK_S)
+    watched.reset(1)
+
+    assert not clock.stand_still(watched, CEILING_S)
+    assert (1, 3.0) == watched.limits.learned()["step"]
+
+
+def test_memory_holds_the_most_workers_a_node_may_have(watched: Heartbeats) -> None:
+    """The last slot is inside, and reaches a forked process by its descriptor."""
+    assert os.get_inheritable(watched.fd)
+    with mmap.mmap(watched.fd, 0) as memory:
+        assert MOST_WORKERS * HEARTBEAT_SLOT == len(memory)
+    Heartbeat(watched.fd, MOST_WORKERS - 1).beat(1)
+
+
+@pytest.mark.parametrize(
+    ("ceiling_s", "longest_s", "limit_s"),
+    [
+        (600, 0.02, FLOOR_S),
+        (600, 20, 20 * FACTOR),
+        (600, 100, 600),  # never more than the job allows,
+        (600, 700, 1400),  # unless the run has stood longer and gone on
+        (5, 0.02, 5),
+    ],
+)
+def test_limit_follows_the_run(ceiling_s: float, longest_s: float, limit_s: float) -> None:
+    """Once a phase was seen often enough, it is a multiple of the longest; of other phases nothing is known."""
+    limits = Limits(ceiling_s)
+    limits.note("step", longest_s)
+    assert max(ceiling_s, 2 * longest_s * (longest_s > ceiling_s)) == limits.of("step")
+    for _ in range(ENOUGH - 1):
+        limits.note("step", longest_s / 2)
+
+    assert limit_s == limits.of("step")
+    assert ceiling_s == limits.of("evaluate")
+
+
+def test_slowing_down_raises_the_limit() -> None:
+    """Each step takes half as long again as the one before: none is taken for a hang."""
+    limits, seconds = Limits(3600), 0.1
+    while seconds < 2000:
+        for _ in range(ENOUGH):
+            limits.note("step", seconds)
+        seconds *= 1.5
+        assert seconds < limits.of("step")
+
+
+def test_alarm_is_not_raised_twice_for_the_same_thing() -> None:
+    """Quick steps, and at each epoch's end a pause beyond the limit: the next one may last as long, up to the ceiling."""
+    limits = Limits(600)
+    for _ in range(ENOUGH):
+        limits.note("step", 0.01)
+    limits.concede("step", 61)
+    assert 600 == limits.of("step")
+    limits.concede("step", 601)
+    assert 600 == limits.of("step")
+
+
+def test_what_was_learned_can_be_handed_on() -> None:
+    """A later launch begins with it."""
+    limits = Limits(600)
+    for _ in range(ENOUGH):
+        limits.note("step", 9.0)
+
+    assert 90 == Limits(600, limits.learned()).of("step")

@@ -1,0 +1,47 @@
+"""Showing what happens without waiting for whoever looks at it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.launcher.journal import display_thread
+from elasticflow.launcher.journal.display_thread import Shown
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_all_is_shown_in_order() -> None:
+    """Nothing is left when it is closed."""
+    seen: list[dict[str, Any]] = []
+    show = Shown(seen.append)
+    for step in range(100):
+        show({"step": step})
+
+    assert show.close()
+    assert list(range(100)) == [record["step"] for record in seen]
+
+
+def test_terminal_that_is_held_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch goes on, its records do not pile up without end, and its end comes."""
+    monkeypatch.setattr(display_thread, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(display_thread, "_MOST_WAITING", 10)
+    begun, released = threading.Event(), threading.Event()
+    seen: list[dict[str, Any]] = []
+
+    def held(record: dict[str, Any]) -> None:
+        begun.set()
+        released.wait()
+        seen.append(record)
+
+    show = Shown(held)
+    show({"step": 0})
+    assert begun.wait(5)
+    for step in range(1, 100):
+        show({"step": step})
+    assert not show.close()
+
+    released.set()
+    show._thread.join(5)
+    assert list(range(11)) == [record["step"] for record in seen]

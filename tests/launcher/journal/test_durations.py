@@ -1,0 +1,125 @@
+"""Where the supervisor says that a launch's time went: every moment in one part."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.launcher.journal.durations import Durations, read_parts
+from elasticflow.launcher.journal.journal import Journal
+from elasticflow.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+# Seconds that pass, and what is heard then.
+LIFE: list[tuple[float, dict[str, Any]]] = [
+    (0.0, {"event": "run.started", "resumed": False}),
+    (6.0, {"event": "training.started"}),
+    (3.0, {"event": "step"}),
+    (2.0, {"event": "evaluation", "seconds": 1.5}),
+    (1.0, {"event": "worker.failed"}),
+    (0.5, {"event": "generation.ended", "class": "crash"}),
+    (0.25, {"event": "generation.started"}),
+    (0.25, {"event": "training.started"}),
+    (4.0, {"event": "evaluation", "seconds": 0.5}),
+    (1.0, {"event": "training.finished"}),
+    (0.5, {"event": "generation.ended", "class": "finished"}),
+    (0.75, {"event": "run.finished"}),
+]
+PARTS = {"starting": 6.0, "training": 9.5, "evaluating": 2.0, "restarting": 0.5, "ending": 1.25}
+
+
+def lived(durations: Durations, clock: Clock) -> Durations:
+    """Have it see the whole life."""
+    for seconds, record in LIFE:
+        clock.now += seconds
+        durations.saw(record)
+    return durations
+
+
+@pytest.mark.parametrize("before", [{}, dict.fromkeys(PARTS, 2.0), None], ids=["first", "later", "unknown"])
+def test_every_moment_of_a_launch_is_in_one_part(before: dict[str, float] | None) -> None:
+    """They add up to the launch's seconds; with earlier launches' to the run's, where those are known."""
+    clock = Clock()
+    figures = lived(Durations(before, clock), clock).figures()
+    assert figures["durations"] == PARTS
+    assert figures["seconds"] == clock.now - 100.0 == sum(PARTS.values())
+    later = None if before is None else {name: PARTS[name] + before.get(name, 0.0) for name in PARTS}
+    assert figures["run_durations"] == later
+
+
+def test_a_drain_ends_and_a_resize_begins_again() -> None:
+    """What follows the end of a group depends on whether there is another one."""
+    for kind, part in (("drained", "ending"), ("resized", "restarting"), ("crash", "restarting")):
+        clock = Clock()
+        durations = Durations({}, clock)
+        durations.saw({"event": "training.started"})
+        durations.saw({"event": "generation.ended", "class": kind})
+        clock.now += 3.0
+        assert durations.of_launch()[part] == 3.0
+
+
+def test_evaluations_never_take_more_than_there_was() -> None:
+    """Clocks of two machines may differ, and a field may be missing: no part is negative."""
+    clock = Clock()
+    durations = Durations({}, clock)
+    durations.saw({"event": "training.started"})
+    clock.now += 1.0
+    for seconds in (5.0, None, "x", -1.0):
+        durations.saw({"event": "evaluation", "seconds": seconds})
+    assert durations.of_launch() == {**dict.fromkeys(PARTS, 0.0), "evaluating": 1.0}
+
+
+def test_a_run_that_goes_on_elsewhere_does_not_guess() -> None:
+    """Its earlier launches' files are on another machine."""
+    clock = Clock()
+    durations = Durations({}, clock)
+    durations.saw({"event": "run.started", "resumed": True})
+    assert durations.of_run() is None
+
+
+def test_the_next_launch_counts_on(tmp_path: Path) -> None:
+    """From what the state file says; without it, or from one of an earlier version, nobody knows the run's time."""
+    folder = RunFolder.of(tmp_path, "job", "r")
+    folder.path.mkdir(parents=True)
+    first: dict[str, float] = {}
+    for launch in (1, 2):
+        journal = Journal(folder, launch, lambda _: None)
+        journal.event("run.started", resumed=launch > 1)
+        journal.close()
+        found = json.loads(folder.state.read_text())["durations"]
+        assert sum(found["run"].values()) >= sum(found["launch"].values())
+        if launch == 1:
+            first = found["run"]
+            assert found["run"] == found["launch"]
+        else:
+            assert found["run"]["starting"] == pytest.approx(
+                first["starting"] + found["launch"]["starting"], abs=0.002
+            )
+    for text in ("{", "null", "{}", '{"durations": {"run": {"training": "long"}}}', None):
+        folder.state.unlink() if text is None else folder.state.write_text(text)
+        journal = Journal(folder, 3, lambda _: None)
+        assert journal.durations.of_run() is None
+        journal.close()
+        folder.state.write_text("")
+
+
+@pytest.mark.parametrize("found", [None, [], {}, {**PARTS, "ending": None}, {**PARTS, "ending": -1.0}])
+def test_parts_that_are_none_are_not_read(found: Any) -> None:
+    """A state file may have been damaged."""
+    assert read_parts(found) is None

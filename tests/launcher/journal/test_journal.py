@@ -1,0 +1,208 @@
+"""events.jsonl and state.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow import events
+from elasticflow.launcher.journal.environment_record import EnvironmentRecord
+from elasticflow.launcher.journal.journal import AppendedLines, Journal
+from elasticflow.launcher.journal.metrics import Metrics
+from elasticflow.launcher.restarts.generations import Generation
+from elasticflow.launcher.supervisor.ingest import Intake
+from elasticflow.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Return a run folder."""
+    return RunFolder(tmp_path / "runs" / "job" / "run")
+
+
+def _ignore(_: dict[str, Any]) -> None:
+    pass
+
+
+def _state(folder: RunFolder) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(folder.state.read_text())
+    return loaded
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000])
+@pytest.mark.parametrize("whole", [0, 2])
+def test_last_line_torn_by_a_crash_is_cut_off(tmp_path: Path, size: int, whole: int) -> None:
+    """What was complete stays, however long the torn line is, and the next line starts on its own."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"n": 1}\n' * whole + '"' * size)
+    lines = AppendedLines(path)
+    lines.append([{"n": 2}])
+    lines.close()
+
+    assert [{"n": 1}] * whole + [{"n": 2}] == [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_batch_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text and newline in one go: `print` under `python -u` tears lines of two writers apart."""
+    lines = AppendedLines(tmp_path / "lines.jsonl")
+    writes: list[bytes] = []
+
+    def write(_: int, data: bytes) -> int:
+        writes.append(data)
+        return len(data)
+
+    monkeypatch.setattr(os, "write", write)
+    lines.append([{"n": 1}, {"n": 2}])
+    lines.append([])
+    monkeypatch.undo()
+    lines.close()
+
+    assert [b'{"n": 1}\n{"n": 2}\n'] == writes
+
+
+def test_short_write_is_carried_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that took a part only is followed by the rest."""
+    lines = AppendedLines(tmp_path / "lines.jsonl")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
+    lines.append([{"number": 1}])
+    monkeypatch.undo()
+    lines.close()
+
+    assert '{"number": 1}\n' == lines.path.read_text()
+
+
+def test_event_says_who_when_and_how_bad(folder: RunFolder) -> None:
+    """Every event has the common fields, is appended, and is shown as it was written."""
+    shown: list[dict[str, Any]] = []
+    journal = Journal(folder, 1, shown.append)
+    journal.generation = 3
+    journal.event(events.NODE_LOST, node="n0", reason="gone")
+    journal.event(events.NODE_JOINED, node="n0", host="h", nproc=2)
+    journal.close()
+
+    written = [json.loads(line) for line in folder.events.read_text().splitlines()]
+    assert shown == written
+    lost, joined = written
+    assert ("warning", "info") == (lost["level"], joined["level"])
+    assert ("job", "run", 3) == (lost["job"], lost["run_id"], lost["generation"])
+    assert lost["timestamp"].endswith("Z")
+    assert set(events.COMMON_FIELDS) <= lost.keys()
+
+
+def test_fields_may_be_called_as_the_event_is(folder: RunFolder) -> None:
+    """An event with a field `name`, as snapshots have."""
+    journal = Journal(folder, 1, _ignore)
+    record = journal.event(events.SNAPSHOT_REMOVED, name="000000000020-0001-aaaaaaaa")
+    journal.close()
+
+    assert (events.SNAPSHOT_REMOVED, "000000000020-0001-aaaaaaaa") == (record["event"], record["name"])
+
+
+def test_state_is_written_at_most_every_quarter_second(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps come by the hundred: their state waits, what matters does not, and nothing is lost at the end."""
+    journal = Journal(folder, 1, _ignore)
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    journal.update(step=1)
+    journal.update(step=2)
+    assert 1 == _state(folder)["step"]
+    journal.update(at_once=True, workers=[])
+    assert 2 == _state(folder)["step"]
+    now += 0.3
+    journal.update(step=3)
+    assert 3 == _state(folder)["step"]
+    journal.update(step=4)
+    journal.close()
+
+    assert 4 == _state(folder)["step"]
+
+
+def test_reader_sees_the_old_or_the_new_state(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash in the middle of writing leaves the state before it."""
+    journal = Journal(folder, 1, _ignore)
+    journal.update(at_once=True, step=1)
+
+    def torn(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(folder.state), "replace", torn)
+        with pytest.raises(OSError, match="No space left"):
+            journal.update(at_once=True, step=2)
+    assert 1 == _state(folder)["step"]
+    journal.close()
+
+
+def test_restarts_are_those_of_the_run_not_of_the_launch(folder: RunFolder) -> None:
+    """The next launch counts on, whatever the state file looks like."""
+    first = Journal(folder, 1, _ignore)
+    first.update(at_once=True, restarts=2)
+    first.close()
+    second = Journal(folder, 2, _ignore)
+    assert (2, 2) == (second.state["restarts"], second.state["launch"])
+    second.close()
+    folder.state.write_text("{")
+    third = Journal(folder, 3, _ignore)
+    assert 0 == third.state["restarts"]
+    third.close()
+
+
+def test_launch_begins_where_the_one_before_left(folder: RunFolder) -> None:
+    """Interrupted while it still starts, a resumed run has not lost its steps and its snapshot."""
+    first = Journal(folder, 1, _ignore)
+    reached = {"step": 30, "steps": 60, "epoch": 1, "loss": 0.5, "snapshot": "s30", "restarts": 2}
+    first.update(at_once=True, generation=3, **reached)
+    first.close()
+
+    second = Journal(folder, 2, _ignore)
+    second.close()
+    assert reached.items() <= _state(folder).items()
+    assert (2, 0) == (_state(folder)["launch"], _state(folder)["generation"])
+
+
+def test_finished_run_has_made_its_last_step(folder: RunFolder) -> None:
+    """Also when logging.every leaves that step's line out."""
+    journal = Journal(folder, 1, _ignore)
+    metrics = Metrics(folder)
+    line = {"event": events.TRAINING_FINISHED, "step": 80, "epoch": 2}
+    Intake(journal, metrics, EnvironmentRecord(folder.launch(1))).lines([line], Generation(1))
+    metrics.close()
+    journal.close()
+    assert 80 == _state(folder)["step"]
+
+
+@pytest.mark.parametrize(
+    "content", ["null", "[1]", "{", "", "\x00" * 300, '{"step": "x", "steps": [], "loss": {}}']
+)
+def test_damaged_state_says_nothing(folder: RunFolder, content: str) -> None:
+    """A launch begins with what it knows; whatever lies there, it begins."""
+    folder.path.mkdir(parents=True)
+    folder.state.write_text(content)
+    journal = Journal(folder, 2, _ignore)
+    journal.close()
+
+    assert (0, None, None) == tuple(_state(folder)[key] for key in ("step", "steps", "loss"))
+
+
+def test_damaged_lines_are_moved_aside_and_said(tmp_path: Path) -> None:
+    """Good lines among the last ones stay, whatever stands between them."""
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"n": 1}\n\xff\xfe\n{"n": 2}\n[3]\n' + bytes(300))
+    lines = AppendedLines(path)
+    lines.append([{"n": 4}])
+    lines.close()
+
+    assert [{"n": 1}, {"n": 2}, {"n": 4}] == [json.loads(line) for line in path.read_text().splitlines()]
+    assert b"\xff\xfe\n[3]\n" + bytes(300) + b"\n" == (tmp_path / "lines.jsonl.damaged").read_bytes()
+    assert lines.damage is not None
+    assert lines.damage.why.startswith("had 307 bytes at its end")

@@ -1,0 +1,211 @@
+"""Who takes part in which generation, over a real store inside this process."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from torch.distributed.rendezvous import rendezvous
+
+from elasticflow.launcher.fork_server.helpers import HelperLostError
+from elasticflow.launcher.rendezvous.control_store import is_requested, join_store
+from elasticflow.launcher.rendezvous.key_server import KeyServer
+from elasticflow.launcher.rendezvous.rounds import Assignment, Feed, Rounds
+from elasticflow.launcher.supervisor.agent_channel import Head
+from elasticflow.protocol.store_address import RendezvousPlace
+from elasticflow.runtime.process import process_group
+from elasticflow.runtime.process.identity import Identity
+from tests.launcher.conftest import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.protocol.key_store import RemoteKeys
+
+
+@dataclass
+class Launch:
+    """A head and what it takes to join it."""
+
+    head: Head
+    place: RendezvousPlace
+
+    def agent(self, node: str = "n0") -> Rounds:
+        """Return the rounds as another agent reads them."""
+        return Rounds(join_store(self.place), node)
+
+
+def generation_of(agent: Rounds) -> int:
+    """Return the number of the next generation that the agent takes part in."""
+    assignment = agent.wait_for_next()
+    assert assignment is not None
+    return assignment.generation
+
+
+@pytest.fixture
+def launch() -> Launch:
+    """Return a head that serves a store on a free port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
+    return Launch(Head(KeyServer(listener).keys(place.prefix)), place)
+
+
+def test_lone_node_forms_a_generation_without_a_last_call(launch: Launch) -> None:
+    """The node set is known; torch 2.13's own rendezvous waits 30 s for others when fewer than the most are there."""
+    agent = launch.agent()
+    launch.head.form(4, (("n0", 2),), 12.5)
+    began = time.monotonic()
+    assignment = agent.wait_for_next()
+
+    assert time.monotonic() - began < 1
+    assert Assignment(4, 12.5, 0, 1, first_rank=0, nproc=2, world_size=2) == assignment
+
+
+def test_process_groups_of_two_generations_share_no_key(launch: Launch, tmp_path: Path) -> None:
+    """What the workers of one generation left in the store is not there for those of the next, same rank or not."""
+    stores = []
+    for generation in ("1", "2"):
+        identity = Identity.read(
+            {
+                "ELASTICFLOW_GENERATION": generation,
+                "RANK": "0",
+                "WORLD_SIZE": "2",
+                "ELASTICFLOW_RENDEZVOUS": launch.place.url,
+            },
+            tmp_path,
+        )
+        store = process_group.connect(identity)
+        assert store is not None
+        stores.append(store)
+    stores[0].set("pg/0/rank0", "stale address")
+
+    assert stores[0].check(["pg/0/rank0"])
+    assert not stores[1].check(["pg/0/rank0"])
+
+
+def test_store_of_a_generation_is_found_by_the_jobs_own_code(launch: Launch, tmp_path: Path) -> None:
+    """`env://` leads to what rank 0 serves, as it does under torchrun."""
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "elsewhere"}
+    environment = {"ELASTICFLOW_GENERATION": "7", "ELASTICFLOW_RENDEZVOUS": launch.place.url, **place}
+    store = process_group.connect(Identity.read(environment, tmp_path))
+    assert store is not None
+    process_group.announce(store, environment)
+    store.set("mine", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**environment, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+            patch.setenv(name, value)
+        found, _, _ = next(rendezvous("env://", rank=1))
+
+    assert b"1" == found.get("mine")
+
+
+@pytest.mark.parametrize(
+    ("towards", "named", "expected"),
+    [("10.1.2.3", "192.0.2.1", "10.1.2.3"), ("127.0.0.1", "192.0.2.1", None), ("127.0.0.1", "127.0.1.1", None)],
+    ids=["another machine", "a name for an address that is not here", "a name for the loopback"],
+)  # fmt: skip
+def test_workers_reach_rank_0_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, towards: str, named: str, expected: str | None
+) -> None:
+    """By its address towards the keys; where that is the loopback, by the host's name only if that is an address of it."""
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: named)
+    place = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "ELASTICFLOW_GENERATION": "1"}
+    identity = Identity.read(place, tmp_path)
+    keys = cast("RemoteKeys", SimpleNamespace(own_address=towards))
+
+    assert expected == process_group._own_address(identity, keys)
+
+
+def test_agent_started_late_skips_old_rounds(launch: Launch) -> None:
+    """An agent that takes over forms the generation decided after it joined, not its predecessor's."""
+    launch.head.form(1, (("n0", 2),), None)
+    launch.head.form(2, (("n0", 2),), None)
+    agent = launch.agent()
+    agent.skip_old()
+    launch.head.form(3, (("n0", 2),), None)
+
+    assert 3 == generation_of(agent)
+
+
+def test_first_agent_has_nothing_to_skip(launch: Launch) -> None:
+    """Before any round is published, skipping changes nothing."""
+    agent = launch.agent()
+    agent.skip_old()
+    launch.head.form(1, (("n0", 2),), None)
+
+    assert 1 == generation_of(agent)
+
+
+def test_rounds_without_this_node_are_passed_over(launch: Launch) -> None:
+    """A node takes part when it is named, at its place in the order of nodes."""
+    agent = launch.agent("n1")
+    launch.head.form(1, (("n0", 2),), None)
+    launch.head.form(2, (("n0", 3), ("n1", 2)), None)
+
+    assert Assignment(2, None, 1, 2, first_rank=3, nproc=2, world_size=5) == agent.wait_for_next()
+
+
+def test_stop_lets_every_agent_leave(launch: Launch) -> None:
+    """The end of the launch is told to each, also to one that has not looked for a while."""
+    agents = [launch.agent("n0"), launch.agent("n1")]
+    launch.head.form(1, (("n0", 2),), None)
+    assert 1 == generation_of(agents[0])
+    launch.head.stop()
+
+    assert [None, None] == [agent.wait_for_next() for agent in agents]
+
+
+def test_agent_that_gives_up_closes_nothing_for_the_others(launch: Launch) -> None:
+    """Torch 2.13 closes the rendezvous for ever when one agent has used up its restarts; here others are not asked."""
+    agent, other = launch.agent("n0"), launch.agent("n1")
+
+    def give_up() -> None:
+        raise HelperLostError("fork server", -9)
+
+    with pytest.raises(HelperLostError):
+        agent.wait_for_next(give_up)
+    launch.head.form(1, (("n1", 2),), None)
+
+    assert 1 == generation_of(other)
+
+
+def test_drain_is_asked_of_one_generation_only(launch: Launch) -> None:
+    """A request does not reach into the next generation."""
+    store = join_store(launch.place)
+    launch.head.request("drain", 3)
+    wait_until(lambda: is_requested(store, "drain", 3))
+
+    assert not is_requested(store, "drain", 4)
+    assert not is_requested(store, "stop", 3)
+
+
+def test_messages_arrive_once_and_in_order(launch: Launch) -> None:
+    """Each message is taken once, those of one agent in the order of posting."""
+    feeds = [Feed(join_store(launch.place)) for _ in range(2)]
+    taken: list[dict[str, Any]] = []
+
+    def all_of(count: int) -> bool:
+        taken.extend(launch.head.take())
+        return len(taken) >= count
+
+    for number in range(6):
+        feeds[number % 2].post({"number": number})
+    wait_until(lambda: all_of(6))
+    feeds[0].post({"number": 6})
+    wait_until(lambda: all_of(7))
+
+    assert [0, 2, 4, 6] == [m["number"] for m in taken if m["number"] % 2 == 0]
+    assert [1, 3, 5] == [m["number"] for m in taken if m["number"] % 2 == 1]
+    assert [] == launch.head.take()
+
+
+def test_agent_killed_before_it_spoke_holds_up_nobody(launch: Launch) -> None:
+    """The next agent's messages arrive, whatever the one before it was about to say."""
+    Feed(join_store(launch.place))
+    Feed(join_store(launch.place)).post({"type": "node", "node": "n0"})
+
+    wait_until(lambda: [{"type": "node", "node": "n0"}] == launch.head.take(), 5)

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticflow import events
+from elasticflow.launcher.restarts.failures import CLASSES, Report, classify, describe, first_failure
+from elasticflow.system.processes import signal_or_code
+
+PEER = {"class": "peer", "error": "RuntimeError: Connection closed by peer [127.0.0.1]:1234"}
+
+
+def raised(kind: str, error: str = "ValueError: bad label", at: str | None = None) -> dict[str, Any]:
+    """Return a `worker.raised` line."""
+    return {"class": kind, "error": error, "traceback": f"Traceback...\n{error}", "timestamp": at}
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "line", "more", "expected"),
+    [
+        (1, raised("user_error"), {}, "user_error"),
+        (1, raised("oom"), {}, "oom"),
+        (1, raised("nonfinite"), {}, "nonfinite"),
+        (1, raised("storage"), {}, "storage"),
+        (1, raised("no such class"), {}, "user_error"),
+        (-9, None, {}, "crash"),
+        (-11, None, {}, "crash"),
+        (None, None, {}, "crash"),
+        (3, None, {}, "user_error"),
+        (-9, None, {"hung": True}, "hang"),
+        (-9, None, {"oom_killed": True}, "oom"),
+    ],
+)
+def test_class_of_one_worker(
+    exit_code: int | None, line: dict[str, Any] | None, more: dict[str, Any], expected: str
+) -> None:
+    """What the worker said goes before what its exit code lets one guess."""
+    assert expected == classify(exit_code, line, **more)
+
+
+def test_signals_have_their_names() -> None:
+    """A person reads `killed by SIGKILL`, not -9; unknown signals keep their number."""
+    assert [signal_or_code(code) for code in (-9, -11, 3, -99)] == [
+        "killed by SIGKILL",
+        "killed by SIGSEGV",
+        "exit code 3",
+        "killed by signal 99",
+    ]
+
+
+def test_a_remedy_stands_apart_in_one_line() -> None:
+    """What happened and what to do about it are told on two lines by the worker, and on one by its failure."""
+    report = Report(
+        rank=0, node="n0", pid=1, exit_code=1, raised=raised("user_error", "it is lost\n  help: keep it")
+    )
+    assert describe(report) == "it is lost; help: keep it"
+
+
+def test_a_killed_rank_is_the_cause_and_its_peers_are_folded() -> None:
+    """The rank that was killed comes first even if its peers' errors were noticed before."""
+    found = first_failure(
+        [
+            Report(0, 1, PEER, time=10.0),
+            Report(1, -9, time=10.5, node="n0", pid=77),
+            Report(2, 1, PEER, time=10.1),
+        ]
+    )
+    assert found is not None
+    assert found.fields() == {
+        "rank": 1,
+        "node": "n0",
+        "pid": 77,
+        "exit_code": -9,
+        "class": "crash",
+        "error": "killed by SIGKILL",
+        "traceback": None,
+        "others": "2 other ranks: connection closed by peer",
+        "stderr": [],
+    }
+    assert set(events.SCHEMA[events.WORKER_FAILED][1]) == set(found.fields())
+
+
+def test_an_error_that_only_reads_like_a_lost_peer_is_folded_too() -> None:
+    """A collective's error that the worker took for the user's own still gives way to a killed rank."""
+    mine = raised("user_error", "RuntimeError: [../third_party/gloo/pair.cc:534] Connection closed by peer")
+    found = first_failure([Report(0, 1, mine, time=1.0), Report(1, -9, time=2.0)])
+    assert found is not None
+    assert (found.rank, found.others) == (1, "1 other rank: connection closed by peer")
+
+
+def test_an_own_exception_goes_before_peers_and_carries_its_traceback() -> None:
+    """The user's exception is the cause, with its traceback; who only lost the connection is counted."""
+    found = first_failure([Report(0, 1, PEER, time=1.0), Report(1, 1, raised("user_error"), time=2.0)])
+    assert found is not None
+    assert (found.rank, found.failure_class, found.error) == (1, "user_error", "ValueError: bad label")
+    assert found.traceback is not None
+    assert found.traceback.endswith("ValueError: bad label")
+
+
+def test_the_earliest_of_two_own_failures_is_the_cause() -> None:
+    """The time in the worker's own line goes before the time at which its end was noticed."""
+    early = raised("user_error", "ValueError: first", "2026-11-20T10:00:00.100Z")
+    late = raised("user_error", "ValueError: second", "2026-11-20T10:00:00.200Z")
+    found = first_failure([Report(0, 1, late, time=5.0), Report(1, 1, early, time=9.0)])
+    assert found is not None
+    assert (found.error, found.others) == ("ValueError: first", "1 other rank: ValueError: second")
+
+
+def test_the_same_error_on_every_rank_is_told_once() -> None:
+    """A bug that every rank meets is one line, the lowest rank's."""
+    at = "2026-11-20T10:00:00.100Z"
+    found = first_failure([Report(rank, 1, raised("user_error", at=at)) for rank in (2, 1, 0)])
+    assert found is not None
+    assert (found.rank, found.others) == (0, "2 other ranks: the same")
+
+
+def test_workers_that_left_or_were_ended_by_us_are_no_failures() -> None:
+    """Exit code 0 and the survivors that the agent kills are not counted."""
+    reports = [Report(0, 0), Report(1, -9, ended_by_us=True)]
+    assert first_failure(reports) is None
+    found = first_failure([*reports, Report(2, -6)])
+    assert found is not None
+    assert (found.error, found.others) == ("killed by SIGABRT", None)
+
+
+def test_only_peers_left_is_a_crash() -> None:
+    """If nothing but lost connections is known, something crashed that nobody saw."""
+    found = first_failure([Report(0, 1, PEER)])
+    assert found is not None
+    assert found.failure_class == "crash"
+
+
+def test_a_hang_and_a_memory_kill_are_said_in_words() -> None:
+    """Ends that a signal alone does not explain are named."""
+    assert [
+        describe(report)
+        for report in (Report(0, -9, hung=True), Report(0, -9, oom_killed=True), Report(0, None))
+    ] == ["no progress", "killed by the kernel: memory ran out", "lost"]
+
+
+def test_a_worker_that_ended_itself_without_a_word_is_told_so() -> None:
+    """`os._exit` leaves nothing but a code."""
+    assert "exit code 7, without an exception" == describe(Report(0, 7))
+
+
+def test_a_worker_that_died_before_it_could_log_is_read_from_its_standard_error() -> None:
+    """An import error outside `worker.run` is found in the interpreter's own traceback."""
+    stderr = (
+        "some noise\nTraceback (most recent call last):\n"
+        '  File "train.py", line 3, in <module>\n    import nothing\n'
+        "ModuleNotFoundError: No module named 'nothing'\n"
+    )
+    found = first_failure([Report(0, 1, stderr=stderr)])
+    assert found is not None
+    assert (
+        found.failure_class,
+        found.error,
+    ) == ("user_error", "ModuleNotFoundError: No module named 'nothing'")
+    assert found.traceback is not None
+    assert found.traceback.startswith("Traceback (most recent call last):")
+
+
+def test_a_worker_that_crashed_shows_the_stack_of_the_thread_that_did() -> None:
+    """Faulthandler writes all threads; one of them matters, and the signal is the error."""
+    stderr = (
+        "some noise\nFatal Python error: Segmentation fault\n\nThread 0x01 (most recent call first):\n"
+        '  File "threading.py", line 1 in wait\n\nCurrent thread 0x02 (most recent call first):\n'
+        '  File "ctypes.py", line 2 in string_at\n  File "job.py", line 7 in step\n\nExtension modules: numpy\n'
+    )
+    found = first_failure([Report(0, -11, stderr=stderr)])
+    assert found is not None
+    assert "killed by SIGSEGV" == found.error
+    expected = (
+        'Traceback (most recent call last):\n  File "job.py", line 7 in step\n  File "ctypes.py", line 2 in string_at\n'
+        "Fatal Python error: Segmentation fault"
+    )
+    assert expected == found.traceback
+
+
+MISMATCH = (
+    "a warning\nterminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    "  what():  [enforce fail at /third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. "
+    "256 vs 248. Received data size doesn't match expected size. Is there a distributed collective mismatch?\n"
+    "Fatal Python error: Aborted\n\nThread 0x01 (most recent call first):\n"
+    '  File "torch/distributed.py", line 9 in all_gather\n  File "job.py", line 8 in loss\n\nExtension modules: numpy\n'
+)
+
+
+def test_a_collective_mismatch_is_an_error_of_the_jobs_own_code() -> None:
+    """It ends in SIGABRT, of a thread that is not Python's: what it said, the last lines and where the rank stood."""
+    reports = [Report(0, -6, stderr=MISMATCH, time=9.0), Report(1, 1, PEER, time=8.0)]
+    found = first_failure(reports)
+    assert found is not None
+    assert (0, "user_error", "1 other rank: connection closed by peer") == (
+        found.rank,
+        found.failure_class,
+        found.others,
+    )
+    assert found.error.startswith(
+        "killed by SIGABRT: op.preamble.length <= op.nbytes. 256 vs 248. Received data"
+    )
+    assert found.traceback is not None
+    assert ['  File "job.py", line 8 in loss', '  File "torch/distributed.py", line 9 in all_gather'] == (
+        found.traceback.splitlines()[1:3]
+    )
+    assert ("a warning", 3) == (found.stderr[0], len(found.stderr))
+    other_sizes = first_failure([Report(0, -6, stderr=MISMATCH.replace("256 vs 248", "64 vs 32"))])
+    assert other_sizes is not None
+    assert found.fingerprint == other_sizes.fingerprint
+
+
+def test_a_collective_mismatch_that_was_raised_is_no_lost_peer() -> None:
+    """Gloo's own path stands in the text; still it is not what another rank's death looks like."""
+    text = "RuntimeError: [enforce fail at gloo/gloo/x.cc:1] Received data size doesn't match expected size."
+    found = first_failure([Report(0, 1, raised("user_error", text), time=9.0), Report(1, 1, PEER, time=8.0)])
+    assert found is not None
+    assert (0, "user_error") == (found.rank, found.failure_class)
+
+
+def test_faults_are_told_apart_by_where_they_happened() -> None:
+    """The same signal at the same place is the same failure; without a place, or from outside, nothing is known."""
+    at = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x02 (most recent call first):\n  File "job.py", line {} in {}\n'
+    one, again, elsewhere, bare, killed = (
+        first_failure([Report(0, code, stderr=text)])
+        for code, text in (
+            (-11, at.format(7, "step")),
+            (-11, at.format(8, "step")),
+            (-11, at.format(7, "load")),
+            (-11, ""),
+            (-9, at.format(7, "step")),
+        )
+    )
+    assert one is not None
+    assert again is not None
+    assert elsewhere is not None
+    assert bare is not None
+    assert killed is not None
+    assert one.fingerprint == again.fingerprint != elsewhere.fingerprint
+    assert [True, True, False, False] == [f.is_traced_fault for f in (one, elsewhere, bare, killed)]
+
+
+def test_a_worker_says_whether_another_try_would_end_in_the_same_way() -> None:
+    """As `worker.raised` tells; lines of older versions say nothing, and leave it to the ledger."""
+    for line, expected in (({"final": True}, True), ({"final": False}, False), ({}, False)):
+        found = first_failure([Report(0, 1, {**raised("user_error"), **line})])
+        assert found is not None
+        assert found.is_final is expected
+
+
+def test_a_link_that_broke_may_hold_next_time() -> None:
+    """An abort that a lost connection led to is tried again, however often it comes."""
+    text = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  Connection reset by peer\n"
+    found = first_failure([Report(0, -6, stderr=text)])
+    assert found is not None
+    assert ("crash", False, "killed by SIGABRT: Connection reset by peer") == (
+        found.failure_class,
+        found.is_traced_fault,
+        found.error,
+    )
+
+
+def test_a_rank_that_left_while_others_needed_it_is_the_cause() -> None:
+    """`os._exit(0)` in the job's own code looks like success; its peers' errors say it was none."""
+    reports = [Report(0, 1, PEER, time=10.0), Report(1, 0, time=9.0)]
+    found = first_failure(reports)
+    assert found is not None
+    assert (1, "crash", "left with exit code 0 in the middle of training") == (
+        found.rank,
+        found.failure_class,
+        found.error,
+    )
+    assert "1 other rank: connection closed by peer" == found.others
+    at_the_end = first_failure(reports, is_finished=True)
+    assert at_the_end is not None
+    assert 0 == at_the_end.rank
+
+
+def test_fingerprints_do_not_depend_on_numbers() -> None:
+    """The same bug at another index or address has the same fingerprint; another bug has not."""
+    one, two, other = (
+        first_failure([Report(0, 1, raised("user_error", text))])
+        for text in ("IndexError: 17 is out of range", "IndexError: 4242 is out of range", "KeyError: 'x'")
+    )
+    assert one is not None
+    assert two is not None
+    assert other is not None
+    assert one.fingerprint == two.fingerprint != other.fingerprint
+
+
+def test_an_error_of_many_lines_becomes_one_short_line() -> None:
+    """Events are one line each, however long the exception's text is."""
+    found = first_failure([Report(0, 1, raised("user_error", "ValueError: a\n  b" + "c" * 2000))])
+    assert found is not None
+    assert found.error.startswith("ValueError: a bccc")
+    assert len(found.error) == 500
+
+
+def test_classes_are_those_of_the_design() -> None:
+    """The classes are part of the log schema."""
+    assert {
+        "user_error", "oom", "hang", "crash", "nonfinite", "diverged", "storage", "snapshot_corrupt",
+        "node_lost", "preempted", "resized", "drained", "agent_lost", "peer",
+    } == CLASSES  # fmt: skip

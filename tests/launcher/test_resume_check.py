@@ -1,0 +1,121 @@
+"""Whether a run may go on with the job as it is now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+
+from elasticflow.compiler.inputs.origins import Made, origins_now
+from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.errors import DriftRefusedError
+from elasticflow.jobfile.tables.job import Job
+from elasticflow.launcher import resume_check
+from elasticflow.run_folder import RunFolder
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
+
+ROOT = Path(__file__).resolve().parents[2]
+MNIST = ROOT / "jobs" / "mnist.toml"
+
+
+def _job(**changes: Any) -> Job:
+    tables = tomli.loads(MNIST.read_text())
+    for key, value in changes.items():
+        table, name = key.split("__")
+        tables[table][name] = value
+    return Job.model_validate(tables)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Return a run folder that does not exist yet."""
+    return RunFolder(tmp_path / "runs" / "mnist" / "trial")
+
+
+def _warnings() -> tuple[list[str], Any]:
+    said: list[str] = []
+    return said, said.append
+
+
+def _made(job: Job) -> Made:
+    return Made(job, origins_now(job, ROOT, ["jobs/mnist.toml"], "one"))
+
+
+def test_job_is_found_under_the_snapshot_uri_where_there_is_no_run_folder(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    """A launch on another machine compares with what the newest one recorded."""
+    catalog = Catalog(Storage(str(tmp_path / "bucket")), "trial/")
+    assert resume_check.made_before(folder, catalog, print) is None
+    for made in (_made(_job()), _made(_job(job__seed=99))):
+        plan = plan_job(made.job, project_root=ROOT, job_files=[MNIST])
+        resume_check.record_job(folder, catalog, plan, made)
+
+    assert made == resume_check.made_before(folder, catalog, print)
+
+
+def test_newest_launch_here_is_what_counts(folder: RunFolder, tmp_path: Path) -> None:
+    """A run that exists here goes on from the job of its newest launch."""
+    catalog = Catalog(Storage(str(tmp_path / "bucket")), "trial/")
+    for number, job in ((1, _job()), (2, _job(optimizer__clip_grad_norm=2.0))):
+        plan = plan_job(job, project_root=ROOT, job_files=[MNIST])
+        materialize(plan, job, folder.launch(number), project_root=ROOT)
+
+    found = resume_check.made_before(folder, catalog, print)
+    assert found is not None
+    assert _job(optimizer__clip_grad_norm=2.0) == found.job
+
+
+def test_what_would_corrupt_the_run_is_refused_whatever_is_accepted(folder: RunFolder) -> None:
+    """Another model: refused with the difference, consent or not."""
+    for accept in (False, True):
+        with pytest.raises(DriftRefusedError) as caught:
+            resume_check.check_drift(
+                folder,
+                _made(_job()),
+                _made(_job(model__args={"width": 8})),
+                _warnings()[1],
+                accept_drift=accept,
+            )
+        assert "would corrupt the run" in caught.value.message
+        assert "width" in caught.value.message
+        assert "start a new run of the changed job: elasticflow run" == caught.value.remedy
+
+
+def test_what_changes_the_trajectory_needs_consent_and_is_said(folder: RunFolder) -> None:
+    """Another learning rate: refused, then accepted with a warning."""
+    before, changed = _made(_job()), _made(_job(optimizer__args={"lr": 0.1}))
+    said, warn = _warnings()
+    with pytest.raises(DriftRefusedError) as caught:
+        resume_check.check_drift(folder, before, changed, warn, accept_drift=False)
+    assert "changes the trajectory" in caught.value.message
+    assert [] == said
+
+    assert resume_check.check_drift(folder, before, changed, warn, accept_drift=True)
+    assert any("lr" in sentence and "trajectory" in sentence for sentence in said)
+
+
+def test_edited_entry_point_is_carried_forward_unless_the_job_changed(folder: RunFolder) -> None:
+    """An edit survives a resume; a changed job makes train.py anew and says where the edit is."""
+    job = _job()
+    materialize(plan_job(job, project_root=ROOT, job_files=[MNIST]), job, folder.launch(1), project_root=ROOT)
+    said, warn = _warnings()
+    assert resume_check.edited_entry_point(folder, ROOT, [], warn) is None
+
+    train = folder.launch(1) / "train.py"
+    train.write_text(train.read_text() + "# edited\n")
+    carried = resume_check.edited_entry_point(folder, ROOT, [], warn)
+    assert carried is not None
+    assert carried.endswith("# edited\n")
+    assert [] == said
+
+    now = _made(_job(restarts__budget=9))
+    differences = resume_check.check_drift(folder, _made(job), now, warn, accept_drift=False)
+    assert resume_check.edited_entry_point(folder, ROOT, differences, warn) is None
+    assert (
+        said[-1] == f"the job changed, so train.py is made anew; the edited one stays in {folder.launch(1)}"
+    )

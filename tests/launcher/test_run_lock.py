@@ -1,0 +1,115 @@
+"""One supervisor per run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.errors import PortTakenError, RunLockedError, StorageError
+from elasticflow.launcher.run_lock import locked
+from elasticflow.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_second_launch_of_a_running_run_is_refused(tmp_path: Path) -> None:
+    """The holder's process is named, and how to stop it; once it is gone the run can go on."""
+    folder = RunFolder.of(tmp_path, "small", "run")
+    with locked(folder):
+        with pytest.raises(RunLockedError) as refused, locked(folder):
+            pass
+        assert (
+            f"run run is running (process {os.getpid()})\n"
+            f"  help: wait for it, or stop it: kill -TERM {os.getpid()}"
+        ) == str(refused.value)
+    with locked(folder):
+        assert str(os.getpid()) == folder.lock.read_text()
+
+
+def test_lock_held_for_an_instant_is_waited_for(tmp_path: Path) -> None:
+    """`status` takes it to see whether anybody holds it: no reason to refuse."""
+    folder = RunFolder.of(tmp_path, "small", "run")
+    folder.path.mkdir(parents=True)
+    descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    def look() -> None:
+        time.sleep(0.03)
+        os.close(descriptor)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    with locked(folder):
+        pass
+    looking.join()
+
+
+def test_lock_leaves_the_number_of_its_last_holder_only(tmp_path: Path) -> None:
+    """A longer number of an earlier holder does not shine through."""
+    folder = RunFolder.of(tmp_path, "small", "run")
+    folder.path.mkdir(parents=True)
+    folder.lock.write_text("12345678901234567890")
+    with locked(folder):
+        assert str(os.getpid()) == folder.lock.read_text()
+
+
+def test_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "runs").write_text("a file")
+    folder = RunFolder.of(tmp_path, "small", "run")
+    with pytest.raises(StorageError) as refused, locked(folder):
+        pass
+
+    assert f"cannot make the run folder {folder.path}: Not a directory" == refused.value.message
+
+
+def _refuse(folder: RunFolder, made: str) -> None:
+    """Refuse a launch that has made something in its run folder."""
+    with locked(folder):
+        (folder.path / made).mkdir()
+        raise PortTakenError("taken")
+
+
+def test_a_launch_that_is_refused_leaves_no_run_folder(tmp_path: Path) -> None:
+    """One that it made goes, with the empty folders above; one that was there stays, and so does what began."""
+    folder = RunFolder.of(tmp_path, "small", "run")
+    with pytest.raises(PortTakenError):
+        _refuse(folder, "logs")
+    assert [] == list(tmp_path.iterdir())
+
+    with locked(folder):
+        pass
+    with pytest.raises(PortTakenError):
+        _refuse(folder, "logs")
+    assert folder.lock.exists()
+
+    begun = RunFolder.of(tmp_path, "small", "begun")
+    with pytest.raises(PortTakenError):
+        _refuse(begun, "generations")
+    assert begun.lock.exists()
+
+
+def test_lock_of_a_folder_that_was_removed_meanwhile_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waited for a launch that was refused locks the file that is there, not the one that is gone."""
+    folder = RunFolder.of(tmp_path, "small", "run")
+    taken: list[int] = []
+    flock = fcntl.flock
+
+    def locking(descriptor: int, how: int) -> None:
+        flock(descriptor, how)
+        if not taken:
+            folder.lock.unlink()
+        taken.append(descriptor)
+
+    monkeypatch.setattr(fcntl, "flock", locking)
+    with locked(folder):
+        assert 2 == len(taken)
+        assert os.path.samestat(os.fstat(taken[1]), folder.lock.stat())

@@ -1,0 +1,49 @@
+"""What a worker tells when training begins."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from torch import nn
+
+from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.process.context import Worker
+from elasticflow.runtime.process.votes import Vote
+
+
+def told_at_the_start(schedule: Schedule, rank: int = 0) -> list[dict[str, Any]]:
+    """Return the events of one rank that begins to train."""
+    events: list[dict[str, Any]] = []
+
+    def event(event: str, **fields: Any) -> None:
+        events.append({"event": event, **fields})
+
+    stand_in = SimpleNamespace(
+        rank=rank, vote=Vote(), restored_from=None, is_from_memory=False, device="cpu", world_size=1,
+        at_beginning=[], listen=lambda: None, all_true=lambda mine: mine, phase=lambda _: None, event=event,
+        generators=SimpleNamespace(rest=lambda: None), leave_untrained=lambda: None, progress=SimpleNamespace(start=lambda *_: None),
+    )  # fmt: skip
+    Worker.start_training(cast("Worker", stand_in), schedule.start, schedule, nn.Linear(1, 1), 1)
+    return events
+
+
+def test_a_batch_that_swallows_the_data_is_told_by_the_run() -> None:
+    """100,000 of 400 samples are one step: nobody has meant that without a word."""
+    first, started = told_at_the_start(Schedule(400, 100_000, epochs=3))
+    assert first == {
+        "event": "dataset.smaller_than_batch",
+        "level": "warning",
+        "samples": 400,
+        "batch": 100_000,
+        "steps": 1,
+    }
+    assert started["steps"] == 1
+
+
+@pytest.mark.parametrize(("batch", "rank"), [(400, 0), (399, 0), (100_000, 1)])
+def test_a_batch_within_the_data_is_not_worth_a_word(batch: int, rank: int) -> None:
+    """All of the data at once is a choice; and one rank tells it for all."""
+    events = told_at_the_start(Schedule(400, batch, epochs=3), rank)
+    assert "dataset.smaller_than_batch" not in [each["event"] for each in events]

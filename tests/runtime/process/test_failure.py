@@ -1,0 +1,153 @@
+"""Exceptions of workers in classes and words."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elasticflow import StopTraining
+from elasticflow.errors import DatasetError, NonFiniteLossError, StorageError
+from elasticflow.protocol.store_address import RendezvousLostError
+from elasticflow.runtime.process import failure
+from elasticflow.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("label 11"), "user_error"),
+        (DatasetError("no length"), "user_error"),
+        (NonFiniteLossError("nan"), "nonfinite"),
+        (StorageError("no room"), "storage"),
+        (MemoryError(), "oom"),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), "oom"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom"),
+        (OSError(errno.EMFILE, "Too many open files"), "user_error"),
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), "peer"),
+        (dist.DistNetworkError("the store is gone"), "peer"),
+        (RendezvousLostError("the keys are gone"), "peer"),
+        (RuntimeError("[gloo/gloo/x.cc:1] Received data size doesn't match expected size"), "user_error"),
+        (dist.DistBackendError("Detected mismatch between collectives on ranks. Rank 0 is"), "user_error"),
+    ],
+)
+def test_class_of_an_exception(error: BaseException, kind: str) -> None:
+    """The budget counts each under its cause; what a dead peer makes of the others is told apart."""
+    assert kind == failure.classify(error)
+
+
+def test_memory_that_torch_cannot_have_is_no_error_of_the_code() -> None:
+    """Torch's allocator for main memory raises a RuntimeError (2.13) of which only the text tells."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55)
+    assert "oom" == failure.classify(caught.value)
+
+
+def test_store_that_fails_is_no_error_of_the_code(tmp_path: Path) -> None:
+    """Snapshots that cannot be read may be readable at the next try; a file of the job's own is another matter."""
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="Not a directory") as caught:
+        Storage(str(tmp_path)).read("file/inside")
+    assert "storage" == failure.classify(caught.value)
+    with pytest.raises(OSError, match="Not a directory") as caught:
+        (tmp_path / "file" / "inside").read_bytes()
+    assert "user_error" == failure.classify(caught.value)
+
+
+def test_parameters_without_gradient_are_told_in_keys_of_the_job_file() -> None:
+    """Torch's own text (2.13) speaks of a constructor the user never calls."""
+    error = RuntimeError(
+        "Expected to have finished reduction in the prior iteration before starting a new one. ..."
+    )
+
+    expected = (
+        "RuntimeError: a parameter of the model got no gradient in the step before\n"
+        "  help: if steps leave parameters out, set ddp.find_unused_parameters = true"
+    )
+    assert expected == failure.describe(error)
+
+
+def test_gradient_that_comes_twice_is_told_with_what_to_do() -> None:
+    """Reentrant checkpoints that share parameters are what DistributedDataParallel cannot reduce."""
+    told = failure.describe(
+        RuntimeError("Expected to mark a variable ready only once. This error is caused by")
+    )
+    assert "use_reentrant=False" in told
+
+
+def test_stop_where_ranks_cannot_agree_is_told_with_where_they_can() -> None:
+    """An optimizer's hook on one rank has applied what the others have not."""
+    told = failure.describe(StopTraining("good enough"))
+    assert told.startswith(
+        "StopTraining was raised where the ranks cannot agree on it: good enough\n  help: raise it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "is_of_the_job_file"),
+    [
+        ("def build_model(): return GPT(config={'width': 8})", True),
+        ("def build_model(): return GPT(config=None)", False),
+        ("def training_step(): return GPT(config={'width': 8})", False),
+    ],
+)
+def test_a_table_where_an_object_is_expected_is_told_with_how_one_is_written(
+    code: str, is_of_the_job_file: bool
+) -> None:
+    """A factory without annotations meets a dict where its own code would give a config object; a batch is no table."""
+    source = f"""
+class GPT:
+    def __init__(self, config):
+        self.grow(config if config is not None else {{}})
+
+    def grow(self, config):
+        self.width = config.n_embd
+
+{code}
+"""
+    train = {"__name__": "__main__"}
+    exec(source, train)
+    with pytest.raises(AttributeError) as raised:
+        train[code.split()[1].removesuffix("():")]()  # type: ignore[operator]
+    expected = "AttributeError: 'dict' object has no attribute 'n_embd'"
+    if is_of_the_job_file:
+        expected += (
+            "\n  help: the job file gives `config` as a table, which is a dict; where an object is expected, name its "
+            'class: config = { entry = "module:Class", args = { ... } }'
+        )
+    assert expected == failure.describe(raised.value)
+
+
+def test_other_errors_are_told_as_they_are() -> None:
+    """Type and message, no traceback."""
+    assert "KeyError: 'weights'" == failure.describe(KeyError("weights"))
+
+
+def test_exception_that_cannot_speak_is_told_all_the_same() -> None:
+    """What its `__str__` raises does not take its place."""
+
+    class SpeechlessError(RuntimeError):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    error = SpeechlessError()
+    assert "user_error" == failure.classify(error)
+    assert "SpeechlessError" in failure.describe(error)
+    assert "no words" not in failure.describe(error)
+    assert "SpeechlessError" in failure.text(error)
+
+
+def test_exception_that_shows_all_its_data_is_shortened() -> None:
+    """Its beginning and its end are kept: the agent could not send the whole."""
+    error = ValueError(f"first {'x' * 20_000_000} last")
+    for told in (failure.describe(error), failure.shortened(failure.text(error))):
+        assert 21_000 > len(told)
+        assert "ValueError: first x" in told
+        assert "characters left out" in told
+        assert told.rstrip().endswith("x last")

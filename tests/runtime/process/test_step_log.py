@@ -1,0 +1,131 @@
+"""What a step's line says of it: the learning rates it used, by the names of the parameter groups."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+
+from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.process.learning_rates import LearningRates
+from elasticflow.runtime.process.step_log import Heartbeat, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCHEDULE = Schedule(10, 2, epochs=2)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[int]:
+    """Return the descriptor of an empty file."""
+    descriptor = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
+    yield descriptor
+    os.close(descriptor)
+
+
+def lines(descriptor: int) -> list[dict[str, Any]]:
+    """Return what was written."""
+    return [json.loads(line) for line in os.pread(descriptor, 1 << 20, 0).splitlines()]
+
+
+def parameter() -> nn.Parameter:
+    """Return a scalar whose gradient is one."""
+    found = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+    found.grad = torch.ones_like(found)
+    return found
+
+
+@pytest.mark.parametrize("log_every", [1, 3])
+def test_logged_rate_is_how_far_the_step_moved_a_weight(log: int, log_every: int) -> None:
+    """Under SGD with a gradient of one; the schedule sets the next step's rate before the line is written."""
+    weight, other = parameter(), parameter()
+    groups: list[dict[str, Any]] = [{"params": [weight], "name": "first"}, {"params": [other], "lr": 0.5}]
+    optimizer = SGD(groups, lr=1.0)
+    scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
+    progress = Progress(Heartbeat(None, 0), [log], {"job": "j"}, lambda _: None)
+    progress.start(0, log_every)
+    moved, position = [], SCHEDULE.start
+    for _ in range(6):
+        before = [weight.item(), other.item()]
+        optimizer.step()
+        moved.append([before[0] - weight.item(), before[1] - other.item()])
+        progress.note_rates(optimizer)
+        scheduler.step()
+        position = SCHEDULE.batch(position)[2]
+        progress.step(position, 0.0, optimizer)
+    progress.flush()
+    found = lines(log)
+    assert [line["step"] for line in found] == list(range(log_every, 7, log_every))
+    for line in found:
+        assert line["lr"] == pytest.approx(dict(zip(("first", "1"), moved[line["step"] - 1], strict=True)))
+
+
+def test_a_warm_up_from_nothing_is_logged_as_nothing(log: int) -> None:
+    """The first step used a rate of 0; the next one's is what the optimizer has by then."""
+    optimizer = SGD([parameter()], lr=1.0)
+    scheduler = LambdaLR(optimizer, lambda step: step / 10)
+    progress = Progress(Heartbeat(None, 0), [log], {"job": "j"}, lambda _: None)
+    progress.start(0, 1)
+    position = SCHEDULE.start
+    for _ in range(3):
+        optimizer.step()
+        progress.note_rates(optimizer)
+        scheduler.step()
+        position = SCHEDULE.batch(position)[2]
+        progress.step(position, 0.0, optimizer)
+    progress.flush()
+    assert [line["lr"] for line in lines(log)] == pytest.approx([0.0, 0.1, 0.2])
+
+
+def test_rates_without_a_schedule_are_read_with_the_step(log: int) -> None:
+    """As train.py of a job without one has it, and an edited one of an earlier version; one group is one number."""
+    optimizer = SGD([parameter()], lr=0.25)
+    progress = Progress(Heartbeat(None, 0), [log], {}, lambda _: None)
+    progress.start(0, 1)
+    progress.step(SCHEDULE.batch(SCHEDULE.start)[2], 0.0, optimizer)
+    progress.flush()
+    assert [line["lr"] for line in lines(log)] == [0.25]
+
+
+def of(*names: Any) -> SGD:
+    """Return an optimizer with groups of these names, at rates 1, 2, ..."""
+    groups = [
+        {"params": [parameter()], "lr": float(number)} | ({} if name is None else {"name": name})
+        for number, name in enumerate(names, 1)
+    ]
+    return SGD(groups)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "expected"),
+    [
+        (of("only"), 1.0),
+        (of("decay", "bias"), {"decay": 1.0, "bias": 2.0}),
+        (of("decay", None, 7), {"decay": 1.0, "1": 2.0, "2": 3.0}),
+        (of("twice", "twice"), {"0": 1.0, "1": 2.0}),
+        ({"g": of("only"), "d": of("decay", None)}, {"g": 1.0, "d/decay": 1.0, "d/1": 2.0}),
+        ([of("only"), of("only")], {"0": 1.0, "1": 1.0}),
+    ],
+)
+def test_rates_of_several_groups_have_the_groups_names(optimizers: Any, expected: Any) -> None:
+    """A group without a name of its own has its number; of several optimizers each has its name or number."""
+    rates = LearningRates()
+    assert json.loads(rates.json(rates.read(optimizers))) == expected
+
+
+def test_a_rate_that_is_no_number_is_null() -> None:
+    """JSON has no NaN, and an optimizer may have no rate at all."""
+    optimizer = of("only")
+    rates = LearningRates()
+    optimizer.param_groups[0]["lr"] = float("nan")
+    assert rates.json(rates.read(optimizer)) == "null"
+    del optimizer.param_groups[0]["lr"]
+    assert rates.json(rates.read(optimizer)) == "null"

@@ -1,0 +1,43 @@
+"""A worker group killed and gone on from its node's memory, against one that was not disturbed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.snapshots.client.writer_process import start_writer
+from tests.runtime.test_trajectory import assert_same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.e2e
+
+
+def test_killed_and_gone_on_from_memory_equals_undisturbed(groups: Callable[[str], Any]) -> None:
+    """BatchNorm and dropout: a rank killed between two snapshots costs the step it was in, and no bit."""
+    whole, parts = groups("whole"), groups("parts")
+    assert whole.run(2).codes == [0, 0]
+    writer = start_writer(
+        {"uri": str(parts.folder.path), "run_id": "test"}
+    )  # outlives workers, as an agent's does
+    parts.environment = {"ELASTICFLOW_WRITER": writer.address}
+    arguments = ("--memory", "1 step", "--every", "5 steps")
+    try:
+        assert -9 == parts.run(2, *arguments, "--kill-at", "9", ends=False).codes[0]
+        assert [0, 0] == parts.run(2, *arguments).codes
+    finally:
+        writer.close()
+
+    assert_same(whole.newest(), parts.newest())
+    (started,) = parts.lines("training.started", generation=2)
+    assert (8, True) == (started["step"], started["from_memory"])
+    assert started["restored_from"].startswith("000000000008-0001-")
+    steps = [line["step"] for generation in (1, 2) for line in parts.lines("step", generation=generation)]
+    assert list(range(1, 14)) == steps
+    snapshots = {found.name: found for found in parts.catalog.committed()}
+    assert {5, 6, 7, 8} & {found.step for found in snapshots.values() if found.generation == 1}
+    for found in snapshots.values():
+        assert found.parent is None if found.generation == 1 else found.parent in snapshots
+    assert [13] == [found.step for found in snapshots.values() if found.trigger == "end"]

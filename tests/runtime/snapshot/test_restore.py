@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.errors import SnapshotError
+from elasticflow.runtime.process.failure import classify
+from elasticflow.runtime.snapshot import restore
+from elasticflow.snapshots.format import shard_file
+from elasticflow.snapshots.format.manifest import Manifest, UnreadableSnapshotError
+from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.read import load
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.snapshots.store.publish import Publisher
+from elasticflow.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.snapshots.read.loaded import Loaded
+
+SHARD = "shard-00000-of-00001.safetensors"
+
+
+def publish(catalog: Catalog, step: int) -> str:
+    """Commit a snapshot of one tensor and return its name."""
+    publisher, name = Publisher(catalog), f"{step:012d}-0001-{step:08x}"
+    place, storage = publisher.place(name), catalog.storage
+    entries, data = [TensorEntry("x", "U8", (1000,), 0, 1000)], memoryview(bytes([step]) * 1000)
+    shard = shard_file.write_shard(
+        storage, place, shard_file.pack(SHARD, tensors=entries, staged=data, about={})
+    )
+    state = shard_file.write_json(storage, place, "state.json", {"position": {"step": step}, "state": {}})
+    files = {file.name: file.entry for file in (shard, state)}
+    about: dict[str, Any] = {"run_id": "r", "generation": 1, "world_size": 1, "trigger": "steps"}
+    publisher.publish(
+        Manifest(name=name, step=step, created=0.0, files=files, tensors=shard.tensors, **about)
+    )
+    return name
+
+
+class Own:
+    """Loads in this process, as the node's writer does for its ranks."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def load(self, name: str) -> Loaded:
+        """See restore.Loads."""
+        return load.load(self.catalog, name)
+
+    def release(self) -> None:
+        """See restore.Loads."""
+
+
+@pytest.fixture(params=["local", "remote"])
+def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Catalog:
+    """A run with two snapshots."""
+    uri = str(tmp_path / "run") if request.param == "local" else f"memory://restore-{tmp_path.name}"
+    made = Catalog(Storage(uri))
+    publish(made, 1)
+    publish(made, 2)
+    return made
+
+
+def test_damage_is_set_aside_and_the_next_older_is_taken(me: Any, catalog: Catalog) -> None:
+    """A flipped byte: the snapshot is set aside with the reason, and the older one is restored."""
+    newest = catalog.committed()[0].name
+    path = f"{catalog.folder(newest)}/{SHARD}"
+    content = catalog.storage.read(path)
+    catalog.storage.replace_text(path, content[:-1] + b"!")
+    found = restore.newest_good(me, catalog, Own(catalog))
+    assert found is not None
+    assert found.state == {"position": {"step": 1}, "state": {}}
+    assert list(catalog.quarantined()) == [newest]
+    assert [(e["event"], e["name"]) for e in me.events] == [("snapshot.rejected", newest)]
+
+
+def test_absent_file_is_damage(me: Any, catalog: Catalog) -> None:
+    """A shard that is not there sets the snapshot aside."""
+    newest = catalog.committed()[0].name
+    catalog.storage.remove(f"{catalog.folder(newest)}/{SHARD}")
+    found = restore.newest_good(me, catalog, Own(catalog))
+    assert found is not None
+    assert catalog.quarantined() == {newest: f"{SHARD}: is absent"}
+
+
+@pytest.mark.parametrize("act", ["list", "read", "open_read"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(errno.EACCES, "Access Denied"),
+        ConnectionError("connection reset"),
+        OSError(errno.ESTALE, "stale handle"),
+    ],
+    ids=["denied", "reset", "stale"],
+)
+def test_outage_sets_nothing_aside(
+    me: Any, catalog: Catalog, monkeypatch: pytest.MonkeyPatch, act: str, error: OSError
+) -> None:
+    """A store that cannot be listed or read ends the worker with class storage; every snapshot stays as it is."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as outage:
+        outage.setattr(catalog.storage, act, fail)
+        with pytest.raises(SnapshotError, match=r"^rank 0 cannot read snapshots: .*") as caught:
+            restore.newest_good(me, catalog, Own(catalog))
+    assert classify(caught.value) == "storage"
+    assert catalog.quarantined() == {}
+    assert me.events == []
+    found = restore.newest_good(me, catalog, Own(catalog))
+    assert found is not None
+    assert found.state == {"position": {"step": 2}, "state": {}}
+
+
+def test_outage_of_another_rank_ends_this_one(me: Any, catalog: Catalog) -> None:
+    """A rank that read everything gives up too when another could not, and nobody sets the snapshot aside."""
+    texts = iter(([], ["", "outage: TimeoutError: no answer"]))
+    other = SimpleNamespace(**{**vars(me), "gather_text": lambda text: next(texts) or [text]})
+    with pytest.raises(SnapshotError, match=r"^rank 1 cannot read snapshots: TimeoutError: no answer$"):
+        restore.newest_good(other, catalog, Own(catalog))  # type: ignore[arg-type]
+    assert catalog.quarantined() == {}
+
+
+def test_disk_that_cannot_read_a_file_is_damage(
+    me: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local disk's input/output error sets the snapshot aside: a restart would only meet it again."""
+    catalog = Catalog(Storage(str(tmp_path)))
+    publish(catalog, 1)
+    bad, real = publish(catalog, 2), catalog.storage.open_read
+
+    def fail(path: str) -> Any:
+        if bad in path:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr(catalog.storage, "open_read", fail)
+    found = restore.newest_good(me, catalog, Own(catalog))
+    assert found is not None
+    assert found.state == {"position": {"step": 1}, "state": {}}
+    assert list(catalog.quarantined()) == [bad]
+
+
+class Forbidding(Own):
+    """Loads as `Own`, but some snapshots may not be read by this user."""
+
+    def __init__(self, catalog: Catalog, *names: str) -> None:
+        super().__init__(catalog)
+        self.names = names
+
+    def load(self, name: str) -> Loaded:
+        """See restore.Loads."""
+        if name in self.names:
+            raise UnreadableSnapshotError(f"{SHARD}: cannot be read: Permission denied")
+        return super().load(name)
+
+
+def test_one_that_may_not_be_read_is_damage_while_an_older_one_can(me: Any, catalog: Catalog) -> None:
+    """Where none may be read it is an outage: nothing is set aside, and nothing begins anew."""
+    newest, older = (manifest.name for manifest in catalog.committed())
+    with pytest.raises(SnapshotError, match=f"rank 0 cannot read snapshots: {SHARD}: cannot be read"):
+        restore.newest_good(me, catalog, Forbidding(catalog, newest, older))
+    assert {} == catalog.quarantined()
+    found = restore.newest_good(me, catalog, Forbidding(catalog, newest))
+    assert found is not None
+    assert older == found.manifest.name
+    assert {newest: f"{SHARD}: cannot be read: Permission denied"} == catalog.quarantined()

@@ -1,0 +1,192 @@
+"""A snapshot that does not fit changes nothing: not the model, not the optimizer, not the schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, NAdam
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.state.state import State
+from tests.runtime.stored import bits, read_back, take_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Counter:
+    """An object of the job's own, which may refuse its state."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.count, self.refuses = 0, refuses
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it keeps."""
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back, or refuse."""
+        if self.refuses:
+            raise TypeError("the count is of another kind")
+        self.count = state["count"]
+
+
+def net() -> nn.Module:
+    """Return the model of the snapshot."""
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def adam(model: nn.Module) -> Any:
+    """Return the optimizer of the snapshot."""
+    first, *rest = model.parameters()
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": rest, "lr": 0.1}]
+    return AdamW(groups)
+
+
+Change = dict[str, Any]
+
+
+def job(change: Change, seed: int) -> State:
+    """Return a job's state after two steps; *change* says how the job differs."""
+    torch.manual_seed(seed)
+    model = change.get("model", net)()
+    optimizer = change.get("optimizer", adam)(model)
+    schedule = change.get("scheduler", lambda o: StepLR(o, 2))(optimizer)
+    counter = Counter(refuses=change.get("refuses", False))
+    counter.count = seed
+    for _ in range(2):
+        take_step(model, optimizer, torch.randn(5, 3))
+    include = {} if change.get("no_counter") else {"counter": counter}
+    include |= {"other": Counter()} if change.get("other") else {}
+    return State(model=model, optimizer=optimizer, scheduler=schedule, include=include)
+
+
+def everything(state: State) -> tuple[Any, ...]:
+    """Return all numbers and bits of a job."""
+    captured = state.capture()
+    return captured.tree, {key: bits(tensor) for key, tensor in captured.tensors.items()}
+
+
+CASES: dict[str, tuple[Change, str, str | None]] = {
+    "shape": (
+        {"model": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 5))},
+        "does not fit the job's model: 2.bias has shape (2,) in the snapshot, (5,) in the job",
+        "go on with the job the snapshot was taken of, or start a new run",
+    ),
+    "a layer less": (
+        {"model": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))},
+        "does not fit the job's model: the model has no 2.bias",
+        "go on with the job the snapshot was taken of, or start a new run",
+    ),
+    "groups": (
+        {"optimizer": lambda model: AdamW(model.parameters())},
+        "does not fit the job's optimizer: 2 parameter groups in the snapshot, 1 in the job",
+        "go on with the job the snapshot was taken of, or start a new run",
+    ),
+    "sizes of groups": (
+        {
+            "optimizer": lambda model: AdamW(
+                [{"params": list(model.parameters())[:2]}, {"params": list(model.parameters())[2:]}]
+            )
+        },
+        "does not fit the job's optimizer: group 0 has 1 parameters in the snapshot, 2 in the job",
+        "go on with the job the snapshot was taken of, or start a new run",
+    ),
+    "order of parameters": (
+        {
+            "optimizer": lambda model: AdamW(
+                [{"params": [model[2].bias]}, {"params": [p for p in model.parameters() if p is not model[2].bias]}]
+            )
+        },
+        "does not fit the job's optimizer: parameter 0 of group 0 is model/0.weight in the snapshot, model/2.bias in the job",
+        "go on with the job the snapshot was taken of, or start a new run",
+    ),
+    "another optimizer": (
+        {"optimizer": lambda model: SGD([{"params": [next(model.parameters())]}, {"params": list(model.parameters())[1:]}], lr=0.1)},
+        "does not fit the job's optimizer: SGD has no option `amsgrad`",
+        "go on with the job the snapshot was taken of, or start a new run",
+    ),
+    "another schedule": (
+        {"scheduler": lambda o: CosineAnnealingLR(o, 10)},
+        "does not fit the job's scheduler: CosineAnnealingLR has `T_max` only in the job",
+        "go on with the job the snapshot was taken of, or start a new run",
+    ),
+    "an object less": (
+        {"no_counter": True},
+        "does not fit the job: `include.counter` is only in the snapshot",
+        'add it to [snapshots] again: include = { counter = "..." }, or start a new run',
+    ),
+    "an object more": (
+        {"other": True},
+        "does not fit the job: `include.other` is only in the job",
+        "take `other` out of snapshots.include, or start a new run",
+    ),
+    "an object that refuses": (
+        {"refuses": True},
+        "does not fit the job's include.counter: the count is of another kind",
+        None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_does_not_fit_changes_nothing(name: str, tmp_path: Path) -> None:
+    """Each difference is named, with what to do, and every number of the live job is what it was."""
+    change, message, remedy = CASES[name]
+    captured = job({}, seed=1).capture()
+    target = job(change, seed=2)
+    before = everything(target)
+    with pytest.raises(StateError) as refused:
+        target.apply(*read_back(captured, tmp_path), captured.memory_formats)
+    assert refused.value.message == f"the snapshot {message}"
+    assert refused.value.remedy == remedy
+    assert before == everything(target)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda m: Adam(m.parameters()), lambda m: NAdam(m.parameters())], ids=["Adam", "NAdam"]
+)
+def test_other_options_are_the_snapshots(make: Callable[[nn.Module], Any], tmp_path: Path) -> None:
+    """What the snapshot says about an option holds, as torch does it."""
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer, its = make(model), make(other)
+    optimizer.param_groups[0].update(lr=0.3, weight_decay=0.2)
+    captured = State(model=model, optimizer=optimizer).capture()
+    target = State(model=other, optimizer=its)
+    target.apply(*read_back(captured, tmp_path), captured.memory_formats)
+    assert its.param_groups[0]["lr"] == 0.3
+    assert its.param_groups[0]["weight_decay"] == 0.2
+
+
+def test_snapshot_without_names_of_parameters_is_applied(tmp_path: Path) -> None:
+    """A snapshot from before names were written down is applied by numbers alone."""
+    source, target = job({}, seed=1), job({}, seed=2)
+    captured = source.capture()
+    content, tensors = read_back(captured, tmp_path)
+    del content["parameters"]
+    target.apply(content, tensors, captured.memory_formats)
+    assert everything(source) == everything(target)
+
+
+def test_schedule_with_other_numbers_is_applied(tmp_path: Path) -> None:
+    """The same kind of schedule takes over the snapshot's numbers."""
+    source = job({"scheduler": lambda o: OneCycleLR(o, 0.1, total_steps=10)}, seed=1)
+    target = job({"scheduler": lambda o: OneCycleLR(o, 0.5, total_steps=30)}, seed=2)
+    captured = source.capture()
+    target.apply(*read_back(captured, tmp_path), captured.memory_formats)
+    assert everything(source) == everything(target)
+
+
+def test_object_that_is_no_part_is_missed() -> None:
+    """A dataset that could give and take state is told of, unless it is included; others never are."""
+    state, counter = job({}, seed=1), Counter()
+    assert state.misses(counter)
+    assert not state.misses([1, 2])
+    model = nn.Linear(1, 1)
+    whole = State(model=model, optimizer=SGD(model.parameters()), include={"data": counter})
+    assert not whole.misses(counter)

@@ -1,0 +1,124 @@
+"""Workers that fail, skip, meet other data or damage, in real groups."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+
+from elasticflow import errors
+from elasticflow.events import COMMON_FIELDS, SCHEMA, WORKER_FIELDS
+from elasticflow.runtime.process import failure
+from elasticflow.runtime.process.identity import Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+Groups = "Callable[[str], Any]"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("x"), "user_error"),
+        (errors.NonFiniteLossError("x"), "nonfinite"),
+        (errors.StorageError("x"), "storage"),
+        (MemoryError(), "oom"),
+        (dist.DistNetworkError("x"), "peer"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1"), "peer"),
+        (RuntimeError("CUDA error"), "user_error"),
+    ],
+)
+def test_classes_of_failures(error: BaseException, expected: str) -> None:
+    """Each exception is counted under one class of the restart budget."""
+    assert failure.classify(error) == expected
+
+
+def test_identity_of_a_plain_process(tmp_path: Path) -> None:
+    """Without any variable it is one process, and the run folder is where the entry point lies."""
+    identity = Identity.read({}, tmp_path)
+    assert (identity.way, identity.rank, identity.world_size, identity.run_id) == ("plain", 0, 1, "by-hand")
+    assert identity.run_folder.path == tmp_path
+    assert identity.generation is None
+
+
+def test_identity_given_by_our_agent(tmp_path: Path) -> None:
+    """The agent's variables say everything."""
+    variables = {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_PORT": "29500",
+    }
+    ours = {
+        "ELASTICFLOW_GENERATION": "7",
+        "ELASTICFLOW_RUN_FOLDER": str(tmp_path / "run"),
+        "ELASTICFLOW_FAILED_AT": "",
+    }
+    identity = Identity.read({**variables, **ours}, tmp_path)
+    assert (identity.way, identity.rank, identity.local_rank, identity.generation) == ("launched", 3, 1, 7)
+    assert identity.run_folder.path == tmp_path / "run"
+    assert identity.failed_at is None
+
+
+@pytest.mark.e2e
+def test_user_error_is_told_from_its_echo(groups: Callable[[str], Any]) -> None:
+    """The rank that raises says so with the user's frame last; the other one lost its peer."""
+    group = groups("run")
+    ended = group.run(2, "--raise-at", "3", ends=False)
+    assert ended.codes[1] == 1
+    (raised,) = group.lines("worker.raised", rank=1)
+    assert (raised["class"], raised["error"]) == ("user_error", "ValueError: label 9 is out of range")
+    assert 'raise ValueError("label 9 is out of range")' in raised["traceback"].splitlines()[-2]
+    assert "ValueError: label 9 is out of range" in ended.errors[1]
+    assert [line["class"] for line in group.lines("worker.raised", rank=0)] in ([], ["peer"])
+
+
+@pytest.mark.e2e
+def test_loss_that_is_not_finite_stops_every_rank(groups: Callable[[str], Any]) -> None:
+    """All ranks stop at the same step with the same reason."""
+    group = groups("run")
+    assert group.run(2, "--nan-at", "4").codes == [1, 1]
+    for rank in (0, 1):
+        (raised,) = group.lines("worker.raised", rank=rank)
+        assert raised["class"] == "nonfinite"
+        assert raised["error"].startswith("the loss of step 4 is nan")
+
+
+@pytest.mark.e2e
+def test_skipped_step_other_data_and_damage(groups: Callable[[str], Any]) -> None:
+    """A skipped step is logged and never snapshotted; other data is refused; a damaged snapshot is set aside."""
+    group = groups("run")
+    arguments = ["--every", "2 steps", "--nan-at", "4", "--on-nonfinite", "skip"]
+    assert group.run(2, *arguments, "--term-at", "7").codes == [0, 0]
+    assert [line["step"] for line in group.lines("loss.skipped")] == [4]
+    assert [line["step"] for line in group.lines("snapshot.staged")] == [2, 5, 6, 7]
+    for line in group.lines("step") + group.lines("snapshot.staged") + group.lines("training.started"):
+        assert {*COMMON_FIELDS, *WORKER_FIELDS, *SCHEMA[line["event"]][1]} <= line.keys()
+        assert line["timestamp"].endswith("Z")
+
+    assert group.run(2, *arguments, "--data-seed", "1", "--samples", "101").codes == [1, 1]
+    (raised,) = group.lines("worker.raised", generation=2)
+    assert raised["error"].startswith(
+        "the data of `train` is not what the snapshot was trained on: fingerprint "
+    )
+    assert " and 101 samples, not 100" in raised["error"]
+
+    newest = group.folder.path / "snapshots" / group.newest().manifest.name
+    shard = next(newest.glob("shard-00001*"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    assert group.run(2, *arguments).codes == [0, 0]
+    (rejected,) = group.lines("snapshot.rejected", generation=3)
+    assert rejected["name"] == newest.name
+    assert rejected["reason"].startswith("shard-00001-of-00002.safetensors: block 0")
+    assert group.lines("training.started", generation=3)[0]["step"] == 6
+    assert (
+        json.loads((group.folder.path / "verdicts" / f"{newest.name}.json").read_text())["name"]
+        == newest.name
+    )

@@ -1,0 +1,129 @@
+"""Whose metrics an evaluation measures: the average's where one is kept, as it would be exported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.training.evaluation import Evaluation
+
+SCHEDULE = Schedule(10, 4, epochs=2)
+
+
+class Pairs:
+    """Inputs and targets."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor([float(index)]), torch.tensor([3.0 * index])
+
+
+def loss_step(model: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the mean loss."""
+    return mse_loss(model(pair[0]), pair[1])
+
+
+def trained() -> tuple[nn.Module, AveragedModel]:
+    """Return a model with BatchNorm that has moved on since its average began, and the average."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))  # type: ignore[no-untyped-call]
+    for number in range(3):
+        model(torch.randn(8, 1) + number)  # BatchNorm's statistics move
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        average.update_parameters(model)
+    return model, average
+
+
+def by_hand(state: dict[str, Any]) -> float:
+    """Return the loss over the whole set of a model with this state, in one batch."""
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+    model.load_state_dict(state)
+    inputs, targets = map(torch.stack, zip(*(Pairs()[i] for i in range(10)), strict=True))
+    with torch.no_grad():
+        return float(mse_loss(model.eval()(inputs), targets))
+
+
+def evaluation(me: Any, model: nn.Module, average: AveragedModel | None = None, **options: Any) -> Evaluation:
+    """Return one that goes by the least loss."""
+    return Evaluation(
+        me,
+        model,
+        loss_step,
+        Pairs(),
+        SCHEDULE,
+        batch_size=4,
+        best="min loss",
+        average=average,
+        **options,
+    )
+
+
+def test_what_is_measured_is_the_average_as_it_would_be_exported(me: Any) -> None:
+    """Its parameters and its buffers; `best` goes by it, and the line says whose it is."""
+    model, average = trained()
+    exported = {k.removeprefix("module."): v for k, v in average.state_dict().items() if k != "n_averaged"}
+    found = evaluation(me, model, average).run(SCHEDULE.end)
+    assert found["loss"] == pytest.approx(by_hand(exported))
+    assert found["loss"] != pytest.approx(by_hand(model.state_dict()))
+    (line,) = me.events
+    assert (line["weights"], line["eval"], line["best"], me.best) == (
+        "ema",
+        found,
+        found["loss"],
+        found["loss"],
+    )
+    assert "eval_raw" not in line
+    assert line["seconds"] > 0
+    assert average.module.training
+
+
+def test_both_are_measured_on_request_and_best_goes_by_the_average(me: Any) -> None:
+    """The weights that are trained stand beside it, under a name of their own."""
+    model, average = trained()
+    found = evaluation(me, model, average, also_raw=True).run(SCHEDULE.end)
+    (line,) = me.events
+    assert line["eval_raw"]["loss"] == pytest.approx(by_hand(model.state_dict()))
+    assert (line["eval"], line["weights"], me.best) == (found, "ema", found["loss"])
+    assert model.training
+
+
+def test_without_an_average_the_weights_are_called_raw(me: Any) -> None:
+    """An evaluation line always says whose metrics it holds."""
+    model, _ = trained()
+    evaluation(me, model).run(SCHEDULE.end)
+    assert me.events[0]["weights"] == "raw"
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["said", "older"])
+def test_a_best_value_of_other_weights_does_not_count(me: Any, *, says: bool) -> None:
+    """The raw weights' best is no measure of the average's, also where an older snapshot does not say whose it is."""
+    model, average = trained()
+    raw = evaluation(me, model)
+    raw.run(SCHEDULE.end)
+    state = raw.state_dict() if says else {k: v for k, v in raw.state_dict().items() if k != "weights"}
+    raw.load_state_dict(state)
+    assert me.best is not None
+    averaged = evaluation(me, model, average)
+    averaged.load_state_dict(state)
+    assert (me.best, averaged.metric_at(SCHEDULE.end)) == (None, None)
+
+
+def test_an_evaluation_line_counts_epochs_as_step_lines_do(me: Any) -> None:
+    """Of a step that ends a pass it is that pass; else the one that goes on."""
+    model, _ = trained()
+    measuring, position = evaluation(me, model), SCHEDULE.start
+    for _ in range(4):
+        position = SCHEDULE.batch(position)[2]
+        measuring.run(position)
+    assert [(line["epoch"], line["in_epoch"]) for line in me.events] == [(0, 1), (0, 1), (1, 1), (1, 2)]

@@ -1,0 +1,239 @@
+"""Steps that move the optimizers themselves, in real worker groups and in one process."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR, LRScheduler
+
+from elasticflow import StopTraining
+from elasticflow.errors import NonFiniteLossError, StateError
+from elasticflow.runtime.data.index_loader import Batch
+from elasticflow.runtime.process.position import Position
+from elasticflow.runtime.state.state import State
+from elasticflow.runtime.training import several_optimizers
+from elasticflow.runtime.training.own_steps import OwnSteps
+from tests.runtime.state.test_optimizers import net
+from tests.runtime.stored import assert_same_state, transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def trained(groups: Callable[..., Any], how: str, world_size: int) -> dict[str, Any]:
+    """Return what a group left: loss and weights after each step, by rank."""
+    group = groups(f"{how}-{world_size}", "train_own_steps.py")
+    ended = group.run(world_size, how)
+    assert ended.codes == [0] * world_size, ended.errors
+    found: dict[str, Any] = json.loads((group.folder.path / "found.json").read_text())
+    return found
+
+
+def numbers(value: Any) -> list[float]:
+    """Return the numbers of nested lists."""
+    return list(chain.from_iterable(map(numbers, value))) if isinstance(value, list) else [value]
+
+
+@pytest.mark.e2e
+def test_several_workers_do_what_one_does(groups: Callable[..., Any]) -> None:
+    """Uneven shares and a last batch that leaves ranks idle: weights and losses of one worker; the same bits on each rank."""
+    alone, together = trained(groups, "idle", 1)["ranks"], trained(groups, "idle", 3)["ranks"]
+    assert len(alone[0]) == 4
+    assert together == [together[0]] * 3
+    assert numbers(together[0]) == pytest.approx(numbers(alone[0]), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.e2e
+def test_stop_and_another_order_on_one_rank(groups: Callable[..., Any]) -> None:
+    """StopTraining before an optimizer moved leaves the step out everywhere; another order on one rank is named."""
+    found = trained(groups, "stop", 2)
+    assert found["stopped"] == ["enough", 1]
+    assert [len(steps) for steps in found["ranks"]] == [2, 2]
+    ended = groups("astray", "train_own_steps.py").run(2, "astray", ends=False)
+    assert 0 not in ended.codes
+    message = "in step 1 the ranks move different optimizers: optimizer.g, optimizer.d"
+    assert any(message in text for text in ended.errors), ended.errors
+
+
+def moving(model: nn.Module, batch: Tensor, optimizer: Any) -> Tensor:
+    """Move one optimizer once."""
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss  # type: ignore[no-any-return]
+
+
+def one_step(me: Any, step: Callable[..., Any], made: Any, model: nn.Module, *, micro: int = 1) -> float:
+    """Return the loss of one step of eight samples."""
+    torch.manual_seed(1)
+    pieces = [(torch.randn(8 // micro, 6), 8 // micro) for _ in range(micro)]
+    batch = Batch(8, Position(1, 8, 0, 8, False), [3] * micro, iter(pieces))
+    return OwnSteps(me, model, step, made).step(batch)
+
+
+def test_one_optimizer_may_be_moved_by_the_step_too(me: Any) -> None:
+    """What the factory returned is what the step gets; gradients of the step before are gone."""
+    model = net()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e9)
+    before = [p.detach().clone() for p in model.parameters()]
+    assert one_step(me, moving, SGD(model.parameters(), lr=0.1), model) > 0
+    assert all(0 < (a - b).abs().max() < 1 for a, b in zip(before, model.parameters(), strict=True))
+
+
+def stop_late(model: nn.Module, batch: Tensor, optimizer: Any) -> None:
+    """Want training to end once half of the step is done."""
+    moving(model, batch, optimizer)
+    raise StopTraining("enough")
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "message"),
+    [
+        (lambda m, b, _: m(b).sum(), StateError, "took the optimizers, and moved none of them"),
+        (stop_late, StateError, "StopTraining was raised in step 1 after an optimizer had moved"),
+        (lambda *given: moving(*given) and None, TypeError, "must return the loss to report"),
+        (
+            lambda m, b, o: moving(m, b * torch.nan, o),
+            NonFiniteLossError,
+            "the gradients of optimizer in step 1 are not",
+        ),
+    ],
+)
+def test_a_step_that_cannot_count_is_refused(
+    me: Any, step: Callable[..., Any], error: type[Exception], message: str
+) -> None:
+    """Nothing moved, nothing reported, gradients that are not finite: the weights are what they were in the last case."""
+    model = net()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(error, match=message):
+        one_step(me, step, SGD(model.parameters(), lr=0.1), model)
+    if error is not TypeError and step is not stop_late:
+        assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_closure_and_parts_are_refused(me: Any) -> None:
+    """A closure would be called behind the exchange; a step that moves weights is called once."""
+    model = net()
+    made = LBFGS(model.parameters())
+
+    def step(model: nn.Module, batch: Tensor, made: LBFGS) -> Tensor:
+        return made.step(lambda: model(batch).square().mean())  # type: ignore[no-untyped-call, no-any-return]
+
+    with pytest.raises(StateError, match="gives optimizer a closure"):
+        one_step(me, step, made, model)
+    with pytest.raises(StateError, match="comes in 2 parts"):
+        one_step(me, moving, SGD(model.parameters(), lr=0.1), model, micro=2)
+
+
+def both(model: Any, kind: str) -> tuple[Any, Any]:
+    """Return two optimizers and their schedules in a dict or a list."""
+    optimizers = {"g": Adam(model[0].parameters(), 0.1), "d": SGD(model[2].parameters(), 0.1, momentum=0.9)}
+    schedules = {name: ExponentialLR(each, 0.9) for name, each in optimizers.items()}
+    if kind == "dict":
+        return optimizers, several_optimizers.Schedules(schedules)
+    return list(optimizers.values()), several_optimizers.Schedules(list(schedules.values()))
+
+
+@pytest.mark.parametrize(("kind", "names"), [("dict", ("g", "d")), ("list", ("0", "1"))])
+def test_several_optimizers_and_schedules_come_back_by_name(
+    kind: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    """Each is a part of the state with a name of its own; another set of names does not fit."""
+    states = []
+    for seed, steps in ((3, 3), (4, 1)):
+        model = net(seed)
+        made, schedules = both(model, kind)
+        for _ in range(steps):
+            model(torch.ones(2, 6)).sum().backward()
+            for each in several_optimizers.optimizers(made).values():
+                each.step()
+            schedules.step()
+        states.append(State(model=model, optimizers=made, scheduler=schedules))
+    assert list(states[0].optimizers) == [f"optimizer.{name}" for name in names]
+    keys = states[0].capture().tensors
+    assert f"optimizer.{names[0]}/state/0/exp_avg" in keys
+    assert {key for key in keys if key.startswith("optimizer")} == {
+        key for key in states[0].capture().stepped | states[0].capture().local if key.startswith("optimizer")
+    }
+    transfer(states[0], states[1], tmp_path)
+    assert_same_state(states[0], states[1])
+    other = State(model=net(), optimizer=Adam(net().parameters()))
+    with pytest.raises(StateError, match=rf"`optimizer(\.{names[1]})?` is only in the"):
+        transfer(states[0], other, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ({}, "empty dict"),
+        ({"a b": None}, "cannot name a part"),
+        ([1], r"optimizer\.0 is a builtins\.int, which is no torch\.optim\.Optimizer"),
+        (None, r"optimizer is a builtins\.NoneType"),
+    ],
+)
+def test_what_is_no_set_of_optimizers_is_refused(made: Any, message: str) -> None:
+    """By name, with what may be returned."""
+    with pytest.raises(StateError, match=message):
+        several_optimizers.optimizers(made)
+
+
+def test_the_same_optimizer_twice_and_several_for_a_plain_step_are_refused() -> None:
+    """A step that takes (model, batch) leaves the order to train.py, which knows none."""
+    one: Optimizer = SGD(net().parameters(), lr=0.1)
+    with pytest.raises(StateError, match="same optimizer under two names"):
+        several_optimizers.optimizers({"a": one, "b": one})
+    with pytest.raises(StateError, match=r"returned a list of 2, and nothing says in which order") as caught:
+        several_optimizers.require_one([one, SGD(net().parameters(), lr=0.1)])
+    assert "(model, batch, optimizers)" in str(caught.value.remedy)
+    with pytest.raises(StateError, match="returned a dict of 1, and nothing says"):
+        State(model=net(), optimizer={"g": one})  # type: ignore[arg-type]  # as a factory may
+
+
+def test_a_model_that_is_sharded_already_is_refused_with_what_works(me: Any) -> None:
+    """FSDP2 inside the model: its parameters are pieces of one another's, and every worker has a whole replica here."""
+    model: Any = net()
+    model[0].weight = nn.Parameter(Piece(model[0].weight.detach()))
+    with pytest.raises(StateError, match=r"0\.weight is a DTensor.*: the model is sharded") as caught:
+        OwnSteps(me, model, moving, SGD(model.parameters(), lr=0.1))
+    assert "fully_shard" in str(caught.value.remedy)
+
+
+class Piece(Tensor):
+    """Stands for torch's DTensor, which only a process group can make."""
+
+
+Piece.__name__ = "DTensor"
+
+
+class LikeTimm:
+    """A schedule that is told the epoch."""
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        """Set the learning rate of *epoch*."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+
+def test_a_schedule_that_is_told_the_epoch_is_refused_with_what_works() -> None:
+    """As timm's: the TypeError came at the end of the first step. A subclass of torch's passes."""
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(StateError, match=r"LikeTimm needs `epoch`, and train.py calls it without") as caught:
+        several_optimizers.require_callable(LikeTimm())
+    assert "torch.optim.lr_scheduler" in str(caught.value.remedy)
+
+    class Own(LRScheduler):
+        def get_lr(self) -> list[float]:  # type: ignore[override]
+            return [0.1]
+
+    several_optimizers.require_callable(Own(optimizer))

@@ -1,0 +1,49 @@
+"""Sums over one fixed tree, whoever holds the leaves."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticflow.runtime.data.index_schedule import split
+from elasticflow.runtime.training.tree_sum import Node, TreeSum, places
+
+
+def grouped(left: str, right: str) -> str:
+    """Return the sum as text: its grouping can be compared."""
+    return f"({left}+{right})"
+
+
+def whole(leaves: int) -> str:
+    """Return how one rank that holds all leaves adds them."""
+    tree = TreeSum(leaves, grouped)
+    for leaf in range(leaves):
+        tree.push(0, leaf, str(leaf))
+    [root] = tree.nodes
+    return root.value
+
+
+def test_the_grouping_is_the_binary_tree() -> None:
+    """What is left over joins as late as it can, as a subtree of its own."""
+    assert whole(1) == "0"
+    assert whole(4) == "((0+1)+(2+3))"
+    assert whole(7) == "(((0+1)+(2+3))+((4+5)+6))"
+
+
+@given(leaves=st.integers(1, 70), data=st.data())
+def test_the_grouping_does_not_depend_on_the_ranks(leaves: int, data: st.DataObject) -> None:
+    """Each rank adds what it holds, an owner adds the rest: the same sum, term by term."""
+    ranks = data.draw(st.integers(1, leaves))
+    left: list[Node[str]] = []
+    for rank in range(ranks):
+        low, high = split(leaves, ranks, rank)
+        tree = TreeSum(leaves, grouped)
+        for leaf in range(low, high):
+            tree.push(0, leaf, str(leaf))
+        assert [(node.level, node.place) for node in tree.nodes] == places(leaves, low, high)
+        assert len(tree.nodes) <= 2 * max(1, leaves.bit_length())
+        left += tree.nodes
+    owner = TreeSum(leaves, grouped)
+    for node in left:
+        owner.push(*node)
+    assert [node.value for node in owner.nodes] == [whole(leaves)]

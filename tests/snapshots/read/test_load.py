@@ -1,0 +1,294 @@
+"""A snapshot is verified once per node, read by its ranks, and given up when the last of them is done."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow import fault_injection
+from elasticflow.errors import SnapshotError
+from elasticflow.snapshots.client.channel import Channel
+from elasticflow.snapshots.client.connection import Link
+from elasticflow.snapshots.format.manifest import DamagedSnapshotError
+from elasticflow.snapshots.read import load
+from elasticflow.snapshots.read import verified_files as snapshots_held
+from elasticflow.snapshots.read.loaded import NodeLoader
+from elasticflow.snapshots.read.stream import Stream
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.snapshots.writer.load_service import Loader
+from elasticflow.storage.storage import Storage
+from tests.snapshots.conftest import Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.snapshots.client.channel import Message
+    from elasticflow.snapshots.client.writer_process import WriterProcess
+    from elasticflow.snapshots.read.loaded import Loaded
+
+SIZE = 9 << 20  # two blocks for each rank
+HARMED = (8 << 20) + 17
+SHARD = "shard-00000-of-00002.safetensors"
+
+
+@pytest.fixture
+def committed(bench: Bench) -> str:
+    """A snapshot of two ranks, whose writer is gone."""
+    writer = bench.writer()
+    clients = [bench.connect(writer, rank, 2) for rank in range(2)]
+    for rank, client in enumerate(clients):
+        bench.share(client, 1, rank=rank, size=SIZE)
+    for client in clients:
+        client.flush(20)
+    writer.close()
+    return Bench.name_of(1)
+
+
+def loader(bench: Bench, writer: WriterProcess, rank: int = 0, generation: int = 2) -> NodeLoader:
+    """Return a rank's loader, of a group of two."""
+    return NodeLoader(bench.connect(writer, rank, 2, generation=generation), lambda: None)
+
+
+OPEN_BEFORE: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def nothing_held_before() -> None:
+    """Note what earlier tests of this process have left open."""
+    gc.collect()  # else a number may be given back, and be another file's, in the middle of the test
+    OPEN_BEFORE.clear()
+    OPEN_BEFORE.update(link.name for link in Path("/proc/self/fd").iterdir())
+
+
+def held(pid: int | str, committed: str) -> list[str]:
+    """What a process has open of a snapshot; what this one held before the test does not count."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        if pid == "self" and link.name in OPEN_BEFORE:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(str(link.readlink()))
+    return [target for target in found if f"/{committed}/" in target or "elasticflow-loading" in target]
+
+
+def comes_true(condition: Callable[[], bool]) -> bool:
+    """Wait for something that another process is about to do."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def check(loaded: Loaded) -> None:
+    """Compare every tensor with what was staged."""
+    assert {"position": {"step": 1}, "state": {}} == loaded.state
+    for rank in range(2):
+        content, half = Bench.content(1, rank, SIZE), SIZE // 2
+        for key, expected in ((f"a{rank}", content[:half]), (f"b{rank}", content[half:])):
+            data = bytearray(loaded.manifest.tensors[key].nbytes)
+            loaded.read_into(key, memoryview(data))
+            assert expected == data
+
+
+class NodeOfOne:
+    """The writer's side of loading, for one rank, in this process: a store in memory is no other process' to read."""
+
+    generation = 1
+
+    def __init__(self, uri: str) -> None:
+        ours, theirs = socket.socketpair()
+        self.link, self._channel = Link(Channel(ours)), Channel(theirs)
+        self._loader = Loader(Catalog(Storage(uri)))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """See serving.Asker."""
+        self._channel.send(message, descriptors)
+
+    def _serve(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            self._loader.handle(self, message)
+        self._channel.close()
+
+
+@pytest.fixture
+def remote(bench: Bench, committed: str) -> str:
+    """The URI of the same snapshot in a store that is no disk."""
+    storage = Storage(f"memory://{bench.uri.strip('/').replace('/', '-')}")
+    folder = Path(bench.uri) / "snapshots" / committed
+    for path in folder.iterdir():
+        storage.write(f"snapshots/{committed}/{path.name}", [path.read_bytes()])
+    return storage.absolute_uri
+
+
+def test_ranks_read_the_files_that_were_verified(bench: Bench, committed: str) -> None:
+    """On a local disk nothing is copied: writer and ranks hold the files themselves, until the last rank is done."""
+    writer = bench.writer()
+    loaders = [loader(bench, writer, rank) for rank in range(2)]
+    loaded = [each.load(committed) for each in loaders]
+    for each in loaded:
+        check(each)
+    names = ["shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors", "state.json"]
+    assert names == sorted(Path(target).name for target in held(writer.process.pid, committed))
+    assert 6 == len(held("self", committed))
+    loaders[0].release()
+    assert 3 == len(held("self", committed))
+    loaders[1].release()
+    assert [] == held("self", committed)
+    assert comes_true(lambda: not held(writer.process.pid, committed))
+
+
+def test_elsewhere_one_copy_in_memory_is_read(remote: str, committed: str) -> None:
+    """What is not on a disk of this machine's own is read once, into a file in memory, which goes with the last rank."""
+    node = NodeOfOne(remote)
+    ours = NodeLoader(node.link, lambda: None)
+    loaded = ours.load(committed)
+    check(loaded)
+    assert 2 == len(held("self", committed))  # the writer's side and the rank's are one process here
+    ours.release()
+    assert comes_true(lambda: not held("self", committed))
+    node.link.close()
+
+
+def flip(path: Path) -> None:
+    """Change one byte in place."""
+    with path.open("r+b") as file:
+        file.seek(HARMED)
+        good = file.read(1)
+        file.seek(HARMED)
+        file.write(bytes([good[0] ^ 1]))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: os.truncate(path, HARMED),
+    "emptied": lambda path: os.truncate(path, 0),
+    "byte flipped": flip,
+    "another in its place": lambda path: path.with_name("new").rename(path),
+    "removed": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_change_after_verification_is_noticed(bench: Bench, committed: str, change: str) -> None:
+    """A file cut while it is held is an error that names it, not the end of the process; no bytes pass for verified."""
+    loaded = load.load(bench.catalog, committed)
+    path = Path(bench.uri) / "snapshots" / committed / SHARD
+    path.with_name("new").write_bytes(path.read_bytes())
+    CHANGES[change](path)
+    target = memoryview(bytearray(loaded.manifest.tensors["b0"].nbytes))
+    told = rf"^{committed}/{SHARD} changed while it was loaded; the next start verifies it again$"
+    with pytest.raises(SnapshotError, match=told) as caught:
+        loaded.read_into("b0", target)
+    assert not isinstance(caught.value, DamagedSnapshotError)
+    loaded.read_into("b1", target)  # the other file is as it was
+    loaded.held.close()
+
+
+def test_change_during_verification_is_noticed(
+    bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was replaced between being opened and being verified is not what was verified."""
+    path = Path(bench.uri) / "snapshots" / committed / SHARD
+    real = Stream.read
+
+    def read(stream: Stream) -> dict[str, str]:
+        path.with_name("new").write_bytes(path.read_bytes())
+        path.with_name("new").rename(path)
+        return real(stream)
+
+    monkeypatch.setattr(Stream, "read", read)
+    with pytest.raises(SnapshotError, match="changed while it was loaded"):
+        load.load(bench.catalog, committed)
+    assert [] == held("self", committed)
+
+
+def test_many_files_or_others_disks_are_copied(
+    bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More files than a process may well hold open, or a kind of file system that other machines write, too."""
+    for name, value in (("MOST", 2), ("_OWN_KINDS", frozenset({"nfs4"}))):
+        with monkeypatch.context() as other:
+            other.setattr(snapshots_held, name, value)
+            loaded = load.load(bench.catalog, committed)
+        assert 1 == len(held("self", committed)), name
+        check(loaded)
+        loaded.held.close()
+
+
+def test_damage_is_told_to_every_rank(bench: Bench, committed: str) -> None:
+    """File and block are named; nothing stays in memory; a rank that asks later hears the same without a second read."""
+    path = bench.catalog.storage.local_path(f"snapshots/{committed}/{SHARD}")
+    flip(path)
+    writer = bench.writer()
+    loaders = [loader(bench, writer, rank) for rank in range(2)]
+    told = rf"^{SHARD}: block 1 \(from byte 8388608\) is not what was written$"
+    with pytest.raises(DamagedSnapshotError, match=told):
+        loaders[0].load(committed)
+    flip(path)  # whoever read it again would find it good
+    with pytest.raises(DamagedSnapshotError, match=told):
+        loaders[1].load(committed)
+    assert [] == held(writer.process.pid, committed)
+    check(loaders[0].load(committed))
+
+
+def test_an_outage_is_no_damage(bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that refuses to be read, or shows no manifest, says nothing about the snapshot."""
+    monkeypatch.setenv(fault_injection.VARIABLE, "restore.mid_load=raise:EACCES@3")
+    node = loader(bench, bench.writer())
+    with pytest.raises(
+        SnapshotError, match=r"cannot be read: PermissionError: .*Permission denied"
+    ) as caught:
+        node.load(committed)
+    assert not isinstance(caught.value, DamagedSnapshotError)
+    with pytest.raises(SnapshotError, match=r"has no MANIFEST\.json as this node sees it") as caught:
+        node.load(bench.name_of(9))
+    assert not isinstance(caught.value, DamagedSnapshotError)
+    check(node.load(committed))
+
+
+def test_writer_killed_while_loading(bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that waits is told at once; another writer loads the snapshot."""
+    monkeypatch.setenv(fault_injection.VARIABLE, "restore.mid_load=kill@2")
+    node = loader(bench, bench.writer())
+    with pytest.raises(SnapshotError, match=r"^the snapshot writer died$"):
+        node.load(committed)
+    monkeypatch.delenv(fault_injection.VARIABLE)
+    check(loader(bench, bench.writer(), generation=3).load(committed))
+
+
+def test_rank_gone_while_loading(bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the last rank that waits, reading ends and nothing stays open; the next generation's ranks are served."""
+    monkeypatch.setenv(fault_injection.VARIABLE, "restore.mid_load=stall:1@2-3")
+    writer = bench.writer()
+    client = bench.connect(writer, 0, 2, generation=2)
+    client.send({"load": committed})
+    assert comes_true(lambda: bool(held(writer.process.pid, committed)))
+    client.close()
+    assert comes_true(lambda: not held(writer.process.pid, committed))
+    check(loader(bench, writer, generation=3).load(committed))
+
+
+def test_no_memory_is_told_with_figures(remote: str, committed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit is not begun: the machine would end some process to make room."""
+    monkeypatch.setattr(load, "available", lambda: SIZE)
+    with pytest.raises(
+        SnapshotError, match=rf"takes 18\d{{6}} bytes of memory, {SIZE} are left on this node$"
+    ):
+        load.load(Catalog(Storage(remote)), committed)
+
+
+def test_waiting_ranks_see_it_go_on(bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a slow store is read, each rank beats with the bytes that come; when nothing comes, it does not."""
+    monkeypatch.setenv(fault_injection.VARIABLE, "restore.mid_load=stall:0.6@2-6")
+    beats: list[None] = []
+    client = bench.connect(bench.writer(), 0, 2, generation=2)
+    check(NodeLoader(client, lambda: beats.append(None)).load(committed))
+    assert beats
