@@ -91,9 +91,9 @@ def snapshots(run: str | None) -> Iterator[Candidate]:
 
 def codes() -> Iterator[Candidate]:
     """Yield the codes of diagnostics with their titles."""
-    from elasticflow.jobfile.diagnostics.explanations import EXPLANATIONS
+    from elasticflow.jobfile.diagnostics.explanations import titles
 
-    return ((code, each.title) for code, each in sorted(EXPLANATIONS.items()))
+    yield from titles().items()
 
 
 def assignments(word: str, job_file: str | None) -> Iterator[Candidate]:

@@ -23,22 +23,22 @@ def command(code: str | None) -> int:
     elasticflow explain num_train_epochs
     """
     from elasticflow.cli.terminal import paint
-    from elasticflow.jobfile.diagnostics.explanations import EXPLANATIONS
+    from elasticflow.jobfile.diagnostics.explanations import explanation_of, titles
 
     if code is None:
-        for name, each in sorted(EXPLANATIONS.items()):
-            click.echo(f"{paint(name, bold=True)}  {each.title}")
+        for name, title in titles().items():
+            click.echo(f"{paint(name, bold=True)}  {title}")
         return FINISHED
-    found = EXPLANATIONS.get(code.upper())
-    if found is None and (meaning := _meaning(code)):
+    explanation = explanation_of(code.upper())
+    if explanation is None and (meaning := _meaning(code)):
         click.echo(meaning)
         return FINISHED
-    if found is None:
+    if explanation is None:
         raise click.BadParameter(f'there is no code "{code}"; {_hint(code.upper())}', param_hint="CODE")
-    click.echo(f"{paint(f'{code.upper()}: {found.title}', bold=True)}\n\n{textwrap.fill(found.why, 96)}")
-    for title, example, colour in (("Bad:", found.bad, "red"), ("Good:", found.good, "green")):
-        if example:
-            click.echo(f"\n{paint(title, colour, bold=True)}\n{textwrap.indent(example, '    ')}")
+    heading = paint(f"{code.upper()}: {explanation.title}", bold=True)
+    click.echo(f"{heading}\n\n{textwrap.fill(explanation.reason, 96)}")
+    for label, example, colour in (("Bad:", explanation.bad, "red"), ("Good:", explanation.good, "green")):
+        click.echo(f"\n{paint(label, colour, bold=True)}\n{textwrap.indent(example, '    ')}")
     return FINISHED
 
 
@@ -56,18 +56,16 @@ def _meaning(name: str) -> str | None:
 
 
 def _hint(code: str) -> str:
-    """Return which codes there are: those of the same kind where it looks like one."""
-    from elasticflow.jobfile.diagnostics.codes_page import GROUPS
-    from elasticflow.jobfile.diagnostics.explanations import EXPLANATIONS
+    """Return which codes there are: those of the same group where it looks like a code."""
+    from elasticflow.jobfile.diagnostics.explanations import code_groups
 
-    kinds = {start: sorted(each for each in EXPLANATIONS if each.startswith(start)) for start in GROUPS}
-    if re.fullmatch(r"(EF)?[0-9]{3}", code) and (alike := kinds.get(f"EF{code[-3]}")):
-        exact = f"EF{code[-3:]}"
-        if exact in alike:
-            return f"did you mean {exact}?"
-        return f"those of its kind ({GROUPS[exact[:3]].lower()}) are {', '.join(alike)}"
-    return (
-        "codes are "
-        + ", ".join(f"{kind[0]} to {kind[-1]}" for kind in kinds.values())
-        + ": `elasticflow explain` lists them"
-    )
+    groups = {heading: list(titles) for heading, titles in code_groups().items()}
+    exact = f"EF{code[-3:]}"
+    if re.fullmatch(r"(EF)?[0-9]{3}", code):
+        for heading, codes in groups.items():
+            if exact in codes:
+                return f"did you mean {exact}?"
+            if codes[0][:3] == exact[:3]:
+                return f"those of its kind ({heading.lower()}) are {', '.join(codes)}"
+    ranges = ", ".join(f"{codes[0]} to {codes[-1]}" for codes in groups.values())
+    return f"codes are {ranges}: `elasticflow explain` lists them"

@@ -1,4 +1,4 @@
-"""Every code a diagnostic can bear, with its meaning and a bad and a good example.
+"""Every code that a diagnostic can bear; `codes.md` explains each.
 
 Codes are stable: one that is no longer used is never given to something else.
 """

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from elasticflow import __version__
 from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.explanations import explanation_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,17 +69,13 @@ def as_sarif(diagnostics: Sequence[Diagnostic]) -> str:
 
 
 def _rule(code: str) -> dict[str, Any]:
-    from elasticflow.jobfile.diagnostics.explanations import EXPLANATIONS
-
     names = {value: name for name, value in vars(codes).items() if name.isupper()}
-    explained = EXPLANATIONS[code]
-    return {
-        "id": code,
-        "name": names[code].title().replace("_", ""),
-        "shortDescription": {"text": explained.title},
-        "fullDescription": {"text": explained.why},
-        "help": {"text": explained.text(), "markdown": explained.markdown()},
-    }
+    rule: dict[str, Any] = {"id": code, "name": names[code].title().replace("_", "")}
+    if (explanation := explanation_of(code)) is not None:
+        rule["shortDescription"] = {"text": explanation.title}
+        rule["fullDescription"] = {"text": explanation.reason}
+        rule["help"] = {"text": explanation.text, "markdown": explanation.markdown}
+    return rule
 
 
 def _result(each: Diagnostic, index: int) -> dict[str, Any]:

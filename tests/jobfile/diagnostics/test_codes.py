@@ -1,7 +1,4 @@
-"""Every code is explained, each example is what it says, and the page of codes is up to date.
-
-After a change of explanations: `python tests/jobfile/diagnostics/test_codes.py` writes the page again.
-"""
+"""Every code is explained on the page of codes, and each example there is what it says."""
 
 from __future__ import annotations
 
@@ -14,15 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 import tomli
 
-from elasticflow.jobfile.diagnostics import codes, codes_page
-from elasticflow.jobfile.diagnostics.explanations import EXPLANATIONS
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.explanations import CODES_PAGE, code_groups, explanation_of, titles
 from elasticflow.jobfile.load import load_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "elasticflow" / "jobfile" / "diagnostics" / "codes.md"
 TABLES = {
     "job": '[job]\nname = "x"\n',
     "model": '[model]\nentry = "examples.mnist:Net"\nloss = "torch.nn.functional:cross_entropy"\n',
@@ -31,7 +27,7 @@ TABLES = {
     "train": "[train]\nepochs = 5\n",
 }
 # What only running code shows: `--deep` has tests of its own, and nothing tells whether an order is the same each time.
-ONLY_RUNNING = {codes.NOT_CHECKED, codes.STAGING_MEMORY} | {code for code in EXPLANATIONS if code >= "EF500"}
+ONLY_RUNNING = {codes.NOT_CHECKED, codes.STAGING_MEMORY} | {code for code in titles() if code >= "EF500"}
 Found = set[tuple[str, str]]
 
 
@@ -122,14 +118,15 @@ HOW: dict[str, Callable[[str], Found]] = {
     codes.UNREADABLE_MODULE: function,
     codes.CANNOT_TELL: function,
 }
-CHECKED = sorted(set(EXPLANATIONS) - ONLY_RUNNING)
+CHECKED = sorted(set(titles()) - ONLY_RUNNING)
 
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize("code", CHECKED)
 def test_explained_examples_are_what_they_say(code: str) -> None:
     """Each bad example gives its own code; each good one gives neither that nor any error."""
-    each = EXPLANATIONS[code]
+    each = explanation_of(code)
+    assert each is not None
     assert each.bad, "an example says more than a sentence"
     assert each.good
     assert code in {found for found, _ in HOW.get(code, lines_of_a_job)(each.bad)}
@@ -139,15 +136,22 @@ def test_explained_examples_are_what_they_say(code: str) -> None:
 
 
 def test_every_code_is_explained() -> None:
-    """`elasticflow explain` knows each code there is, and no number is used twice."""
+    """The page lists each code there is, in order and below the heading of its group; no number is used twice."""
     known = [value for name, value in vars(codes).items() if name.isupper() and isinstance(value, str)]
-    assert sorted(known) == sorted(EXPLANATIONS)
+    assert sorted(known) == list(titles())
+    assert [{code[:3] for code in group} for group in code_groups().values()] == [
+        {f"EF{n}"} for n in range(6)
+    ]
 
 
-def test_the_page_of_codes_is_up_to_date() -> None:
-    """The page is what the explanations say now."""
-    assert PAGE.read_text("utf-8") == codes_page.page()
-
-
-if __name__ == "__main__":
-    PAGE.write_text(codes_page.page(), "utf-8")
+def test_every_code_has_its_section() -> None:
+    """After the lists come the sections, in the same order and under the same titles, and nothing else."""
+    headings = re.findall(r"^### (.+)\n\n\*\*(.+)\*\*$", CODES_PAGE.read_text("utf-8"), re.MULTILINE)
+    assert headings == list(titles().items())
+    for code, title in headings:
+        section = explanation_of(code)
+        assert section is not None
+        assert section.title == title
+        assert section.markdown.count("```") == 4
+        assert section.markdown.endswith(f"Good:\n\n```\n{section.good}\n```")
+    assert explanation_of("EF100") is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, at
-from elasticflow.jobfile.diagnostics.explanations import EXPLANATIONS
+from elasticflow.jobfile.diagnostics.explanations import titles
 from elasticflow.jobfile.diagnostics.positions import Span
 from elasticflow.jobfile.diagnostics.render_text import render
 
@@ -53,7 +53,7 @@ def test_sarif_names_rules_and_places() -> None:
     assert run["columnKind"] == "unicodeCodePoints"
     rules = {each["id"]: each for each in run["tool"]["driver"]["rules"]}
     assert rules["EF101"]["name"] == "UnknownKey"
-    assert rules["EF101"]["shortDescription"]["text"] == EXPLANATIONS["EF101"].title
+    assert rules["EF101"]["shortDescription"]["text"] == titles()["EF101"]
     assert "[train]\nepoch = 5" in rules["EF101"]["help"]["text"]
     assert not any("helpUri" in each for each in rules.values())
     places = [each["locations"][0].get("physicalLocation") for each in run["results"]]
@@ -88,6 +88,6 @@ def test_sarif_is_valid_by_its_schema() -> None:
     """A log with every code there is, and an empty one, are what the standard's schema says."""
     jsonschema = pytest.importorskip("jsonschema")
     schema = sarif_schema()
-    every = [Diagnostic(code, "note", "x", "f.toml", 1, 1, 1, 1) for code in EXPLANATIONS]
+    every = [Diagnostic(code, "note", "x", "f.toml", 1, 1, 1, 1) for code in titles()]
     for diagnostics in ([], ALL, every):
         jsonschema.validate(json.loads(render(diagnostics, "sarif")), schema)
