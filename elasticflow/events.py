@@ -6,6 +6,11 @@ Every line has `timestamp, level, event, job, run_id, generation`; lines written
 
 from __future__ import annotations
 
+from typing import Any
+
+EventRecord = dict[str, Any]
+"""One line of a log or of events.jsonl, as JSON has it: the fields of every line and those of its event."""
+
 RUN_STARTED = "run.started"
 RUN_FINISHED = "run.finished"
 RUN_FAILED = "run.failed"

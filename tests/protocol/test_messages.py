@@ -1,0 +1,89 @@
+"""Messages between the processes of a launch: sent as JSON, they arrive as they were."""
+
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+
+from elasticflow.protocol.messages import (
+    AgentDied,
+    EndLaunch,
+    FormGeneration,
+    Frame,
+    LoaderStack,
+    LogLines,
+    Message,
+    NodeLeaving,
+    NodeReady,
+    Order,
+    ProcessLeftBehind,
+    RefusedModule,
+    Stacks,
+    StalledWorker,
+    Standstill,
+    StartedWorker,
+    WorkerEnd,
+    WorkersEnded,
+    WorkersStarted,
+    WriterReports,
+    message_from_json,
+    message_to_json,
+    order_from_json,
+    order_to_json,
+)
+
+FRAME = Frame("/r/examples/net.py", 12, "forward")
+STALLED = StalledWorker(
+    node="n0",
+    rank=1,
+    phase="data",
+    step=7,
+    seconds=61.0,
+    limit_s=60.0,
+    state="S",
+    frames=(FRAME, FRAME),
+    loaders=(LoaderStack(4711, (FRAME,)), LoaderStack(4712, ())),
+    log="/r/rank1.stderr",
+)
+MESSAGES: tuple[Message, ...] = (
+    NodeReady("n0", "host", 2, None, (RefusedModule("net", "it starts a thread"),)),
+    NodeReady("n1", "host", 2, 1),
+    NodeLeaving("n0"),
+    AgentDied("host-1", "its agent ended with code 1"),
+    WorkersStarted(3, "n0", (StartedWorker(0, 100, "n0"), StartedWorker(1, 101, "n0"))),
+    LogLines(({"event": "step", "step": 7, "loss": 0.5, "lr": {"head": 0.1}},), held=7),
+    WriterReports(({"event": "snapshot.committed", "name": "step-7", "bytes": 10},)),
+    ProcessLeftBehind("n0", 4711, "tensorboard --logdir runs", was_killed=True),
+    Standstill(3, "n0", is_so=True),
+    Stacks(3, "n0", (STALLED,)),
+    WorkersEnded(
+        3,
+        "n0",
+        failed=True,
+        workers=(WorkerEnd(0, 100, -9, 5.5, ended_by_us=False, oom_killed=True, stderr="x"),),
+    ),
+)
+ORDERS: tuple[Order, ...] = (FormGeneration(4, (("n0", 2), ("n1", 3)), 12.5), EndLaunch())
+
+
+def test_every_message_is_tried() -> None:
+    """A type that is added to the unions gets a row here."""
+    assert set(get_args(Message)) == {type(message) for message in MESSAGES}
+    assert set(get_args(Order)) == {type(order) for order in ORDERS}
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_message_arrives_as_it_was(message: Message) -> None:
+    """It is one JSON object with a type; tuples, which JSON does not know, are tuples again."""
+    text = message_to_json(message)
+
+    assert isinstance(json.loads(text)["type"], str)
+    assert message == message_from_json(text.encode())
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+def test_order_arrives_as_it_was(order: Order) -> None:
+    """Agents read what the supervisor published."""
+    assert order == order_from_json(order_to_json(order).encode())
