@@ -62,6 +62,8 @@ def check_command(argv: list[str]) -> None:
         check_elasticflow(arguments)
     elif program == "pip":
         assert arguments[0] in {"install", "download"}
+        if "-c" in arguments:
+            assert (ROOT / arguments[arguments.index("-c") + 1]).is_file()
         for extra in re.findall(r"\[([a-z0-9,]+)\]", " ".join(arguments)):
             assert set(extra.split(",")) <= set(PYPROJECT["project"]["optional-dependencies"])
     elif program == "pytest":

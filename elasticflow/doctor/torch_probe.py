@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import torch_versions
 from elasticflow.doctor.check import Finding, Needs, Verdict, ok
 from elasticflow.observe.terminal.formats import plural, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TESTED = "2.13"
 LIMIT_S = 60.0
 _TOPIC = "torch"
 _INSTALL = "pip install 'elasticflow[torch]'"
@@ -109,10 +109,10 @@ class TorchProbe:
 def _told(facts: dict[str, Any], needs: Needs) -> Iterator[Finding]:
     build = f"for CUDA {facts['cuda']}" if facts["cuda"] else "for ROCm" if facts["hip"] else "for CPU"
     fact = f"{facts['version']} {build}, imported in {span(facts['seconds'])}"
-    if facts["version"].startswith(f"{TESTED}."):
+    if torch_versions.untried(facts["version"]) is None:
         yield ok(_TOPIC, "torch", fact)
     else:
-        meaning = f"this version of elasticflow was tried with torch {TESTED} only"
+        meaning = f"this version of elasticflow was tried with torch {torch_versions.tried()} only"
         yield Finding(_TOPIC, "torch", "warning", fact, meaning, _INSTALL)
     yield _devices(facts, needs)
     yield _backend(facts)

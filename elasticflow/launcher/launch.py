@@ -10,6 +10,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import torch_versions
 from elasticflow.compiler.inputs.origins import Made, origins_now
 from elasticflow.compiler.launch_folder.materialize import materialize
 from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.supervisor.scale_schedule import Change
     from elasticflow.run_folder import RunFolder
-
-TESTED_TORCH = "2.13"
 
 
 @dataclass(frozen=True)
@@ -190,9 +189,8 @@ def check_torch(warn: Callable[[str], None]) -> None:
     """
     if util.find_spec("torch") is None:
         raise TorchMissingError("torch is not installed", "pip install 'elasticflow[torch]'")
-    found = metadata.version("torch")
-    if not found.startswith(f"{TESTED_TORCH}."):
-        warn(f"torch {found} has not been tried with this version of elasticflow; {TESTED_TORCH} has")
+    if (sentence := torch_versions.untried(metadata.version("torch"))) is not None:
+        warn(sentence)
 
 
 def check_gpus(job: Job) -> None:

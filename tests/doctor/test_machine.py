@@ -164,6 +164,7 @@ def test_a_torch_that_is_broken(tmp_path: Path, program: str, fact: str) -> None
     ("told", "changes", "expected"),
     [
         ({}, {}, {}),
+        ({"version": "2.15.0"}, {}, {}),
         ({"version": "2.9.0"}, {}, {"torch": "warning"}),
         ({}, {"nodes__nproc_per_node": "gpu"}, {"devices": "problem"}),
         ({"error": "RuntimeError: driver too old"}, {}, {"devices": "warning"}),

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+import tomli
+
+from elasticflow import torch_versions
+from tests.fenced_blocks import ROOT
+
+
+@pytest.mark.parametrize(
+    ("version", "is_tried"),
+    [
+        ("2.13.0+cpu", True),
+        ("2.14.1", True),
+        ("2.15.0", True),
+        ("2.16.0", False),
+        ("2.1.3", False),
+        ("3.0.0a0+gitabc", False),
+    ],
+)
+def test_a_version_never_tried_is_a_sentence(version: str, *, is_tried: bool) -> None:
+    """By its minor version, whatever is built into it."""
+    sentence = (
+        f"torch {version} has not been tried with this version of elasticflow; 2.13, 2.14 and 2.15 have"
+    )
+    assert (None if is_tried else sentence) == torch_versions.untried(version)
+
+
+def test_the_extra_and_the_constraints_are_of_that_range() -> None:
+    """The extra allows what was tried; README's commands take one of those, which has a build without CUDA."""
+    numbers = [tuple(map(int, version.split("."))) for version in torch_versions.TRIED]
+    (least_major, least), (last_major, last) = numbers[0], numbers[-1]
+    extra = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["torch"]
+    assert f"torch>={least_major}.{least},<{last_major}.{last + 1}" in extra
+    (pinned,) = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert torch_versions.untried(pinned) is None
+
+
+def test_what_is_installed_from_a_clone_is_constrained() -> None:
+    """A machine without a GPU gets none of CUDA's packages."""
+    for name in ("README.md", ".ci/run"):
+        commands = re.findall(r"pip install [^\n]*-e [^\n]*", (ROOT / name).read_text())
+        assert commands
+        assert all("-c constraints.txt " in command for command in commands)
