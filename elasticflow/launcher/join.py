@@ -14,7 +14,7 @@ from elasticflow.compiler.inputs.origins import JOB_JSON, origins_now
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.errors import HeadNotFoundError, LedElsewhereError, NodeRefusedError
 from elasticflow.launcher.agent.agent_process import agent_of
-from elasticflow.launcher.joined_node import Membership
+from elasticflow.launcher.joined_node import JoinedNode
 from elasticflow.launcher.launch import check_torch, writer_config
 from elasticflow.launcher.rendezvous.control_store import EXIT_CODE, INVITATION, join_store
 from elasticflow.launcher.rendezvous.invitation import Invitation
@@ -120,7 +120,7 @@ def _check_rank(plan: LaunchPlan, node_rank: int | None) -> None:
 
 
 def _await_server(address: Address, say: Callable[[str], None]) -> None:
-    """Return once somebody answers at *address*; a head that is still starting is waited for.
+    """Return once somebody answers at *address*; a supervisor that is still starting is waited for.
 
     Raises:
         HeadNotFoundError: nobody answers in time.
@@ -207,7 +207,7 @@ class _Node:
         rank = request.node_rank if plan.rdzv_backend == "static" else None
         agent = agent_of(plan, self.folder, launch_folder, node, place, request.project_root, writer, rank)
         say(f"joining run {invitation.run_id} at {place.endpoint} as node {node}")
-        self._membership = Membership(node, agent, store, say)
+        self._membership = JoinedNode(node, agent, store, say)
 
     def take_part(self) -> int | None:
         """Return the exit code once this node has left for good; None once nobody leads the launch any more."""

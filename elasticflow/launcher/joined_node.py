@@ -25,7 +25,7 @@ _MOST_STARTS = 5
 _SOON_S = 60.0
 
 
-class Membership:
+class JoinedNode:
     """This machine's part in the launch: its agent, and the signals that end it."""
 
     def __init__(self, node: str, agent: AgentProcess, store: Keys, say: Callable[[str], None]) -> None:
@@ -41,7 +41,7 @@ class Membership:
         Nothing that it started lives afterwards.
         """
         previous = self._asked.listen()
-        head = HeadWatch(self._store)
+        supervisor = HeadWatch(self._store)
         try:
             self._start()
             has_asked = False
@@ -57,16 +57,16 @@ class Membership:
                 code = self._agent.exit_code()
                 if code is not None and (final := self._ended(code)) is not None:
                     return final
-                if self._is_silent(head) and not self._asked.numbers:
+                if self._is_silent(supervisor) and not self._asked.numbers:
                     return None
         finally:
             self._agent.end()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _is_silent(self, head: HeadWatch) -> bool:
+    def _is_silent(self, supervisor: HeadWatch) -> bool:
         try:
-            return head.is_silent()
+            return supervisor.is_silent()
         except RuntimeError:  # the agent sees it, too, and ends
             return False
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.drift.compare import Difference
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.launcher.supervisor.scale_schedule import Change
+    from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
 
 
@@ -58,7 +58,7 @@ class Request:
     project_root: Path
     folder: RunFolder
     accept_drift: bool = False
-    scale: tuple[Change, ...] = ALONE
+    scale: tuple[ScaleChange, ...] = ALONE
     node_rank: int | None = None
     case: str | None = None
 

@@ -20,7 +20,7 @@ from elasticflow.compiler.launch_folder.launch_record import (
 )
 from elasticflow.compiler.launch_folder.materialize import TRAIN_PY, digest_as_written
 from elasticflow.errors import DriftRefusedError, RecordError
-from elasticflow.launcher.restarts.ledger import Ledger
+from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.redaction import public_overrides
 from elasticflow.system import records
 from elasticflow.system.records import Damage
@@ -104,7 +104,7 @@ def take_in_failures(folder: RunFolder, catalog: Catalog) -> None:
     """Have the run folder's ledger hold what other machines charged to the budget since it was last written."""
     generation = _last_state(folder).get("generation")
     known = generation if isinstance(generation, int) else 0
-    Ledger(folder.ledger).take_in(catalog.generations(after=known).values())
+    RestartLedger(folder.ledger).take_in(catalog.generations(after=known).values())
 
 
 def _last_state(folder: RunFolder) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def check_drift(
     lines = list(table.lines_of(differences))
     for weight, remedy in _REMEDIES.items():
         if weight in weights and not (weight == "trajectory" and accept_drift):
-            head = f"run {folder.run_id} cannot go on with what changed since its last launch:"
-            raise DriftRefusedError("\n".join([head, *lines]), remedy)
+            title = f"run {folder.run_id} cannot go on with what changed since its last launch:"
+            raise DriftRefusedError("\n".join([title, *lines]), remedy)
     if differences:
         consent = ", as accepted" if "trajectory" in weights else ""
         warn(

@@ -21,7 +21,7 @@ from elasticflow import errors, events, fault_injection
 from elasticflow.compiler.inputs.job_json import job_from_json, job_to_json
 from elasticflow.errors import ElasticflowError, TrialFailedError
 from elasticflow.launcher.launch import Request, launch
-from elasticflow.launcher.supervisor.scale_schedule import ALONE, Change
+from elasticflow.launcher.supervisor.scale_schedule import ALONE, ScaleChange
 from elasticflow.protocol import trajectory_record, worker_environment
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.processes import die_with_parent
@@ -222,7 +222,7 @@ def main() -> None:
         project_root=Path(config["project_root"]),
         folder=RunFolder(Path(config["run_folder"])),
         scale=tuple(
-            Change(0.0, nodes, by_force, cue and Path(cue)) for nodes, by_force, cue in config["scale"]
+            ScaleChange(0.0, nodes, by_force, cue and Path(cue)) for nodes, by_force, cue in config["scale"]
         )
         or ALONE,
     )

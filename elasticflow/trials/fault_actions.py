@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.launcher.supervisor.scale_schedule import Change
+from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from elasticflow.trials.fault_plan import KINDS
@@ -42,13 +42,13 @@ def armed(plan: FaultPlan, folder: Path) -> str:
     return ", ".join(clauses)
 
 
-def scale(plan: FaultPlan, folder: Path) -> tuple[Change, ...]:
+def scale(plan: FaultPlan, folder: Path) -> tuple[ScaleChange, ...]:
     """Return how many nodes there are from when on, each change on its cue."""
-    changes = [Change(0.0, plan.nodes)]
+    changes = [ScaleChange(0.0, plan.nodes)]
     for number, fault in enumerate(plan.faults):
         if KINDS[fault.what].nodes:
             nodes = changes[-1].nodes + KINDS[fault.what].nodes
-            changes.append(Change(0.0, nodes, fault.what == "kill-node", cue(folder, number)))
+            changes.append(ScaleChange(0.0, nodes, fault.what == "kill-node", cue(folder, number)))
     return tuple(changes)
 
 

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from elasticflow.launcher.fork_server.client import ForkServer
-from elasticflow.launcher.supervisor import aftermath, drains, hangs, lifecycle
+from elasticflow.launcher.supervisor import drains, hangs, lifecycle, outcomes
 from elasticflow.run_folder import RunFolder
-from tests.launcher.course_trial import Trial
+from tests.launcher.lifecycle_trial import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,10 +45,10 @@ def close(server: ForkServer) -> None:
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
-    """Return a fresh course with a budget of two restarts."""
+    """Return a fresh lifecycle with a budget of two restarts."""
     made = Trial(RunFolder(tmp_path / "runs" / "job" / "run"))
     clock = SimpleNamespace(monotonic=lambda: made.clock, time=lambda: made.clock)
-    for module in (aftermath, lifecycle, drains, hangs):
+    for module in (outcomes, lifecycle, drains, hangs):
         monkeypatch.setattr(module, "time", clock)
     return made
 

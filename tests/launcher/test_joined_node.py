@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from elasticflow.errors import ANSWER_IS_NO
 from elasticflow.launcher import joined_node
-from elasticflow.launcher.joined_node import Membership
+from elasticflow.launcher.joined_node import JoinedNode
 
 if TYPE_CHECKING:
     import pytest
@@ -54,7 +54,7 @@ def test_agent_that_keeps_ending_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     """Its last words say why; the machine that leads has heard of each end."""
     monkeypatch.setattr(joined_node, "_POLL_S", 0.001)
     store, agent, said = _Store(), _Agent(), list[str]()
-    code = Membership("n", cast("AgentProcess", agent), cast("Keys", store), said.append).run()
+    code = JoinedNode("n", cast("AgentProcess", agent), cast("Keys", store), said.append).run()
 
     assert ANSWER_IS_NO == code
     assert (5, 5) == (agent.starts, len(store.told))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elasticflow.errors import FaultPlanError
-from elasticflow.launcher.supervisor.scale_schedule import Change
+from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 from elasticflow.protocol.trajectory_record import Record
 from elasticflow.trials import compare_runs, fault_actions
 from elasticflow.trials.chaos import costs
@@ -77,9 +77,9 @@ def test_what_the_processes_of_a_run_are_told(tmp_path: Path) -> None:
     assert f"training.step=flip rank=1 {flip}, commit.told=stall:1 {late}" == fault_actions.armed(
         plan, tmp_path
     )
-    joins = Change(0.0, 3, by_force=False, cue=tmp_path / "cue-2")
-    ends = Change(0.0, 2, by_force=True, cue=tmp_path / "cue-4")
-    assert (Change(0.0, 2), joins, ends) == fault_actions.scale(plan, tmp_path)
+    joins = ScaleChange(0.0, 3, by_force=False, cue=tmp_path / "cue-2")
+    ends = ScaleChange(0.0, 2, by_force=True, cue=tmp_path / "cue-4")
+    assert (ScaleChange(0.0, 2), joins, ends) == fault_actions.scale(plan, tmp_path)
     assert (3, 2) == (plan.most_nodes, plan.least_nodes)
     assert not joins.is_due(1)
     (tmp_path / "cue-2").touch()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.launcher.launch import Request
-    from elasticflow.launcher.supervisor.scale_schedule import Change
+    from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
 
 
@@ -130,7 +130,7 @@ class _Training:
 
     overrides: tuple[str, ...]
     accept_drift: bool
-    scale: tuple[Change, ...]
+    scale: tuple[ScaleChange, ...]
     node_rank: int | None
     log_format: str
 

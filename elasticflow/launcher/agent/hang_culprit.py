@@ -36,7 +36,7 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Standing:
+class StalledWorker:
     """A worker that stands still.
 
     Attributes:
@@ -64,7 +64,7 @@ class Standing:
     log: str
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Standing:
+    def of(cls, told: Mapping[str, Any]) -> StalledWorker:
         """Return what JSON made of one."""
         frames = tuple(Frame(*frame) for frame in told["frames"])
         loaders = tuple((pid, tuple(Frame(*frame) for frame in of_it)) for pid, of_it in told["loaders"])
@@ -113,18 +113,18 @@ def _written(title: str, frames: Sequence[Frame]) -> str:
     return "\n".join(lines)
 
 
-class Blame(NamedTuple):
+class Culprit(NamedTuple):
     """The rank that the others wait for, and why it is that one."""
 
-    standing: Standing
+    standing: StalledWorker
     reason: str
 
 
-def blame(found: Sequence[Standing]) -> Blame:
+def find_culprit(found: Sequence[StalledWorker]) -> Culprit:
     """Return who of all ranks that stand still is to blame; never empty *found*."""
     for each in found:
         if each.state in _STOPPED:
-            return Blame(each, "its process was stopped (SIGSTOP)")
+            return Culprit(each, "its process was stopped (SIGSTOP)")
     for each in found:
         if not each.frames:
             why = (
@@ -132,10 +132,10 @@ def blame(found: Sequence[Standing]) -> Blame:
                 if each.state == _IN_KERNEL
                 else "does not answer"
             )
-            return Blame(each, f"its process {why}")
+            return Culprit(each, f"its process {why}")
     if elsewhere := [each for each in found if not each.waits]:
         first = min(elsewhere, key=lambda s: (s.step, -s.seconds, s.rank))
-        return Blame(first, f"it is at {first.place}{_others(len(found) - len(elsewhere))}")
+        return Culprit(first, f"it is at {first.place}{_others(len(found) - len(elsewhere))}")
     return _of_waiting(found)
 
 
@@ -145,17 +145,17 @@ def _others(waiting: int) -> str:
     return ", and the other rank waits for it" if waiting == 1 else f", and {waiting} other ranks wait for it"
 
 
-def _of_waiting(found: Sequence[Standing]) -> Blame:
+def _of_waiting(found: Sequence[StalledWorker]) -> Culprit:
     """Return who stands in another collective than most: with as many here as there, who stands in the job's own."""
 
-    def place(standing: Standing) -> tuple[int, Frame]:
+    def place(standing: StalledWorker) -> tuple[int, Frame]:
         return standing.step, standing.place
 
     counts = Counter(map(place, found))
     first = min(found, key=lambda s: (counts[place(s)], -len(s.own_frames), s.rank))
     if len(counts) == 1:
-        return Blame(
+        return Culprit(
             first, f"all ranks wait for each other at {first.place}: is the network between them cut?"
         )
     other = next(s for s in found if place(s) != place(first))
-    return Blame(first, f"it waits for others at {first.place}, and rank {other.rank} at {other.place}")
+    return Culprit(first, f"it waits for others at {first.place}, and rank {other.rank} at {other.place}")

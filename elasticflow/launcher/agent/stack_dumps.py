@@ -38,7 +38,7 @@ def parse(dump: str) -> tuple[Frame, ...]:
 
 
 def collect(pids: Mapping[int, int], logs: Mapping[int, Path]) -> dict[int, dict[str, Any]]:
-    """Return `state`, `frames` and `loaders` of each local rank, for `Standing`, having asked for its stacks.
+    """Return `state`, `frames` and `loaders` of each local rank, for `StalledWorker`, having asked for its stacks.
 
     They are written to its standard error by faulthandler, which `runtime/worker.py` and the fork server register.
 

@@ -1,4 +1,4 @@
-"""Who takes part in the next generation, as agents read it: decided by the supervisor, in `head.py`.
+"""Who takes part in the next generation, as agents read it: decided by the supervisor, in `launcher/supervisor/generations.py`.
 
 The keys are told in `launcher/rendezvous/control_store.py`.
 """

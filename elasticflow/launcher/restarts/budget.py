@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from elasticflow.launcher.restarts.ledger import Entry, Ledger
+from elasticflow.launcher.restarts.restart_ledger import Entry, RestartLedger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from elasticflow.compiler.plan.launch_plan import RestartPlan
+
+RetryAdvice = Literal["retry", "hopeless", "unknown"]
 
 # Nobody's fault: a resize or a drain was asked for, a preempted node was taken, a dead agent is started again.
 FREE = frozenset({"preempted", "resized", "drained", "agent_lost"})
@@ -61,7 +63,7 @@ class Budget:
 
     def __init__(self, plan: RestartPlan, ledger: Path, clock: Callable[[], float] = time.time) -> None:
         self._plan = plan
-        self._ledger = Ledger(ledger)
+        self._ledger = RestartLedger(ledger)
         self._clock = clock
 
     @property
@@ -75,7 +77,7 @@ class Budget:
         return tuple(self._entries)
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> RestartLedger:
         """Where they are kept."""
         return self._ledger
 
@@ -96,7 +98,7 @@ class Budget:
         fingerprint: str = "",
         generation: int = 0,
         epoch: int | None = None,
-        hope: bool | None = None,
+        retry_advice: RetryAdvice = "unknown",
         is_traced_fault: bool = False,
         is_final: bool = False,
     ) -> Decision:
@@ -108,7 +110,7 @@ class Budget:
             fingerprint: Equal for the same error (`Failure.fingerprint`).
             generation: The generation that failed.
             epoch: Epoch of *step*.
-            hope: Whether the error may stay away next time; None: to be told from the ledger.
+            retry_advice: What the run's snapshots say about another try; unknown: the ledger decides.
             is_traced_fault: The worker died of what it did itself, at a place that the fingerprint tells.
             is_final: The worker said that another try would end in the same way.
         """
@@ -120,7 +122,7 @@ class Budget:
         before = self._counting(now, high, high_epoch)
         refilled = not before and bool(self._counted_last_time())
         entry = Entry(now, kind, step, epoch, high, high_epoch, generation, fingerprint, charged)
-        hopeless = self._hopeless(entry, hope, is_traced_fault=is_traced_fault, is_final=is_final)
+        hopeless = self._hopeless(entry, retry_advice, is_traced_fault=is_traced_fault, is_final=is_final)
         self._ledger.append(entry)
 
         left = self._plan.budget - len(before) - int(charged)
@@ -161,10 +163,10 @@ class Budget:
         return sum(e.high >= high for e in self._entries if e.failure_class == "agent_lost")
 
     def _hopeless(
-        self, now: Entry, hope: bool | None, *, is_traced_fault: bool, is_final: bool
+        self, now: Entry, retry_advice: RetryAdvice, *, is_traced_fault: bool, is_final: bool
     ) -> str | None:
-        if hope is not None:
-            return None if hope else _AGAIN
+        if retry_advice != "unknown":
+            return None if retry_advice == "retry" else _AGAIN
         if is_final:
             return _FINAL
         if now.failure_class == "user_error":

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from elasticflow.launcher.restarts.budget import Budget, Decision
     from elasticflow.launcher.restarts.failures import Failure
     from elasticflow.launcher.restarts.generations import Generation
-    from elasticflow.launcher.restarts.snapshot_rollback import Suspicion
+    from elasticflow.launcher.restarts.snapshot_rollback import SnapshotRollback
 
 
 class Restarts:
     """Decides about restarts, and tells what they cost."""
 
-    def __init__(self, journal: Journal, budget: Budget, suspicion: Suspicion) -> None:
-        self._journal, self._budget, self._suspicion = journal, budget, suspicion
+    def __init__(self, journal: Journal, budget: Budget, rollback: SnapshotRollback) -> None:
+        self._journal, self._budget, self._rollback = journal, budget, rollback
 
     def decide(
         self, generation: Generation, kind: str, error: str, failure: Failure | None = None
@@ -31,14 +31,14 @@ class Restarts:
             error: In one line.
             failure: The worker that failed first, if it was one.
         """
-        hope = self._suspicion.hope(generation, failure)
+        retry_advice = self._rollback.retry_advice(generation, failure)
         decision = self._budget.charge(
             kind,
             step=generation.step,
             epoch=generation.epoch,
             fingerprint=f"{kind}: {error}" if failure is None else failure.fingerprint,
             generation=generation.number,
-            hope=hope,
+            retry_advice=retry_advice,
             is_traced_fault=failure is not None and failure.is_traced_fault,
             is_final=failure is not None and failure.is_final,
         )
@@ -49,7 +49,7 @@ class Restarts:
         ):
             if happened:
                 self._journal.event(name, **fields)
-        self._suspicion.conclude(goes_on=decision.restart)
+        self._rollback.conclude(goes_on=decision.restart)
         if decision.restart:
             self._journal.update(at_once=True, restarts=self._journal.state["restarts"] + 1)
         return decision

@@ -12,6 +12,7 @@ from elasticflow.system.processes import FAULTS
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.journal import Journal
+    from elasticflow.launcher.restarts.budget import RetryAdvice
     from elasticflow.launcher.restarts.failures import Failure
     from elasticflow.launcher.restarts.generations import Generation
     from elasticflow.snapshots.store.catalog import Catalog
@@ -30,7 +31,7 @@ class _Case:
     reason: str
 
 
-class Suspicion:
+class SnapshotRollback:
     """Follows which snapshot each generation was restored from, and how those ended that finished no step.
 
     Two starts in a row from the same snapshot that failed so, in a way that its content can cause, set it aside if
@@ -48,10 +49,10 @@ class Suspicion:
         self._open: dict[str, _Case] = {}  # set aside, and not proved guilty yet
         self._cleared: set[str] = set()
 
-    def hope(self, generation: Generation, failure: Failure | None) -> bool | None:
-        """Return whether the next start may fare better; None if snapshots say nothing about that.
+    def retry_advice(self, generation: Generation, failure: Failure | None) -> RetryAdvice:
+        """Return what the run's snapshots say about another try.
 
-        True: the snapshot may be what is wrong. False: the same exception came from an older one as well.
+        `retry`: the snapshot may be what is wrong. `hopeless`: the same exception came from an older one as well.
         """
         self._next = None
         if generation.step is not None:
@@ -59,24 +60,24 @@ class Suspicion:
             for case in [case for case in self._open.values() if case.step < generation.step]:
                 del self._open[case.name]
         if failure is None or not _can_be_caused_by_content(failure):
-            return None
+            return "unknown"
         not_alone = [case for case in self._open.values() if case.fingerprint == failure.fingerprint]
         for case in not_alone:
             self._clear(case, f"a start from an older one ended in the same way: {failure.error}")
         if not_alone:
-            return None if failure.failure_class == "crash" else False
+            return "unknown" if failure.failure_class == "crash" else "hopeless"
         name = generation.restored_from
         if name is None or generation.step is not None or name in self._cleared:
-            return None
+            return "unknown"
         self._failed_starts = self._failed_starts + 1 if name == self._suspect else 1
         self._suspect = name
         if not self._has_older(name):
-            return None
+            return "unknown"
         if self._failed_starts >= _STARTS:
             cause = f"{failure.failure_class}: {failure.error}"
             reason = f"two starts from it failed before a step was finished: {cause}"
             self._next = _Case(name, step_of(name), failure.fingerprint, reason)
-        return True
+        return "retry"
 
     def conclude(self, *, goes_on: bool) -> None:
         """Set the snapshot aside whose turn it is if another generation follows; else clear all that is not proved."""

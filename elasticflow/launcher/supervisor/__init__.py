@@ -1,1 +1,1 @@
-"""The head of a launch: generations, members, budget, journal, verdict."""
+"""The supervisor, which leads a launch: generations, nodes, journal, verdict."""

@@ -31,7 +31,7 @@ _LOOK_S = 0.25
 _NOTICE_POLL_S = 0.02
 
 
-class Head:
+class AgentChannel:
     """Hears and directs the agents of a launch through *store*."""
 
     def __init__(self, store: Keys) -> None:

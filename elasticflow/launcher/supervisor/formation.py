@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.launcher.journal.journal import Journal
-    from elasticflow.launcher.supervisor.nodes import Members
+    from elasticflow.launcher.supervisor.nodes import Nodes
 
 
-class Nodes(Protocol):
+class Agents(Protocol):
     """The agents, as far as they can be asked for something."""
 
     def form(self, generation: int, nodes: tuple[tuple[str, int], ...], failed_at: float | None) -> None:
@@ -46,8 +46,8 @@ class Formation:
 
     Args:
         journal: Where it is told.
-        members: The nodes.
-        nodes: Their agents.
+        nodes: The nodes.
+        agents: Their agents.
         claim: Takes a reason, the last number it gave and the nodes; returns the next number, or None if another
             launch of the run has one after the last.
         first: Why the first generation is formed.
@@ -56,12 +56,12 @@ class Formation:
     def __init__(
         self,
         journal: Journal,
-        members: Members,
         nodes: Nodes,
+        agents: Agents,
         claim: Callable[[str, int, tuple[str, ...]], int | None],
         first: str,
     ) -> None:
-        self._journal, self._members, self._nodes, self._claim = journal, members, nodes, claim
+        self._journal, self._nodes, self._agents, self._claim = journal, nodes, agents, claim
         self._next: _Next | None = _Next(0.0, first)
         self._is_waiting = False
 
@@ -85,26 +85,26 @@ class Formation:
         coming = self._next
         if coming is None or now < coming.at:
             return None
-        chosen = self._members.chosen(now, is_first=self._journal.generation == 0)
+        chosen = self._nodes.chosen(now, is_first=self._journal.generation == 0)
         if not chosen:
             self._say_who_is_awaited()
             return None
         self._next, self._is_waiting = None, False
-        names = tuple(member.node for member in chosen)
+        names = tuple(node.name for node in chosen)
         number = self._claim(coming.reason, self._journal.generation, names)
         if number is None:
             raise TakenOver
         self._journal.generation = number
-        world_size = sum(member.nproc for member in chosen)
+        world_size = sum(node.nproc for node in chosen)
         self._journal.event(
             events.GENERATION_STARTED, world_size=world_size, nodes=len(chosen), reason=coming.reason
         )
         self._journal.update(at_once=True, generation=number, workers=[])
-        self._nodes.form(number, tuple((m.node, m.nproc) for m in chosen), coming.failed_at)
+        self._agents.form(number, tuple((node.name, node.nproc) for node in chosen), coming.failed_at)
         return Generation(number, names)
 
     def _say_who_is_awaited(self) -> None:
-        present, least = len(self._members), self._members.least
+        present, least = len(self._nodes), self._nodes.least
         if 0 < present < least and not self._is_waiting:
             self._is_waiting = True
             self._journal.event(events.NODE_AWAITED, present=present, least=least)

@@ -10,12 +10,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.launcher.agent.hang_culprit import Standing, blame
+from elasticflow.launcher.agent.hang_culprit import StalledWorker, find_culprit
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.launcher.restarts.generations import Generation
-    from elasticflow.launcher.supervisor.formation import Nodes
+    from elasticflow.launcher.supervisor.formation import Agents
 
 _ANSWER_S = 5.0
 
@@ -23,8 +23,8 @@ _ANSWER_S = 5.0
 class Hangs:
     """The hangs of a launch."""
 
-    def __init__(self, journal: Journal, nodes: Nodes) -> None:
-        self._journal, self._nodes = journal, nodes
+    def __init__(self, journal: Journal, agents: Agents) -> None:
+        self._journal, self._agents = journal, agents
 
     def told(self, message: dict[str, Any], generation: Generation | None) -> None:
         """Take in an agent's message: whether its node stands still, or where its workers stand."""
@@ -47,7 +47,7 @@ class Hangs:
         if generation.stacks_asked is None:
             if running and generation.standing.issuperset(running):
                 generation.stacks_asked = now
-                self._nodes.request("stacks", generation.number)
+                self._agents.request("stacks", generation.number)
             return False
         if not generation.stacks.keys() >= set(running) and now < generation.stacks_asked + _ANSWER_S:
             return False
@@ -55,12 +55,12 @@ class Hangs:
         return True
 
     def _tell(self, generation: Generation) -> None:
-        found = [Standing.of(each) for of_node in generation.stacks.values() for each in of_node]
+        found = [StalledWorker.of(each) for of_node in generation.stacks.values() for each in of_node]
         if not found:  # killed all the same
             error = "no progress, and no node told where its workers stand"
             generation.hung[0] = {"class": "hang", "error": error}
             return
-        standing, reason = blame(found)
+        standing, reason = find_culprit(found)
         phase, seconds = standing.doing, standing.seconds
         self._journal.event(
             events.HANG_DETECTED,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.restarts.generations import Generation
 
 
-class Intake:
+class Ingest:
     """Takes in the messages that tell, as against those that ask for a decision."""
 
     def __init__(self, journal: Journal, metrics: Metrics, environment: EnvironmentRecord) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.compiler.inputs.job_json import job_to_json
 from elasticflow.launcher.agent.agent_process import agent_of
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
-from elasticflow.launcher.restarts.ledger import FAILURES
+from elasticflow.launcher.restarts.restart_ledger import FAILURES
 from elasticflow.launcher.supervisor.scale_schedule import ALONE
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from elasticflow.launcher.agent.agent_process import AgentProcess
     from elasticflow.launcher.journal.post_mortem import Ending
     from elasticflow.launcher.rendezvous.leadership import Meeting
-    from elasticflow.launcher.restarts.ledger import Ledger
-    from elasticflow.launcher.supervisor.scale_schedule import Change
+    from elasticflow.launcher.restarts.restart_ledger import RestartLedger
+    from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.store.catalog import Catalog
 
@@ -61,7 +61,7 @@ class Launch:
     meeting: Meeting
     is_resumed: bool = False
     is_edited: bool = False
-    scale: tuple[Change, ...] = ALONE
+    scale: tuple[ScaleChange, ...] = ALONE
     node_rank: int = 0
     drift: tuple[Difference, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Launch:
         )
 
     def claim(
-        self, reason: str, last: int = 0, nodes: tuple[str, ...] = (), ledger: Ledger | None = None
+        self, reason: str, last: int = 0, nodes: tuple[str, ...] = (), ledger: RestartLedger | None = None
     ) -> int | None:
         """Return the next generation's number, claimed at the snapshot URI: no other launch can have it.
 

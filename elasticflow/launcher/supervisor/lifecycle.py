@@ -1,6 +1,6 @@
 """What follows from what happens to a launch: generations, drains, verdict.
 
-Knows no process, no store and no signal: it is told, and asks its `Nodes` to form or drain. So it can be
+Knows no process, no store and no signal: it is told, and asks its `Agents` to form or drain. So it can be
 tested as a table.
 """
 
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
 from elasticflow.launcher.restarts.unready_ends import UnreadyEnds
-from elasticflow.launcher.supervisor.aftermath import Aftermath
 from elasticflow.launcher.supervisor.drains import TOO_LATE, UNTRAINED_S, Drains
 from elasticflow.launcher.supervisor.formation import TakenOver
 from elasticflow.launcher.supervisor.hangs import Hangs
-from elasticflow.launcher.supervisor.verdict import Verdicts
+from elasticflow.launcher.supervisor.outcomes import GenerationEnds, Verdicts
 
 if TYPE_CHECKING:
     from elasticflow.launcher.agent.agent_process import AgentEnd
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
     from elasticflow.launcher.restarts.generations import Generation
     from elasticflow.launcher.restarts.restarts import Restarts
     from elasticflow.launcher.supervisor.drains import Drain
-    from elasticflow.launcher.supervisor.formation import Formation, Nodes
-    from elasticflow.launcher.supervisor.nodes import Member, Members
-    from elasticflow.launcher.supervisor.verdict import Verdict
+    from elasticflow.launcher.supervisor.formation import Agents, Formation
+    from elasticflow.launcher.supervisor.nodes import Node, Nodes
+    from elasticflow.launcher.supervisor.outcomes import Verdict
 
 
-class Course:
+class Lifecycle:
     """Decides what comes next, until there is a verdict.
 
     Attributes:
@@ -41,28 +40,28 @@ class Course:
         self,
         journal: Journal,
         restarts: Restarts,
+        agents: Agents,
         nodes: Nodes,
-        members: Members,
         formation: Formation,
         grace_s: float,
         untrained_s: float = UNTRAINED_S,
     ) -> None:
         self._journal = journal
+        self._agents = agents
         self._nodes = nodes
-        self._members = members
         self._formation = formation
         self._verdicts = Verdicts(journal)
         self._drains = Drains(journal, grace_s, untrained_s)
-        self._aftermath = Aftermath(journal, restarts, members, formation, self._drains, self._verdicts)
+        self._ends = GenerationEnds(journal, restarts, nodes, formation, self._drains, self._verdicts)
         self._unready_ends = UnreadyEnds()
-        self.hangs = Hangs(journal, nodes)
+        self.hangs = Hangs(journal, agents)
         self.generation: Generation | None = None
         self.verdict: Verdict | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether agents are ready and run no generation."""
-        return self.generation is None and len(self._members) > 0
+        return self.generation is None and len(self._nodes) > 0
 
     @property
     def is_leaving(self) -> bool:
@@ -71,29 +70,29 @@ class Course:
 
     def has_node(self, node: str) -> bool:
         """Return whether the agent of *node* is ready."""
-        return node in self._members
+        return node in self._nodes
 
     # --- what happens -----------------------------------------------------------------------------------
 
-    def node_joined(self, member: Member, refused: list[dict[str, str]]) -> None:
+    def node_joined(self, node: Node, refused: list[dict[str, str]]) -> None:
         """A node's agent is ready; its fork server has *refused* to import some modules beforehand."""
         generation = self.generation
-        if generation is not None and member.node in generation.running:
+        if generation is not None and node.name in generation.running:
             # The agent that was to run its workers died before anybody noticed; this one knows nothing of them.
-            generation.lost[member.node] = ("agent_lost", f"the agent of {member.node} was started again")
+            generation.lost[node.name] = ("agent_lost", f"the agent of {node.name} was started again")
             self._stop(generation, also_alone=True)
             self._conclude(generation)
-        self._unready_ends.forget(member.node)
-        self._members.join(member, time.monotonic())
-        self._journal.event(events.NODE_JOINED, node=member.node, host=member.host, nproc=member.nproc)
+        self._unready_ends.forget(node.name)
+        self._nodes.join(node, time.monotonic())
+        self._journal.event(events.NODE_JOINED, node=node.name, host=node.host, nproc=node.nproc)
         for module in refused:
             self._journal.event(events.PRELOAD_REFUSED, **module)
 
     def node_leaving(self, node: str) -> None:
         """A node is about to be taken away: its workers, and with them all others, leave after a step."""
-        if node not in self._members:
+        if node not in self._nodes:
             return
-        self._members.leave(node)
+        self._nodes.leave(node)
         if self.generation is None or node not in self.generation.nodes:
             self._release()
         elif self._drains.now is None:
@@ -101,9 +100,9 @@ class Course:
 
     def node_lost(self, node: str, kind: str, error: str) -> None:
         """A node's agent is gone, and its workers with it."""
-        if self._members.lose(node):
+        if self._nodes.lose(node):
             self._journal.event(events.NODE_LOST, node=node, reason=error)
-            self._nodes.release(node)  # should it live after all, it must not go on
+            self._agents.release(node)  # should it live after all, it must not go on
         generation = self.generation
         if generation is None or node not in generation.nodes or node in generation.ended:
             return
@@ -114,22 +113,22 @@ class Course:
     def agent_died(self, node: str, end: AgentEnd) -> bool:
         """Return whether to start the agent again; its workers have died with it."""
         error = f"the agent of {node} {end.cause}"
-        was_ready = node in self._members
+        was_ready = node in self._nodes
         was_needed = self.generation is not None and node in self.generation.nodes
         self.node_lost(node, "agent_lost", error)
         if not was_ready:
             self._unready_ends.note(node, end)
         if self.verdict is not None or was_needed:
             return self.verdict is None
-        if self._members.are_enough:  # a spare that keeps dying is let go
-            return self._members.may_come_back(node)
+        if self._nodes.are_enough:  # a spare that keeps dying is let go
+            return self._nodes.may_come_back(node)
         if self._unready_ends.would_come_again(node):
             error = f"the agent of {node} does not get ready, it {end.cause}\n{end.last_words}".rstrip()
             why = "it ended in the same way each time"
             self._settle(self._verdicts.failed("agent_lost", error, errors.ANSWER_IS_NO, why=why))
         else:
-            self._settle(self._aftermath.restart_or_fail(None, "agent_lost", error))
-            self._members.expect(node)
+            self._settle(self._ends.restart_or_fail(None, "agent_lost", error))
+            self._nodes.expect(node)
         return self.verdict is None
 
     def workers_started(self, message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -162,9 +161,9 @@ class Course:
             self._stop(generation, also_alone=True)
         elif self._drains.now is None and not generation.is_stopping:
             if generation.step is not None:
-                self._members.clear_blame()
-            if self._members.has_room_for_more(generation.nodes, now):
-                self._ask_to_drain("resized", f"{len(self._members)} nodes are ready", ends=False)
+                self._nodes.clear_blame()
+            if self._nodes.has_room_for_more(generation.nodes, now):
+                self._ask_to_drain("resized", f"{len(self._nodes)} nodes are ready", ends=False)
         if (late := self._drains.late(now)) is not None:
             self._drain_took_too_long(late)
 
@@ -178,7 +177,7 @@ class Course:
         """A snapshot of *generation* was refused, since a later one exists."""
         is_ours = self.generation is not None and self.generation.number == generation
         if is_ours:  # else this launch itself has gone on to a later one
-            self._settle(self._aftermath.taken_over())
+            self._settle(self._ends.taken_over())
 
     def interrupt(self, reason: str, code: int = errors.INTERRUPTED) -> None:
         """End the launch now; the same command goes on. A run that has finished or failed stays so."""
@@ -192,15 +191,15 @@ class Course:
             self.generation = self._formation.form(now)
         except OSError as error:  # the store does not answer: it may at the next try
             why = f"no generation can be claimed: {error}"
-            self._settle(self._aftermath.restart_or_fail(None, "storage", why))
+            self._settle(self._ends.restart_or_fail(None, "storage", why))
         except TakenOver:
-            self._settle(self._aftermath.taken_over())
+            self._settle(self._ends.taken_over())
 
     def _ask_to_drain(self, kind: str, reason: str, *, ends: bool) -> None:
         was_asked = self._drains.now is not None
         self._drains.ask(kind, reason, ends=ends)
         if self.generation is not None and not was_asked:
-            self._nodes.request("drain", self.generation.number)
+            self._agents.request("drain", self.generation.number)
 
     def _drain_took_too_long(self, drain: Drain) -> None:
         if drain.ends or self.generation is None:
@@ -213,14 +212,14 @@ class Course:
         if not generation.is_stopping:
             generation.is_stopping = True
             if also_alone or len(generation.nodes) > 1:
-                self._nodes.request("stop", generation.number)
+                self._agents.request("stop", generation.number)
 
     def _conclude(self, generation: Generation) -> None:
         """Once no worker is left anywhere: what ended the generation, and what comes next."""
         if not generation.is_over:
             return
         self.generation = None
-        self._settle(self._aftermath.of(generation))
+        self._settle(self._ends.of(generation))
         self._release()
 
     def _settle(self, verdict: Verdict | None) -> None:
@@ -229,8 +228,8 @@ class Course:
 
     def _release(self) -> None:
         """Let the nodes go that asked to, once they run nothing."""
-        for node in self._members.leaving():
+        for node in self._nodes.leaving():
             if self.generation is None or node not in self.generation.nodes:
-                self._members.lose(node)
+                self._nodes.lose(node)
                 self._journal.event(events.NODE_LEFT, node=node)
-                self._nodes.release(node)
+                self._agents.release(node)

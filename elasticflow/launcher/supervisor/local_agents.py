@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from elasticflow.launcher.agent.agent_process import AgentProcess
     from elasticflow.launcher.agent.left_behind import LeftBehind
     from elasticflow.launcher.journal.journal import Journal
-    from elasticflow.launcher.supervisor.lifecycle import Course
-    from elasticflow.launcher.supervisor.scale_schedule import Change
+    from elasticflow.launcher.supervisor.lifecycle import Lifecycle
+    from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
 
 
@@ -35,7 +35,7 @@ class LocalAgents:
     def __init__(
         self,
         make: Callable[[str], AgentProcess],
-        changes: tuple[Change, ...],
+        changes: tuple[ScaleChange, ...],
         journal: Journal,
         run: RunFolder,
     ) -> None:
@@ -53,18 +53,18 @@ class LocalAgents:
         first = self._changes.pop(0)
         return [self._add() for _ in range(first.nodes)]
 
-    def turn(self, course: Course) -> None:
+    def turn(self, lifecycle: Lifecycle) -> None:
         """See to agents that ended, and to nodes whose time it is to come or go."""
         for node in [node for node, agent in self._agents.items() if agent.exit_code() is not None]:
-            self._see_to_end(node, course)
+            self._see_to_end(node, lifecycle)
             self._orphans.look(time.monotonic())
         self._orphans.pursue(time.monotonic())
         while (
             self._changes
-            and course.verdict is None
+            and lifecycle.verdict is None
             and self._changes[0].is_due(time.monotonic() - self._began)
         ):
-            self._follow(self._changes.pop(0), course)
+            self._follow(self._changes.pop(0), lifecycle)
 
     def kill(self, node: str) -> bool:
         """Kill the agent of *node* with all that lives from it; return whether it is one of ours."""
@@ -84,7 +84,7 @@ class LocalAgents:
         return all(agent.exit_code() is not None for agent in self._agents.values())
 
     @property
-    def not_reached(self) -> list[Change]:
+    def not_reached(self) -> list[ScaleChange]:
         """What was to happen at a time that has not come."""
         return [change for change in self._changes if change.cue is None]
 
@@ -107,29 +107,29 @@ class LocalAgents:
         self._agents[node].start()
         return node
 
-    def _see_to_end(self, node: str, course: Course) -> None:
+    def _see_to_end(self, node: str, lifecycle: Lifecycle) -> None:
         agent = self._agents[node]
         code = agent.exit_code()
         assert code is not None
         if node in self._leaving:
-            course.node_lost(node, "preempted", "it ended before its workers had left")
+            lifecycle.node_lost(node, "preempted", "it ended before its workers had left")
             self._forget(node)
-        elif course.verdict is None:
+        elif lifecycle.verdict is None:
             end = AgentEnd(code, agent.last_words())
-            if course.agent_died(node, end):
+            if lifecycle.agent_died(node, end):
                 self._journal.event(events.AGENT_RESTARTED, node=node, exit_code=code, error=end.cause)
                 agent.start()
-            elif course.verdict is None:
+            elif lifecycle.verdict is None:
                 self._forget(node)
 
-    def _follow(self, change: Change, course: Course) -> None:
+    def _follow(self, change: ScaleChange, lifecycle: Lifecycle) -> None:
         present = [node for node in self._agents if node not in self._leaving]
         for _ in range(change.nodes - len(present)):
             self._add()
         for node in reversed(present[change.nodes :]):
-            if change.by_force or not course.has_node(node):
+            if change.by_force or not lifecycle.has_node(node):
                 self.kill(node)
-                course.node_lost(node, "node_lost", "killed on cue")
+                lifecycle.node_lost(node, "node_lost", "killed on cue")
                 self._forget(node)
             else:
                 self._leaving.add(node)

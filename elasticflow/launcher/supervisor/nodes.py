@@ -10,11 +10,11 @@ _TOO_OFTEN = 2
 
 
 @dataclass
-class Member:
+class Node:
     """A node whose agent is ready.
 
     Attributes:
-        node: Its id inside the launch.
+        name: Its id inside the launch.
         host: Name of its machine.
         nproc: Workers that it starts.
         rank: Its place among the nodes, where the rendezvous is static; else its arrival decides.
@@ -23,7 +23,7 @@ class Member:
         failures: Generations in a row that failed first on it.
     """
 
-    node: str
+    name: str
     host: str
     nproc: int
     rank: int | None = None
@@ -32,7 +32,7 @@ class Member:
     failures: int = 0
 
 
-class Members:
+class Nodes:
     """The nodes of a launch, in the order of their arrival, which is the order of their ranks.
 
     Args:
@@ -43,14 +43,14 @@ class Members:
 
     def __init__(self, least: int, most: int, settle_s: float = SETTLE_S) -> None:
         self._least, self._most, self._settle_s = least, most, settle_s
-        self._members: dict[str, Member] = {}
+        self._by_name: dict[str, Node] = {}
         self._expected: set[str] = set()
         self._losses: dict[str, int] = {}
         self._settled_at = 0.0
 
     def __contains__(self, node: str) -> bool:
         """Return whether *node* is there."""
-        return node in self._members
+        return node in self._by_name
 
     def __len__(self) -> int:
         """Return how many nodes could take part."""
@@ -70,65 +70,64 @@ class Members:
         """Have the first generation wait for *node*, which is on its way."""
         self._expected.add(node)
 
-    def join(self, member: Member, now: float) -> None:
+    def join(self, node: Node, now: float) -> None:
         """Take in a node; one of the same id, which it replaces, is forgotten."""
-        self._members[member.node] = member
-        self._expected.discard(member.node)
+        self._by_name[node.name] = node
+        self._expected.discard(node.name)
         self._settled_at = now + self._settle_s
 
     def leave(self, node: str) -> None:
         """Have *node* take part in nothing new."""
-        self._members[node].is_leaving = True
+        self._by_name[node].is_leaving = True
 
     def lose(self, node: str) -> bool:
         """Forget *node*; return whether it was there."""
         self._expected.discard(node)
-        return self._members.pop(node, None) is not None
+        return self._by_name.pop(node, None) is not None
 
     def leaving(self) -> list[str]:
         """Return the nodes that asked to leave and are still there."""
-        return [m.node for m in self._members.values() if m.is_leaving]
+        return [node.name for node in self._by_name.values() if node.is_leaving]
 
     def may_come_back(self, node: str) -> bool:
         """Count that *node* was lost while nobody needed it; return whether to start it again."""
         self._losses[node] = self._losses.get(node, 0) + 1
         return self._losses[node] <= _TOO_OFTEN
 
-    def blame(self, node: str) -> bool:
-        """Count a generation that failed first on *node*; return whether that excludes it.
+    def blame(self, name: str) -> bool:
+        """Count a generation that failed first on *name*; return whether that excludes it.
 
         It does when it has failed twice in a row while others did not, and the others are enough.
         """
-        for member in self._members.values():
-            member.failures = member.failures + 1 if member.node == node else 0
-        found = self._members.get(node)
-        if found is None or found.failures < _TOO_OFTEN or len(self._usable()) <= self._least:
+        for node in self._by_name.values():
+            node.failures = node.failures + 1 if node.name == name else 0
+        culprit = self._by_name.get(name)
+        if culprit is None or culprit.failures < _TOO_OFTEN or len(self._usable()) <= self._least:
             return False
-        found.is_excluded = True
+        culprit.is_excluded = True
         return True
 
     def clear_blame(self) -> None:
         """Forget whose fault anything was: a step was finished."""
-        for member in self._members.values():
-            member.failures = 0
+        for node in self._by_name.values():
+            node.failures = 0
 
-    def chosen(self, now: float, *, is_first: bool = False) -> tuple[Member, ...]:
+    def chosen(self, now: float, *, is_first: bool = False) -> tuple[Node, ...]:
         """Return who forms the next generation, in rank order; nobody while others are worth waiting for.
 
         The full set ends the wait, or a short time without an arrival. A first generation (*is_first*) also waits
         for those that are known to be coming.
         """
-        found = self._usable()[: self._most]
-        if len(found) < self._most and (now < self._settled_at or (is_first and self._expected)):
+        chosen = self._usable()[: self._most]
+        if len(chosen) < self._most and (now < self._settled_at or (is_first and self._expected)):
             return ()
-        if len(found) < self._least:
+        if len(chosen) < self._least:
             return ()
-        return tuple(sorted(found, key=lambda member: member.rank or 0))
+        return tuple(sorted(chosen, key=lambda node: node.rank or 0))
 
     def has_room_for_more(self, nodes: tuple[str, ...], now: float) -> bool:
         """Return whether a generation of *nodes* should make way for one with nodes that have come since."""
-        found = self._usable()
-        return now >= self._settled_at and min(len(found), self._most) > len(nodes)
+        return now >= self._settled_at and min(len(self._usable()), self._most) > len(nodes)
 
-    def _usable(self) -> list[Member]:
-        return [m for m in self._members.values() if not m.is_leaving and not m.is_excluded]
+    def _usable(self) -> list[Node]:
+        return [node for node in self._by_name.values() if not node.is_leaving and not node.is_excluded]

@@ -17,7 +17,7 @@ _CHANGE = re.compile(r"(\d{1,4})(!?)@(\d+(?:\.\d+)?)s?")
 
 
 @dataclass(frozen=True)
-class Change:
+class ScaleChange:
     """From *at_s* seconds after the start on there are *nodes* nodes.
 
     Attributes:
@@ -38,7 +38,7 @@ class Change:
         return seconds >= self.at_s and (self.cue is None or self.cue.exists())
 
 
-def parse_scale(text: str) -> tuple[Change, ...]:
+def parse_scale(text: str) -> tuple[ScaleChange, ...]:
     """Return what `1@0s 3@20s 2!@40s` says, in order of time; `!` kills the nodes that go.
 
     Raises:
@@ -52,14 +52,14 @@ def parse_scale(text: str) -> tuple[Change, ...]:
                 f"--scale: `{word}` is not a number of nodes at a time",
                 'write it like "1@0s 3@20s 2@40s"; "2!@40s" kills the nodes that go',
             )
-        changes.append(Change(float(found[3]), int(found[1]), found[2] == "!"))
+        changes.append(ScaleChange(float(found[3]), int(found[1]), found[2] == "!"))
     changes.sort(key=lambda change: change.at_s)
     if not changes or changes[0].at_s > 0:
         raise ScaleError("--scale says nothing about the start", 'begin with the first nodes, like "1@0s"')
     return tuple(changes)
 
 
-def check_scale(changes: tuple[Change, ...], nodes: NodesTable) -> None:
+def check_scale(changes: tuple[ScaleChange, ...], nodes: NodesTable) -> None:
     """Return if the job may have as many nodes as *changes* say.
 
     Raises:
@@ -73,5 +73,5 @@ def check_scale(changes: tuple[Change, ...], nodes: NodesTable) -> None:
         )
 
 
-ALONE = (Change(0.0, 1),)
+ALONE = (ScaleChange(0.0, 1),)
 """One node, from the start to the end."""

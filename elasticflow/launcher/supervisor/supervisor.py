@@ -1,4 +1,4 @@
-"""The head of a launch: one thread, one loop over messages, signals, the agent's life and the clock.
+"""The supervisor of a launch: one thread, one loop over messages, signals, the agent's life and the clock.
 
 What follows from what happens is decided in `launcher/supervisor/lifecycle.py`; the files of the run are written by this process alone.
 """
@@ -22,15 +22,15 @@ from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.restarts.budget import Budget
 from elasticflow.launcher.restarts.restarts import Restarts
-from elasticflow.launcher.restarts.snapshot_rollback import Suspicion
-from elasticflow.launcher.supervisor.agent_channel import Head
+from elasticflow.launcher.restarts.snapshot_rollback import SnapshotRollback
+from elasticflow.launcher.supervisor.agent_channel import AgentChannel
 from elasticflow.launcher.supervisor.drains import UNTRAINED_S
 from elasticflow.launcher.supervisor.formation import Formation
-from elasticflow.launcher.supervisor.ingest import Intake
+from elasticflow.launcher.supervisor.ingest import Ingest
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
-from elasticflow.launcher.supervisor.lifecycle import Course
+from elasticflow.launcher.supervisor.lifecycle import Lifecycle
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
-from elasticflow.launcher.supervisor.nodes import Member, Members
+from elasticflow.launcher.supervisor.nodes import Node, Nodes
 from elasticflow.protocol.store_address import RendezvousLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.writer.committer import FENCED
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.launcher.supervisor.launch_record import Launch
-    from elasticflow.launcher.supervisor.verdict import Verdict
+    from elasticflow.launcher.supervisor.outcomes import Verdict
 
 _POLL_S = 0.01
 _NOTICE_S = 2.0  # of machines that joined, to read the exit code
@@ -55,9 +55,9 @@ class Supervisor:
         self._journal = Journal(launch.folder, launch.number, self._shown)
         self._metrics = Metrics(launch.folder)
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
-        self._intake = Intake(self._journal, self._metrics, self._environment)
+        self._ingest = Ingest(self._journal, self._metrics, self._environment)
         self._agents = LocalAgents(launch.agent, launch.scale, self._journal, launch.folder)
-        self._members = Members(launch.plan.nodes_min, launch.plan.nodes_max)
+        self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max)
         self._asked = LeaveRequests()
 
     def run(self) -> int:
@@ -90,24 +90,24 @@ class Supervisor:
                 at_end.callback(end)
             self._announce()
             for node in self._agents.begin():
-                self._members.expect(node)
-            head = self._open()
-            course = self._course(head)
+                self._nodes.expect(node)
+            channel = self._open()
+            lifecycle = self._lifecycle(channel)
             try:
-                while course.verdict is None:
-                    self._turn(head, course)
+                while lifecycle.verdict is None:
+                    self._turn(channel, lifecycle)
                     time.sleep(_POLL_S)
             except RendezvousLostError as error:
-                return self._end_without_store(course, str(error))
-            return self._close(head, course, course.verdict)
+                return self._end_without_store(lifecycle, str(error))
+            return self._close(channel, lifecycle, lifecycle.verdict)
 
-    def _open(self) -> Head:
+    def _open(self) -> AgentChannel:
         try:
-            head = Head(self._launch.meeting.open())
-            head.invite(self._launch.invitation())
+            channel = AgentChannel(self._launch.meeting.open())
+            channel.invite(self._launch.invitation())
         except RendezvousLostError as error:
             raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
-        return head
+        return channel
 
     def _announce(self) -> None:
         launch = self._launch
@@ -139,69 +139,69 @@ class Supervisor:
             self._journal.event(events.DRIFT_FOUND, launch=launch.number, differences=differences)
         self._journal.write_state()
 
-    def _course(self, head: Head) -> Course:
+    def _lifecycle(self, channel: AgentChannel) -> Lifecycle:
         launch, plan = self._launch, self._launch.plan.restarts
         budget = Budget(plan, launch.folder.ledger)
-        restarts = Restarts(self._journal, budget, Suspicion(launch.catalog, self._journal))
+        restarts = Restarts(self._journal, budget, SnapshotRollback(launch.catalog, self._journal))
         first = "resume" if launch.is_resumed else "start"
         claim = partial(launch.claim, ledger=budget.ledger)
-        formation = Formation(self._journal, self._members, head, claim, first)
+        formation = Formation(self._journal, self._nodes, channel, claim, first)
         # What is held in memory may be ahead of the store, also before anything is trained.
         untrained_s = UNTRAINED_S if launch.plan.snapshots.memory is None else plan.grace_s
-        return Course(self._journal, restarts, head, self._members, formation, plan.grace_s, untrained_s)
+        return Lifecycle(self._journal, restarts, channel, self._nodes, formation, plan.grace_s, untrained_s)
 
-    def _turn(self, head: Head, course: Course) -> None:
-        for message in head.take():
-            self._hear(message, course)
-        self._look_at_signals(course)
-        self._agents.turn(course)
-        for node in head.silent():
+    def _turn(self, channel: AgentChannel, lifecycle: Lifecycle) -> None:
+        for message in channel.take():
+            self._hear(message, lifecycle)
+        self._look_at_signals(lifecycle)
+        self._agents.turn(lifecycle)
+        for node in channel.silent():
             if not self._agents.kill(node):  # one of ours hangs or was stopped: seen to at the next turn
-                course.node_lost(node, "node_lost", "it has given no sign of life")
-        course.time_passed()
+                lifecycle.node_lost(node, "node_lost", "it has given no sign of life")
+        lifecycle.time_passed()
 
-    def _hear(self, message: dict[str, Any], course: Course) -> None:
+    def _hear(self, message: dict[str, Any], lifecycle: Lifecycle) -> None:
         match message["type"]:
             case "node":
-                member = Member(message["node"], message["host"], message["nproc"], message.get("node_rank"))
-                course.node_joined(member, message["refused"])
+                node = Node(message["node"], message["host"], message["nproc"], message.get("node_rank"))
+                lifecycle.node_joined(node, message["refused"])
             case "died":
-                course.node_lost(message["node"], "agent_lost", message["error"])
+                lifecycle.node_lost(message["node"], "agent_lost", message["error"])
             case "leaving":
-                course.node_leaving(message["node"])
+                lifecycle.node_leaving(message["node"])
             case "workers":
-                self._journal.update(at_once=True, workers=course.workers_started(message))
+                self._journal.update(at_once=True, workers=lifecycle.workers_started(message))
             case "lines" | "writer" | "left_behind":
-                self._take_in(message, course)
+                self._take_in(message, lifecycle)
             case "standstill" | "stacks":
-                course.hangs.told(message, course.generation)
+                lifecycle.hangs.told(message, lifecycle.generation)
             case "ended":
-                course.group_ended(message)
+                lifecycle.group_ended(message)
             case other:
                 raise AssertionError(f"no such message: {other}")
 
-    def _take_in(self, message: dict[str, Any], course: Course) -> None:
+    def _take_in(self, message: dict[str, Any], lifecycle: Lifecycle) -> None:
         """Take in a message that tells, as against those that ask for a decision."""
         match message["type"]:
             case "lines":
                 self._journal.update(held=message["held"])
-                self._intake.lines(message["lines"], course.generation)
+                self._ingest.lines(message["lines"], lifecycle.generation)
             case "writer":
                 fenced = [r["generation"] for r in message["reports"] if r.get("reason") == FENCED]
-                self._intake.reports(message["reports"])
+                self._ingest.reports(message["reports"])
                 for generation in fenced:
-                    course.fenced(generation)
+                    lifecycle.fenced(generation)
             case _:
                 fields = {key: message[key] for key in ("node", "pid", "command", "was_killed")}
                 self._journal.event(events.PROCESS_LEFT_BEHIND, **fields)
 
-    def _look_at_signals(self, course: Course) -> None:
+    def _look_at_signals(self, lifecycle: Lifecycle) -> None:
         if len(self._asked.numbers) > 1:
-            course.interrupt("a second signal", errors.KILLED_BY_USER)
-        elif self._asked.numbers and not course.is_leaving and course.verdict is None:
-            course.asked_to_leave(signal.Signals(self._asked.numbers[0]).name)
+            lifecycle.interrupt("a second signal", errors.KILLED_BY_USER)
+        elif self._asked.numbers and not lifecycle.is_leaving and lifecycle.verdict is None:
+            lifecycle.asked_to_leave(signal.Signals(self._asked.numbers[0]).name)
 
-    def _see_off(self, course: Course, verdict: Verdict) -> Verdict:
+    def _see_off(self, lifecycle: Lifecycle, verdict: Verdict) -> Verdict:
         """Return once the agents have left, whose writers may still be writing a snapshot; a signal cuts that short."""
         asked = 1 if verdict.status == "interrupted" else 0  # signals that led to the verdict
         grace_s = self._launch.plan.restarts.grace_s
@@ -210,33 +210,33 @@ class Supervisor:
         while not self._agents.are_gone and time.monotonic() < deadline:
             if len(self._asked.numbers) > asked:
                 if verdict.exit_code == errors.INTERRUPTED:
-                    course.interrupt("a second signal", errors.KILLED_BY_USER)
-                return course.verdict or verdict
+                    lifecycle.interrupt("a second signal", errors.KILLED_BY_USER)
+                return lifecycle.verdict or verdict
             time.sleep(_POLL_S)
         return verdict
 
-    def _close(self, head: Head, course: Course, verdict: Verdict) -> int:
+    def _close(self, channel: AgentChannel, lifecycle: Lifecycle, verdict: Verdict) -> int:
         """End the agents, take in what they still have to say, and write the verdict."""
         self._launch.meeting.outlive_store()
         # What others are told and say is lost with the store; how the launch ended is not.
         with contextlib.suppress(RendezvousLostError):
-            head.stop(verdict.exit_code)
-        if course.is_idle:
-            verdict = self._see_off(course, verdict)
+            channel.stop(verdict.exit_code)
+        if lifecycle.is_idle:
+            verdict = self._see_off(lifecycle, verdict)
         self._agents.end()
         with contextlib.suppress(RendezvousLostError):
-            head.await_notice(self._agents.nodes, _NOTICE_S)
-            for message in head.take():
+            channel.await_notice(self._agents.nodes, _NOTICE_S)
+            for message in channel.take():
                 if message["type"] in ("lines", "writer", "left_behind"):
-                    self._take_in(message, course)
+                    self._take_in(message, lifecycle)
         return self._conclude(verdict)
 
-    def _end_without_store(self, course: Course, error: str) -> int:
+    def _end_without_store(self, lifecycle: Lifecycle, error: str) -> int:
         """End the agents, whose store has gone, and write the verdict."""
         self._agents.end()
-        course.interrupt(f"the store at {self._launch.meeting.endpoint} is lost: {error}")
-        assert course.verdict is not None
-        return self._conclude(course.verdict)
+        lifecycle.interrupt(f"the store at {self._launch.meeting.endpoint} is lost: {error}")
+        assert lifecycle.verdict is not None
+        return self._conclude(lifecycle.verdict)
 
     def _conclude(self, verdict: Verdict) -> int:
         fields = {**verdict.fields, **self._journal.durations.figures()}

@@ -1,4 +1,4 @@
-"""One agent with real workers from a real fork server, and a supervisor's head in the test."""
+"""One agent with real workers from a real fork server, and the supervisor's channel in the test."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import pytest
 
 from elasticflow.launcher.agent.agent import Agent, build_agent
 from elasticflow.launcher.agent.agent_process import AgentConfig
-from elasticflow.launcher.agent.hang_culprit import Standing
+from elasticflow.launcher.agent.hang_culprit import StalledWorker
 from elasticflow.launcher.agent.hang_timeouts import Limits
 from elasticflow.launcher.agent.worker_heartbeats import Heartbeats
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.rendezvous.key_server import KeyServer
 from elasticflow.launcher.rendezvous.network import listen
-from elasticflow.launcher.supervisor.agent_channel import Head
+from elasticflow.launcher.supervisor.agent_channel import AgentChannel
 from elasticflow.protocol.store_address import RendezvousPlace
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import Warm, is_alive, wait_until
@@ -43,9 +43,9 @@ HANG_S = 0.6
 
 @dataclass
 class Node:
-    """An agent that runs in a thread, and what it has told the head so far."""
+    """An agent that runs in a thread, and what it has told the supervisor so far."""
 
-    head: Head
+    channel: AgentChannel
     agent: Agent
     warm: Warm
     folder: RunFolder
@@ -56,14 +56,14 @@ class Node:
     def form(self, generation: int, code: str) -> None:
         """Have the agent form *generation* of two workers that run *code*, and wait until they have started."""
         self.warm.write("import os, pathlib, signal, sys, time\n" + textwrap.dedent(code))
-        self.head.form(generation, (("n0", 2),), None)
+        self.channel.form(generation, (("n0", 2),), None)
         self.message("workers", generation)
 
     def message(self, kind: str, generation: int | None = None) -> dict[str, Any]:
         """Return the agent's first message of that kind, for *generation* if one is given."""
 
         def found() -> list[dict[str, Any]]:
-            self.told += self.head.take()
+            self.told += self.channel.take()
             return [
                 m
                 for m in self.told
@@ -108,7 +108,7 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
         hang_timeout_s=HANG_S,
         grace_s=1,
     )
-    head = Head(KeyServer(listener).keys(place.prefix))
+    channel = AgentChannel(KeyServer(listener).keys(place.prefix))
     readable, writable = os.pipe()  # a writer that never says anything
     writer = SimpleNamespace(
         process=SimpleNamespace(pid=0),
@@ -129,10 +129,10 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
         except HelperLostError as error:
             lost.append(error)
 
-    made = Node(head, agent, warm, folder, threading.Thread(target=run, daemon=True), lost=lost)
+    made = Node(channel, agent, warm, folder, threading.Thread(target=run, daemon=True), lost=lost)
     made.thread.start()
     yield made
-    head.stop()
+    channel.stop()
     made.thread.join(5)
     stopped = not made.thread.is_alive()
     if agent._workers is not None:
@@ -226,7 +226,7 @@ path.write_text(json.dumps(dict(os.environ)))
 os._exit(0)
 """
     )
-    node.head.form(5, (("n9", 3), ("n0", 2)), 12.5)
+    node.channel.form(5, (("n9", 3), ("n0", 2)), 12.5)
     assert (False, [(0, False), (0, False)]) == node.ended(5)
     pid = node.warm.server.spawn(0, {}, os.devnull, os.devnull)  # what the server has of its own
     wait_until(lambda: not is_alive(pid))
@@ -274,7 +274,7 @@ def test_drain_reaches_every_worker(node: Node) -> None:
         time.sleep(60)
         """,
     )
-    node.head.request("drain", 1)
+    node.channel.request("drain", 1)
 
     assert (False, [(0, False), (0, False)]) == node.ended(1)
 
@@ -293,8 +293,8 @@ def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
         """,
     )
     assert node.message("standstill")["is_so"]
-    node.head.request("stacks", 1)
-    stacks = [Standing.of(each) for each in node.message("stacks")["workers"]]
+    node.channel.request("stacks", 1)
+    stacks = [StalledWorker.of(each) for each in node.message("stacks")["workers"]]
 
     assert [("n0", 0, "start"), ("n0", 1, "start")] == [(s.node, s.rank, s.phase) for s in stacks]
     assert [False, True] == [s.state == "T" for s in stacks]
@@ -302,7 +302,7 @@ def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
     assert stacks[0].seconds >= HANG_S
     for rank in range(2):
         assert "most recent call first" in node.folder.rank_log(1, rank, "stderr").read_text()
-    node.head.request("stop", 1)
+    node.channel.request("stop", 1)
     assert (False, [(-9, True), (-9, True)]) == node.ended(1)
 
 
@@ -310,7 +310,7 @@ def test_stop_of_a_generation_kills_its_workers(node: Node) -> None:
     """A peer node has failed: the workers of this one go, and that is no failure of its own."""
     node.form(1, "time.sleep(60)")
     pids = [w["pid"] for w in node.message("workers", 1)["workers"]]
-    node.head.request("stop", 1)
+    node.channel.request("stop", 1)
 
     assert (False, [(-9, True), (-9, True)]) == node.ended(1)
     assert not any(is_alive(pid) for pid in pids)

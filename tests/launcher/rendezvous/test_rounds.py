@@ -15,7 +15,7 @@ from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.rendezvous.control_store import is_requested, join_store
 from elasticflow.launcher.rendezvous.key_server import KeyServer
 from elasticflow.launcher.rendezvous.rounds import Assignment, Feed, Rounds
-from elasticflow.launcher.supervisor.agent_channel import Head
+from elasticflow.launcher.supervisor.agent_channel import AgentChannel
 from elasticflow.protocol.store_address import RendezvousPlace
 from elasticflow.runtime.process import process_group
 from elasticflow.runtime.process.identity import Identity
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Launch:
-    """A head and what it takes to join it."""
+    """The supervisor's channel, and where agents find it."""
 
-    head: Head
+    channel: AgentChannel
     place: RendezvousPlace
 
     def agent(self, node: str = "n0") -> Rounds:
@@ -48,16 +48,16 @@ def generation_of(agent: Rounds) -> int:
 
 @pytest.fixture
 def launch() -> Launch:
-    """Return a head that serves a store on a free port."""
+    """Return a channel in a store that is served on a free port."""
     listener = socket.create_server(("127.0.0.1", 0))
     place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
-    return Launch(Head(KeyServer(listener).keys(place.prefix)), place)
+    return Launch(AgentChannel(KeyServer(listener).keys(place.prefix)), place)
 
 
 def test_lone_node_forms_a_generation_without_a_last_call(launch: Launch) -> None:
     """The node set is known; torch 2.13's own rendezvous waits 30 s for others when fewer than the most are there."""
     agent = launch.agent()
-    launch.head.form(4, (("n0", 2),), 12.5)
+    launch.channel.form(4, (("n0", 2),), 12.5)
     began = time.monotonic()
     assignment = agent.wait_for_next()
 
@@ -122,11 +122,11 @@ def test_workers_reach_rank_0_where_it_is(
 
 def test_agent_started_late_skips_old_rounds(launch: Launch) -> None:
     """An agent that takes over forms the generation decided after it joined, not its predecessor's."""
-    launch.head.form(1, (("n0", 2),), None)
-    launch.head.form(2, (("n0", 2),), None)
+    launch.channel.form(1, (("n0", 2),), None)
+    launch.channel.form(2, (("n0", 2),), None)
     agent = launch.agent()
     agent.skip_old()
-    launch.head.form(3, (("n0", 2),), None)
+    launch.channel.form(3, (("n0", 2),), None)
 
     assert 3 == generation_of(agent)
 
@@ -135,7 +135,7 @@ def test_first_agent_has_nothing_to_skip(launch: Launch) -> None:
     """Before any round is published, skipping changes nothing."""
     agent = launch.agent()
     agent.skip_old()
-    launch.head.form(1, (("n0", 2),), None)
+    launch.channel.form(1, (("n0", 2),), None)
 
     assert 1 == generation_of(agent)
 
@@ -143,8 +143,8 @@ def test_first_agent_has_nothing_to_skip(launch: Launch) -> None:
 def test_rounds_without_this_node_are_passed_over(launch: Launch) -> None:
     """A node takes part when it is named, at its place in the order of nodes."""
     agent = launch.agent("n1")
-    launch.head.form(1, (("n0", 2),), None)
-    launch.head.form(2, (("n0", 3), ("n1", 2)), None)
+    launch.channel.form(1, (("n0", 2),), None)
+    launch.channel.form(2, (("n0", 3), ("n1", 2)), None)
 
     assert Assignment(2, None, 1, 2, first_rank=3, nproc=2, world_size=5) == agent.wait_for_next()
 
@@ -152,9 +152,9 @@ def test_rounds_without_this_node_are_passed_over(launch: Launch) -> None:
 def test_stop_lets_every_agent_leave(launch: Launch) -> None:
     """The end of the launch is told to each, also to one that has not looked for a while."""
     agents = [launch.agent("n0"), launch.agent("n1")]
-    launch.head.form(1, (("n0", 2),), None)
+    launch.channel.form(1, (("n0", 2),), None)
     assert 1 == generation_of(agents[0])
-    launch.head.stop()
+    launch.channel.stop()
 
     assert [None, None] == [agent.wait_for_next() for agent in agents]
 
@@ -168,7 +168,7 @@ def test_agent_that_gives_up_closes_nothing_for_the_others(launch: Launch) -> No
 
     with pytest.raises(HelperLostError):
         agent.wait_for_next(give_up)
-    launch.head.form(1, (("n1", 2),), None)
+    launch.channel.form(1, (("n1", 2),), None)
 
     assert 1 == generation_of(other)
 
@@ -176,7 +176,7 @@ def test_agent_that_gives_up_closes_nothing_for_the_others(launch: Launch) -> No
 def test_drain_is_asked_of_one_generation_only(launch: Launch) -> None:
     """A request does not reach into the next generation."""
     store = join_store(launch.place)
-    launch.head.request("drain", 3)
+    launch.channel.request("drain", 3)
     wait_until(lambda: is_requested(store, "drain", 3))
 
     assert not is_requested(store, "drain", 4)
@@ -189,7 +189,7 @@ def test_messages_arrive_once_and_in_order(launch: Launch) -> None:
     taken: list[dict[str, Any]] = []
 
     def all_of(count: int) -> bool:
-        taken.extend(launch.head.take())
+        taken.extend(launch.channel.take())
         return len(taken) >= count
 
     for number in range(6):
@@ -200,7 +200,7 @@ def test_messages_arrive_once_and_in_order(launch: Launch) -> None:
 
     assert [0, 2, 4, 6] == [m["number"] for m in taken if m["number"] % 2 == 0]
     assert [1, 3, 5] == [m["number"] for m in taken if m["number"] % 2 == 1]
-    assert [] == launch.head.take()
+    assert [] == launch.channel.take()
 
 
 def test_agent_killed_before_it_spoke_holds_up_nobody(launch: Launch) -> None:
@@ -208,4 +208,4 @@ def test_agent_killed_before_it_spoke_holds_up_nobody(launch: Launch) -> None:
     Feed(join_store(launch.place))
     Feed(join_store(launch.place)).post({"type": "node", "node": "n0"})
 
-    wait_until(lambda: [{"type": "node", "node": "n0"}] == launch.head.take(), 5)
+    wait_until(lambda: [{"type": "node", "node": "n0"}] == launch.channel.take(), 5)

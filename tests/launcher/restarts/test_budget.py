@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from elasticflow.compiler.plan.launch_plan import RestartPlan
 from elasticflow.launcher.restarts.budget import FREE, FREE_AGENTS, LONGEST_DELAY_S, Budget
 from elasticflow.launcher.restarts.failures import CLASSES
-from elasticflow.launcher.restarts.ledger import read_ledger
+from elasticflow.launcher.restarts.restart_ledger import read_ledger
 
 
 class Clock:
@@ -107,7 +107,9 @@ def test_a_refusal_that_another_try_would_meet_again_ends_the_run_at_once(ledger
     decision = budget.charge("user_error", step=10, fingerprint="a", is_final=True)
     assert (decision.restart, decision.spent, decision.left) == (False, False, 4)
     assert decision.reason == "what the job was refused for would be refused again"
-    assert budget.charge("user_error", step=None, fingerprint="a", is_final=True, hope=True).restart
+    assert budget.charge(
+        "user_error", step=None, fingerprint="a", is_final=True, retry_advice="retry"
+    ).restart
 
 
 def test_the_same_user_error_twice_without_progress_ends_the_run(ledger: Path) -> None:
@@ -140,9 +142,9 @@ def test_another_user_error_or_progress_in_between_allows_a_restart(ledger: Path
 def test_whoever_knows_more_than_the_ledger_says_whether_there_is_hope(ledger: Path) -> None:
     """An error that came before may stay away next time, and a new one may be without hope; it is charged either way."""
     budget = Budget(plan_of(5), ledger, Clock())
-    again = [budget.charge("user_error", step=None, fingerprint="a", hope=True) for _ in range(3)]
+    again = [budget.charge("user_error", step=None, fingerprint="a", retry_advice="retry") for _ in range(3)]
     assert [(d.restart, d.left) for d in again] == [(True, 4), (True, 3), (True, 2)]
-    last = budget.charge("user_error", step=10, fingerprint="b", hope=False)
+    last = budget.charge("user_error", step=10, fingerprint="b", retry_advice="hopeless")
     assert (last.restart, last.spent, last.left) == (False, False, 1)
     assert last.reason == "the same error came again without progress"
 

@@ -13,17 +13,17 @@ from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.store.publish import Publisher
-from tests.launcher.course_trial import worker
+from tests.launcher.lifecycle_trial import worker
 
 if TYPE_CHECKING:
-    from tests.launcher.course_trial import Trial
+    from tests.launcher.lifecycle_trial import Trial
 
 RAISED = 'Traceback (most recent call last):\n  File "train.py"\nValueError: no weight may be {}\n'
 
 
 @pytest.fixture
 def trial(trial: Trial) -> Trial:
-    """Return a course with two snapshots and plenty of restarts, about to form its first generation."""
+    """Return a lifecycle with two snapshots and plenty of restarts, about to form its first generation."""
     trial.plan(budget=9)
     for step in (5, 10):
         publish(trial, step)
@@ -49,8 +49,8 @@ def start(trial: Trial) -> str:
     trial.wait(60)
     newest = trial.catalog.newest()
     assert newest is not None
-    assert trial.course.generation is not None, trial.course.verdict
-    trial.course.generation.restored_from = newest.name
+    assert trial.lifecycle.generation is not None, trial.lifecycle.verdict
+    trial.lifecycle.generation.restored_from = newest.name
     return newest.name
 
 
@@ -95,7 +95,7 @@ def test_older_snapshot_that_trains_on_proves_it(trial: Trial) -> None:
     trial.wait(60)
 
     assert [(events.SNAPSHOT_REJECTED, name_of(10))] == verdicts(trial)
-    assert trial.course.generation is not None
+    assert trial.lifecycle.generation is not None
     assert [name_of(10)] == list(trial.catalog.quarantined())
 
 
@@ -152,7 +152,7 @@ def test_only_snapshot_is_not_blamed(trial: Trial) -> None:
 
 def test_error_before_a_snapshot_was_chosen_ends_the_run(trial: Trial) -> None:
     """A model that cannot be built has nothing to do with snapshots."""
-    trial.course.time_passed()
+    trial.lifecycle.time_passed()
     fail(trial)
 
     assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
@@ -192,7 +192,7 @@ def test_interruption_between_two_failed_starts_says_nothing(trial: Trial) -> No
     start(trial)
     crash(trial, signal.SIGKILL)
     start(trial)
-    trial.course.agent_died("n0", AgentEnd(-9))
+    trial.lifecycle.agent_died("n0", AgentEnd(-9))
     trial.join()
     start(trial)
     fail(trial)

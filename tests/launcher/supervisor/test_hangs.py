@@ -8,10 +8,10 @@ import pytest
 
 from elasticflow import events
 from elasticflow.launcher.supervisor.nodes import SETTLE_S
-from tests.launcher.course_trial import worker
+from tests.launcher.lifecycle_trial import worker
 
 if TYPE_CHECKING:
-    from tests.launcher.course_trial import Trial
+    from tests.launcher.lifecycle_trial import Trial
 
 CODE = ["/r/examples/net.py", 12, "forward"]
 COLLECTIVE = ["/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3, "all_reduce"]
@@ -19,7 +19,7 @@ COLLECTIVE = ["/v/lib/python3.11/site-packages/torch/distributed/distributed_c10
 
 @pytest.fixture
 def pair(trial: Trial) -> Trial:
-    """Return a course whose first generation runs on two nodes of two workers each."""
+    """Return a lifecycle whose first generation runs on two nodes of two workers each."""
     trial.most = 2
     trial.plan(2)
     trial.join("n0")
@@ -32,7 +32,7 @@ def pair(trial: Trial) -> Trial:
 def stand(trial: Trial, node: str, *, is_so: bool = True, generation: int = 1) -> None:
     """Have a node say whether it stands still."""
     message = {"type": "standstill", "generation": generation, "node": node, "is_so": is_so}
-    trial.course.hangs.told(message, trial.course.generation)
+    trial.lifecycle.hangs.told(message, trial.lifecycle.generation)
     trial.wait(0)
 
 
@@ -49,8 +49,8 @@ def show(trial: Trial, node: str, *frames: list[Any]) -> None:
         "loaders": [],
     }
     found = [facts | {"rank": first + i, "frames": [f], "log": f"/{first + i}"} for i, f in enumerate(frames)]
-    trial.course.hangs.told(
-        {"type": "stacks", "generation": 1, "node": node, "workers": found}, trial.course.generation
+    trial.lifecycle.hangs.told(
+        {"type": "stacks", "generation": 1, "node": node, "workers": found}, trial.lifecycle.generation
     )
     trial.wait(0)
 
@@ -60,7 +60,7 @@ def end(trial: Trial) -> None:
     for number, node in enumerate(("n0", "n1")):
         found = [worker(2 * number + i, -9, ended_by_us=True) for i in range(2)]
         message = {"generation": 1, "node": node, "failed": False, "workers": found}
-        trial.course.group_ended(message)
+        trial.lifecycle.group_ended(message)
 
 
 def test_one_node_that_moves_is_waited_for(pair: Trial) -> None:
@@ -71,18 +71,18 @@ def test_one_node_that_moves_is_waited_for(pair: Trial) -> None:
     stand(pair, "n1", generation=9)
     pair.wait(3600)
 
-    assert [] == pair.nodes.requests
+    assert [] == pair.agents.requests
 
 
 def test_stacks_of_all_nodes_come_before_the_end(pair: Trial) -> None:
     """The rank that others wait for is named with its own frames, on whichever node; it costs one restart."""
     stand(pair, "n0")
     stand(pair, "n1")
-    assert [("stacks", 1)] == pair.nodes.requests
+    assert [("stacks", 1)] == pair.agents.requests
     show(pair, "n0", COLLECTIVE, COLLECTIVE)
-    assert [("stacks", 1)] == pair.nodes.requests
+    assert [("stacks", 1)] == pair.agents.requests
     show(pair, "n1", COLLECTIVE, CODE)
-    assert [("stacks", 1), ("stop", 1)] == pair.nodes.requests
+    assert [("stacks", 1), ("stop", 1)] == pair.agents.requests
 
     hang = next(record for record in pair.records if record["event"] == events.HANG_DETECTED)
     assert (3, "n1", "step", 7, "/3") == tuple(
@@ -98,7 +98,7 @@ def test_stacks_of_all_nodes_come_before_the_end(pair: Trial) -> None:
     assert "Stack (most recent call last):" in failed["traceback"]
     assert events.BUDGET_CHARGED in pair.names()
     pair.wait(0)
-    assert 2 == pair.nodes.formed[-1][0]
+    assert 2 == pair.agents.formed[-1][0]
 
 
 def test_node_that_does_not_answer_is_not_waited_for(pair: Trial) -> None:
@@ -108,7 +108,7 @@ def test_node_that_does_not_answer_is_not_waited_for(pair: Trial) -> None:
     show(pair, "n0", COLLECTIVE, COLLECTIVE)
     pair.wait(60)
 
-    assert ("stop", 1) == pair.nodes.requests[-1]
+    assert ("stop", 1) == pair.agents.requests[-1]
     assert events.HANG_DETECTED in pair.names()
 
 

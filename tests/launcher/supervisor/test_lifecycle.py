@@ -11,22 +11,22 @@ from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED
 from elasticflow.launcher.restarts.budget import FREE_AGENTS
 from elasticflow.launcher.supervisor.drains import UNTRAINED_S
-from tests.launcher.course_trial import GRACE_S, worker
+from tests.launcher.lifecycle_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
-    from tests.launcher.course_trial import Trial
+    from tests.launcher.lifecycle_trial import Trial
 
 RAISED = 'Traceback (most recent call last):\n  File "train.py"\nValueError: no such layer\n'
 
 
 def test_first_generation_waits_for_a_node_and_no_longer(trial: Trial) -> None:
     """Nothing is claimed before a node is there; then the generation is formed without a wait."""
-    trial.course.time_passed()
+    trial.lifecycle.time_passed()
     assert [] == trial.claimed
     trial.begin()
 
     assert ["start"] == trial.claimed
-    assert [(1, ("n0",), None)] == trial.nodes.formed
+    assert [(1, ("n0",), None)] == trial.agents.formed
     assert [events.NODE_JOINED, events.GENERATION_STARTED] == trial.names()
 
 
@@ -44,8 +44,8 @@ def test_finish(trial: Trial) -> None:
     trial.leave()
 
     assert ("finished", errors.FINISHED) == trial.verdict()
-    assert trial.course.verdict is not None
-    assert 225 == trial.course.verdict.fields["step"]
+    assert trial.lifecycle.verdict is not None
+    assert 225 == trial.lifecycle.verdict.fields["step"]
     assert "finished" == trial.records[-1]["class"]
 
 
@@ -53,9 +53,9 @@ def test_drain(trial: Trial) -> None:
     """A signal asks the workers; when all have left the launch ends with 75."""
     trial.begin()
     trial.step(7)
-    trial.course.asked_to_leave("SIGTERM")
-    assert [("drain", 1)] == trial.nodes.requests
-    assert trial.course.verdict is None
+    trial.lifecycle.asked_to_leave("SIGTERM")
+    assert [("drain", 1)] == trial.agents.requests
+    assert trial.lifecycle.verdict is None
     trial.clock += 2
     trial.leave()
 
@@ -67,7 +67,7 @@ def test_drain(trial: Trial) -> None:
 def test_training_that_ends_while_draining_is_finished(trial: Trial) -> None:
     """The last step came before the drain: finished, not interrupted."""
     trial.begin()
-    trial.course.asked_to_leave("SIGTERM")
+    trial.lifecycle.asked_to_leave("SIGTERM")
     trial.step(225, finished=True)
     trial.leave()
 
@@ -78,13 +78,13 @@ def test_training_stopped_by_the_jobs_own_code_is_finished(trial: Trial) -> None
     """StopTraining is no failure and no drain; the last event says who wanted it and why."""
     trial.begin()
     trial.step(12, finished=True)
-    assert trial.course.generation is not None
-    trial.course.generation.stopped = "rank 1: good enough"
+    assert trial.lifecycle.generation is not None
+    trial.lifecycle.generation.stopped = "rank 1: good enough"
     trial.leave()
 
     assert ("finished", errors.FINISHED) == trial.verdict()
-    assert trial.course.verdict is not None
-    assert "rank 1: good enough" == trial.course.verdict.fields["stopped"]
+    assert trial.lifecycle.verdict is not None
+    assert "rank 1: good enough" == trial.lifecycle.verdict.fields["stopped"]
     assert "training was stopped by rank 1: good enough" == trial.records[-1]["reason"]
 
 
@@ -94,11 +94,11 @@ def test_drain_while_no_generation_runs_ends_at_once(trial: Trial, *, ready: boo
     if ready:
         trial.begin()
         trial.fail()
-    trial.course.asked_to_leave("SIGINT")
+    trial.lifecycle.asked_to_leave("SIGINT")
 
     assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
-    assert [] == trial.nodes.requests
-    trial.course.time_passed()
+    assert [] == trial.agents.requests
+    trial.lifecycle.time_passed()
     assert int(ready) == len(trial.claimed)
 
 
@@ -107,10 +107,10 @@ def test_failure_goes_on_with_the_next_generation_at_once(trial: Trial) -> None:
     trial.begin()
     trial.step(7)
     trial.fail()
-    trial.course.time_passed()
+    trial.lifecycle.time_passed()
 
     assert ["start", "crash"] == trial.claimed
-    assert (2, ("n0",), 5.0) == trial.nodes.formed[-1]  # failed_at: the earliest end of a worker
+    assert (2, ("n0",), 5.0) == trial.agents.formed[-1]  # failed_at: the earliest end of a worker
     [failed] = [r for r in trial.records if r["event"] == events.WORKER_FAILED]
     assert (1, "killed by SIGKILL", "crash") == (failed["rank"], failed["error"], failed["class"])
     [charged] = [r for r in trial.records if r["event"] == events.BUDGET_CHARGED]
@@ -123,7 +123,7 @@ def test_second_failure_without_progress_waits(trial: Trial) -> None:
     trial.begin()
     trial.step(7)
     trial.fail()
-    trial.course.time_passed()
+    trial.lifecycle.time_passed()
     trial.fail()
     trial.wait(0.9)
     assert 2 == len(trial.claimed)
@@ -143,7 +143,7 @@ def test_spent_budget_ends_with_3(trial: Trial) -> None:
     assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
     assert 3 == len(trial.claimed)
     assert events.BUDGET_SPENT == trial.names()[-1]
-    assert trial.course.verdict is not None
+    assert trial.lifecycle.verdict is not None
     assert {
         "class": "crash",
         "error": "killed by SIGKILL",
@@ -151,7 +151,7 @@ def test_spent_budget_ends_with_3(trial: Trial) -> None:
         "rank": 1,
         "exit_code": -9,
         "step": 15,
-    }.items() <= trial.course.verdict.fields.items()
+    }.items() <= trial.lifecycle.verdict.fields.items()
 
 
 def test_user_error_while_building_ends_with_1(trial: Trial) -> None:
@@ -160,9 +160,9 @@ def test_user_error_while_building_ends_with_1(trial: Trial) -> None:
     trial.fail(worker(0, 1, stderr=RAISED), worker(1, 1, stderr=RAISED))
 
     assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
-    assert trial.course.verdict is not None
-    assert "ValueError: no such layer" == trial.course.verdict.fields["error"]
-    assert "an error before the first step would come again" == trial.course.verdict.fields["why"]
+    assert trial.lifecycle.verdict is not None
+    assert "ValueError: no such layer" == trial.lifecycle.verdict.fields["error"]
+    assert "an error before the first step would come again" == trial.lifecycle.verdict.fields["why"]
 
 
 FAULT = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x02 (most recent call first):\n  File "m.py", line 7 in build\n'
@@ -172,13 +172,13 @@ def test_same_fault_twice_before_the_first_step_ends_with_1(trial: Trial) -> Non
     """Whatever signal an error of the job's own code ends in: the budget is not burnt with it; once may be the machine."""
     trial.begin()
     trial.fail(worker(0, -11, stderr=FAULT))
-    assert trial.course.verdict is None
+    assert trial.lifecycle.verdict is None
     trial.wait(60)
     trial.fail(worker(0, -11, stderr=FAULT))
 
     assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
-    assert trial.course.verdict is not None
-    assert "it crashed twice in the same way before the first step" == trial.course.verdict.fields["why"]
+    assert trial.lifecycle.verdict is not None
+    assert "it crashed twice in the same way before the first step" == trial.lifecycle.verdict.fields["why"]
 
 
 def test_end_of_an_older_generation_changes_nothing(trial: Trial) -> None:
@@ -186,19 +186,19 @@ def test_end_of_an_older_generation_changes_nothing(trial: Trial) -> None:
     trial.begin()
     trial.step(3)
     trial.fail()
-    trial.course.time_passed()
+    trial.lifecycle.time_passed()
     before = trial.names()
     trial.fail(generation=1)
 
     assert before == trial.names()
-    assert trial.course.generation is not None
+    assert trial.lifecycle.generation is not None
 
 
 def test_dead_agent_is_free(trial: Trial) -> None:
     """The agent is started again, its generation follows as soon as it is ready, the budget stays."""
     trial.begin()
     trial.step(7)
-    assert trial.course.agent_died("n0", AgentEnd(-9))
+    assert trial.lifecycle.agent_died("n0", AgentEnd(-9))
     trial.wait(5)
     assert 1 == len(trial.claimed)  # the new agent is not ready yet
     trial.begin()
@@ -212,7 +212,7 @@ def test_agent_that_dies_again_and_again_ends_with_3(trial: Trial) -> None:
     """Free, but not for ever: without a step in between the budget is charged, then spent."""
     trial.begin()
     deaths = 0
-    while trial.course.agent_died("n0", AgentEnd(1)):
+    while trial.lifecycle.agent_died("n0", AgentEnd(1)):
         deaths += 1
         trial.join()
         trial.wait(120)
@@ -225,10 +225,10 @@ def test_agent_that_dies_again_and_again_ends_with_3(trial: Trial) -> None:
 def test_agent_that_never_gets_ready_fails_with_its_last_words(trial: Trial) -> None:
     """It ends in the same way each time before it can start anything: no kill, so trying on would be of no use."""
     ends = [AgentEnd(1, f"Traceback of {pid}\nImportError: libgomp.so.1, process {pid}") for pid in range(3)]
-    assert [True, True, False] == [trial.course.agent_died("n0", end) for end in ends]
+    assert [True, True, False] == [trial.lifecycle.agent_died("n0", end) for end in ends]
 
     assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
-    verdict = trial.course.verdict
+    verdict = trial.lifecycle.verdict
     assert verdict is not None
     error = "the agent of n0 does not get ready, it ended: ImportError: libgomp.so.1, process 2"
     assert f"{error}\n{ends[-1].last_words}" == verdict.fields["error"]
@@ -246,7 +246,7 @@ WITHOUT_WRITER = AgentEnd(HELPER_KILLED, "its snapshot writer was killed by SIGK
 def test_agent_killed_before_it_is_ready_is_started_again(trial: Trial, end: AgentEnd) -> None:
     """As after any other moment: the budget decides, and its generation is the first one still."""
     for _ in range(FREE_AGENTS + 1):
-        assert trial.course.agent_died("n0", end)
+        assert trial.lifecycle.agent_died("n0", end)
     assert 1 == trial.names().count(events.BUDGET_CHARGED)
     trial.join()
     trial.wait(120)
@@ -260,26 +260,26 @@ def test_agent_killed_before_it_is_ready_is_started_again(trial: Trial, end: Age
 def test_agent_that_is_killed_each_time_spends_the_budget(trial: Trial) -> None:
     """No loop without an end: the cause is named, and exit code 3 says that it is the budget."""
     deaths = 1
-    while trial.course.agent_died("n0", WITHOUT_WRITER):
+    while trial.lifecycle.agent_died("n0", WITHOUT_WRITER):
         deaths += 1
         assert deaths < 20
 
     assert FREE_AGENTS + trial.budget + 1 == deaths
     assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
-    assert trial.course.verdict is not None
+    assert trial.lifecycle.verdict is not None
     expected = "the agent of n0 ended, since its snapshot writer was killed by SIGKILL"
-    assert expected == trial.course.verdict.fields["error"]
+    assert expected == trial.lifecycle.verdict.fields["error"]
 
 
 def test_new_agent_of_a_node_whose_workers_run_stands_for_an_old_one_that_died(trial: Trial) -> None:
     """What an agent killed a moment later had said is taken for the new one's: the generation does not wait for ever."""
     trial.begin()
     trial.join()
-    assert [("stop", 1)] == trial.nodes.requests
+    assert [("stop", 1)] == trial.agents.requests
     trial.wait(1)
 
     assert ["start", "agent_lost"] == trial.claimed
-    assert 2 == len(trial.nodes.formed)
+    assert 2 == len(trial.agents.formed)
 
 
 def test_workers_that_leave_unasked_go_on_free_of_charge(trial: Trial) -> None:
@@ -287,7 +287,7 @@ def test_workers_that_leave_unasked_go_on_free_of_charge(trial: Trial) -> None:
     trial.begin()
     trial.step(7)
     trial.leave()
-    trial.course.time_passed()
+    trial.lifecycle.time_passed()
 
     assert ["start", "drained"] == trial.claimed
     assert events.BUDGET_CHARGED not in trial.names()
@@ -297,7 +297,7 @@ def test_workers_that_leave_without_a_step_end_with_3(trial: Trial) -> None:
     """An entry point that returns without training would loop for ever: it is charged like a crash."""
     trial.begin()
     for _ in range(20):
-        if trial.course.verdict is not None:
+        if trial.lifecycle.verdict is not None:
             break
         trial.leave()
         trial.wait(120)
@@ -310,23 +310,23 @@ def test_grace_ends_a_drain(trial: Trial) -> None:
     """Workers that do not leave within the grace are not waited for: 75 all the same."""
     trial.begin()
     trial.step(7)
-    trial.course.asked_to_leave("SIGTERM")
+    trial.lifecycle.asked_to_leave("SIGTERM")
     trial.wait(GRACE_S - 1)
-    assert trial.course.verdict is None
+    assert trial.lifecycle.verdict is None
     trial.wait(2)
 
     assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
-    assert trial.course.verdict is not None
-    assert "the grace ended before the workers left" == trial.course.verdict.fields["reason"]
+    assert trial.lifecycle.verdict is not None
+    assert "the grace ended before the workers left" == trial.lifecycle.verdict.fields["reason"]
 
 
 def test_workers_that_have_trained_nothing_have_no_grace(trial: Trial) -> None:
     """They may compile the model for minutes, or read a snapshot, and have nothing to save: a few seconds are enough."""
     trial.begin()
-    trial.course.asked_to_leave("SIGTERM")
+    trial.lifecycle.asked_to_leave("SIGTERM")
     assert UNTRAINED_S == trial.records[-1]["grace_s"]
     trial.wait(GRACE_S / 10)
-    assert trial.course.verdict is None
+    assert trial.lifecycle.verdict is None
     trial.wait(GRACE_S / 10)
 
     assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
@@ -338,11 +338,11 @@ def test_drain_during_a_restart_has_all_of_its_grace(trial: Trial) -> None:
     trial.step(64)
     trial.fail()
     trial.wait(1)
-    trial.course.asked_to_leave("SIGTERM")
+    trial.lifecycle.asked_to_leave("SIGTERM")
     asked = next(record for record in trial.records if record["event"] == events.DRAIN_REQUESTED)
     assert GRACE_S == asked["grace_s"]
     trial.wait(GRACE_S - 1)
-    assert trial.course.verdict is None
+    assert trial.lifecycle.verdict is None
     trial.wait(1)
 
     assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
@@ -352,10 +352,10 @@ def test_drain_during_a_restart_has_all_of_its_grace(trial: Trial) -> None:
 def test_second_signal_ends_with_130(trial: Trial, *, drained: bool) -> None:
     """Now, even where the drain had come to its end a moment before."""
     trial.begin()
-    trial.course.asked_to_leave("SIGINT")
+    trial.lifecycle.asked_to_leave("SIGINT")
     if drained:
         trial.leave()
-    trial.course.interrupt("a second signal", errors.KILLED_BY_USER)
+    trial.lifecycle.interrupt("a second signal", errors.KILLED_BY_USER)
 
     assert ("interrupted", errors.KILLED_BY_USER) == trial.verdict()
 
@@ -365,7 +365,7 @@ def test_second_signal_does_not_unmake_a_finished_run(trial: Trial) -> None:
     trial.begin()
     trial.step(225, finished=True)
     trial.leave()
-    trial.course.interrupt("a second signal", errors.KILLED_BY_USER)
+    trial.lifecycle.interrupt("a second signal", errors.KILLED_BY_USER)
 
     assert ("finished", errors.FINISHED) == trial.verdict()
 
@@ -374,7 +374,7 @@ def test_failure_while_draining_ends_with_75_and_costs_nothing(trial: Trial) -> 
     """No restart for the sake of a drain: the last committed snapshot holds."""
     trial.begin()
     trial.step(7)
-    trial.course.asked_to_leave("SIGTERM")
+    trial.lifecycle.asked_to_leave("SIGTERM")
     trial.fail()
 
     assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
@@ -384,9 +384,9 @@ def test_failure_while_draining_ends_with_75_and_costs_nothing(trial: Trial) -> 
 def test_agent_that_dies_while_draining_is_not_started_again(trial: Trial) -> None:
     """Its workers are gone with it: 75 at once."""
     trial.begin()
-    trial.course.asked_to_leave("SIGTERM")
+    trial.lifecycle.asked_to_leave("SIGTERM")
 
-    assert not trial.course.agent_died("n0", AgentEnd(-9))
+    assert not trial.lifecycle.agent_died("n0", AgentEnd(-9))
     assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
 
 
@@ -404,12 +404,12 @@ def test_store_that_does_not_answer_is_tried_again(trial: Trial, monkeypatch: py
     trial.step(7)
     monkeypatch.setattr(trial, "claim", claim)
     trial.fail()
-    trial.course.time_passed()
-    assert 1 == len(trial.nodes.formed)
-    assert trial.course.verdict is None
+    trial.lifecycle.time_passed()
+    assert 1 == len(trial.agents.formed)
+    assert trial.lifecycle.verdict is None
     trial.wait(60)
 
-    assert 3 == trial.nodes.formed[-1][0]
+    assert 3 == trial.agents.formed[-1][0]
     charged = [r["class"] for r in trial.records if r["event"] == events.BUDGET_CHARGED]
     assert ["crash", "storage"] == charged
 
@@ -426,8 +426,8 @@ def test_store_that_never_answers_spends_the_budget(trial: Trial, monkeypatch: p
         trial.wait(60)
 
     assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
-    assert trial.course.verdict is not None
-    assert "no generation can be claimed: no route to host" == trial.course.verdict.fields["error"]
+    assert trial.lifecycle.verdict is not None
+    assert "no generation can be claimed: no route to host" == trial.lifecycle.verdict.fields["error"]
 
 
 def test_another_launch_has_claimed_the_next_generation(
@@ -442,7 +442,7 @@ def test_another_launch_has_claimed_the_next_generation(
     trial.wait(60)
 
     assert [1] == asked
-    verdict = trial.course.verdict
+    verdict = trial.lifecycle.verdict
     assert verdict is not None
     assert ("failed", 1, "taken_over") == (verdict.status, verdict.exit_code, verdict.fields["class"])
     assert "another launch of this run goes on from its snapshots" in verdict.fields["error"]
@@ -453,9 +453,9 @@ def test_a_snapshot_refused_for_a_later_generation_ends_the_launch(trial: Trial)
     trial.begin()
     trial.fail()
     trial.wait(60)
-    trial.course.fenced(1)
-    assert trial.course.verdict is None
-    trial.course.fenced(2)
-    verdict = trial.course.verdict
+    trial.lifecycle.fenced(1)
+    assert trial.lifecycle.verdict is None
+    trial.lifecycle.fenced(2)
+    verdict = trial.lifecycle.verdict
     assert verdict is not None
     assert "taken_over" == verdict.fields["class"]

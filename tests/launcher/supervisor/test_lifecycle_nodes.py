@@ -8,16 +8,16 @@ import pytest
 
 from elasticflow import errors, events
 from elasticflow.launcher.agent.agent_process import AgentEnd
-from elasticflow.launcher.supervisor.nodes import SETTLE_S, Member
-from tests.launcher.course_trial import GRACE_S, worker
+from elasticflow.launcher.supervisor.nodes import SETTLE_S, Node
+from tests.launcher.lifecycle_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
-    from tests.launcher.course_trial import Trial
+    from tests.launcher.lifecycle_trial import Trial
 
 
 @pytest.fixture
 def cluster(trial: Trial) -> Trial:
-    """Return a course of one to three nodes with a budget of two restarts."""
+    """Return a lifecycle of one to three nodes with a budget of two restarts."""
     trial.least, trial.most = 1, 3
     trial.plan(2)
     return trial
@@ -28,16 +28,16 @@ def start(trial: Trial, *nodes: str) -> None:
     for node in nodes:
         trial.join(node)
     trial.wait(SETTLE_S)
-    assert nodes == trial.nodes.formed[-1][1]
+    assert nodes == trial.agents.formed[-1][1]
 
 
 def test_full_set_ends_the_wait(cluster: Trial) -> None:
     """Three of at most three are there: nobody else can come; torch 2.13 waits 30 s for fewer than the most."""
     for node in ("n0", "n1", "n2"):
         cluster.join(node)
-        cluster.course.time_passed()
+        cluster.lifecycle.time_passed()
 
-    assert [(1, ("n0", "n1", "n2"), None)] == cluster.nodes.formed
+    assert [(1, ("n0", "n1", "n2"), None)] == cluster.agents.formed
 
 
 def test_fewer_wait_a_moment_for_others(cluster: Trial) -> None:
@@ -46,39 +46,39 @@ def test_fewer_wait_a_moment_for_others(cluster: Trial) -> None:
     cluster.wait(SETTLE_S * 0.9)
     cluster.join("n1")
     cluster.wait(SETTLE_S * 0.9)
-    assert [] == cluster.nodes.formed
+    assert [] == cluster.agents.formed
     cluster.wait(SETTLE_S * 0.2)
 
-    assert [(1, ("n0", "n1"), None)] == cluster.nodes.formed
+    assert [(1, ("n0", "n1"), None)] == cluster.agents.formed
 
 
 def test_first_generation_waits_for_those_known_to_come(cluster: Trial) -> None:
     """However long the second one imports, the first generation is not formed twice."""
-    cluster.members.expect("n0")
-    cluster.members.expect("n1")
+    cluster.nodes.expect("n0")
+    cluster.nodes.expect("n1")
     cluster.join("n0")
     cluster.wait(60)
-    assert [] == cluster.nodes.formed
+    assert [] == cluster.agents.formed
     cluster.join("n1")
     cluster.wait(SETTLE_S)
 
-    assert [(1, ("n0", "n1"), None)] == cluster.nodes.formed
+    assert [(1, ("n0", "n1"), None)] == cluster.agents.formed
 
 
 def test_told_ranks_decide_the_order(cluster: Trial) -> None:
     """With a static rendezvous a node's place is given, whoever comes first; a lost one's place is taken again."""
     for node, rank in (("b", 1), ("c", 2), ("a", 0)):
-        cluster.course.node_joined(Member(node, "host", 1, rank), [])
-    cluster.course.time_passed()
-    assert ("a", "b", "c") == cluster.nodes.formed[-1][1]
+        cluster.lifecycle.node_joined(Node(node, "host", 1, rank), [])
+    cluster.lifecycle.time_passed()
+    assert ("a", "b", "c") == cluster.agents.formed[-1][1]
     cluster.step(7)
-    cluster.course.node_lost("b", "node_lost", "it has given no sign of life")
-    cluster.course.node_joined(Member("d", "host", 1, 1), [])
+    cluster.lifecycle.node_lost("b", "node_lost", "it has given no sign of life")
+    cluster.lifecycle.node_joined(Node("d", "host", 1, 1), [])
     cluster.killed("a")
     cluster.killed("c")
-    cluster.course.time_passed()
+    cluster.lifecycle.time_passed()
 
-    assert ("a", "d", "c") == cluster.nodes.formed[-1][1]
+    assert ("a", "d", "c") == cluster.agents.formed[-1][1]
 
 
 def test_too_few_nodes_are_told_once(trial: Trial) -> None:
@@ -92,7 +92,7 @@ def test_too_few_nodes_are_told_once(trial: Trial) -> None:
     trial.join("n1")
     trial.wait(SETTLE_S)
 
-    assert [(1, ("n0", "n1"), None)] == trial.nodes.formed
+    assert [(1, ("n0", "n1"), None)] == trial.agents.formed
 
 
 def test_arrivals_cause_one_drain(cluster: Trial) -> None:
@@ -101,17 +101,17 @@ def test_arrivals_cause_one_drain(cluster: Trial) -> None:
     cluster.step(7)
     cluster.join("n1")
     cluster.wait(SETTLE_S * 0.5)
-    assert [] == cluster.nodes.requests
+    assert [] == cluster.agents.requests
     cluster.join("n2")
     cluster.wait(SETTLE_S)
-    assert [("drain", 1)] == cluster.nodes.requests
+    assert [("drain", 1)] == cluster.agents.requests
     cluster.leave("n0")
-    cluster.course.time_passed()
+    cluster.lifecycle.time_passed()
 
-    assert (2, ("n0", "n1", "n2"), None) == cluster.nodes.formed[-1]
+    assert (2, ("n0", "n1", "n2"), None) == cluster.agents.formed[-1]
     assert ["start", "resized"] == cluster.claimed
     assert events.BUDGET_CHARGED not in cluster.names()
-    assert [("drain", 1)] == cluster.nodes.requests
+    assert [("drain", 1)] == cluster.agents.requests
 
 
 def test_nodes_above_the_most_are_spares(cluster: Trial) -> None:
@@ -119,15 +119,15 @@ def test_nodes_above_the_most_are_spares(cluster: Trial) -> None:
     start(cluster, "n0", "n1", "n2")
     cluster.join("n3")
     cluster.wait(SETTLE_S)
-    assert [] == cluster.nodes.requests
+    assert [] == cluster.agents.requests
     cluster.step(7)
-    cluster.course.node_lost("n1", "node_lost", "it has given no sign of life")
-    assert [("stop", 1)] == cluster.nodes.requests
+    cluster.lifecycle.node_lost("n1", "node_lost", "it has given no sign of life")
+    assert [("stop", 1)] == cluster.agents.requests
     cluster.killed("n0")
     cluster.killed("n2")
-    cluster.course.time_passed()
+    cluster.lifecycle.time_passed()
 
-    assert ("n0", "n2", "n3") == cluster.nodes.formed[-1][1]
+    assert ("n0", "n2", "n3") == cluster.agents.formed[-1][1]
     charged = [r["class"] for r in cluster.records if r["event"] == events.BUDGET_CHARGED]
     assert ["node_lost"] == charged
 
@@ -141,9 +141,9 @@ def test_spare_stays_out_while_the_others_are_enough(cluster: Trial) -> None:
     cluster.fail(worker(2, -9), node="n1")
     cluster.killed("n0")
     cluster.killed("n2")
-    cluster.course.time_passed()
+    cluster.lifecycle.time_passed()
 
-    assert (2, ("n0", "n1", "n2")) == cluster.nodes.formed[-1][:2]
+    assert (2, ("n0", "n1", "n2")) == cluster.agents.formed[-1][:2]
 
 
 def test_failure_on_one_node_kills_the_group_on_all(cluster: Trial) -> None:
@@ -151,13 +151,13 @@ def test_failure_on_one_node_kills_the_group_on_all(cluster: Trial) -> None:
     start(cluster, "n0", "n1")
     cluster.step(7)
     cluster.fail(worker(2, -9), node="n1")
-    assert [("stop", 1)] == cluster.nodes.requests
-    cluster.course.time_passed()
-    assert 1 == len(cluster.nodes.formed)
+    assert [("stop", 1)] == cluster.agents.requests
+    cluster.lifecycle.time_passed()
+    assert 1 == len(cluster.agents.formed)
     cluster.killed("n0")
-    cluster.course.time_passed()
+    cluster.lifecycle.time_passed()
 
-    assert ("n0", "n1") == cluster.nodes.formed[-1][1]
+    assert ("n0", "n1") == cluster.agents.formed[-1][1]
     [failed] = [r for r in cluster.records if r["event"] == events.WORKER_FAILED]
     assert (2, "n1") == (failed["rank"], failed["node"])
 
@@ -168,11 +168,11 @@ def test_lost_node_is_the_cause_though_its_peers_fail_first(cluster: Trial) -> N
     cluster.step(7)
     cluster.fail(worker(0, 1, stderr="RuntimeError: Connection closed by peer"), node="n0")
     cluster.wait(2)
-    assert 1 == len(cluster.nodes.formed)
-    cluster.course.node_lost("n1", "node_lost", "it has given no sign of life")
-    cluster.course.time_passed()
+    assert 1 == len(cluster.agents.formed)
+    cluster.lifecycle.node_lost("n1", "node_lost", "it has given no sign of life")
+    cluster.lifecycle.time_passed()
 
-    assert ("n0",) == cluster.nodes.formed[-1][1]
+    assert ("n0",) == cluster.agents.formed[-1][1]
     charged = [r["class"] for r in cluster.records if r["event"] == events.BUDGET_CHARGED]
     assert ["node_lost"] == charged
 
@@ -181,15 +181,15 @@ def test_leaving_node_is_drained_and_let_go(cluster: Trial) -> None:
     """A preempted node's wish costs nothing: all leave after a step, the others go on, it may end."""
     start(cluster, "n0", "n1")
     cluster.step(7)
-    cluster.course.node_leaving("n0")
-    assert [("drain", 1)] == cluster.nodes.requests
+    cluster.lifecycle.node_leaving("n0")
+    assert [("drain", 1)] == cluster.agents.requests
     cluster.leave("n0")
-    assert [] == cluster.nodes.released
+    assert [] == cluster.agents.released
     cluster.leave("n1")
-    cluster.course.time_passed()
+    cluster.lifecycle.time_passed()
 
-    assert ["n0"] == cluster.nodes.released
-    assert (2, ("n1",), None) == cluster.nodes.formed[-1]
+    assert ["n0"] == cluster.agents.released
+    assert (2, ("n1",), None) == cluster.agents.formed[-1]
     assert ["start", "preempted"] == cluster.claimed
     assert events.BUDGET_CHARGED not in cluster.names()
 
@@ -198,10 +198,10 @@ def test_spare_that_leaves_is_let_go_at_once(cluster: Trial) -> None:
     """It runs nothing: nobody is drained."""
     start(cluster, "n0", "n1", "n2")
     cluster.join("n3")
-    cluster.course.node_leaving("n3")
+    cluster.lifecycle.node_leaving("n3")
 
-    assert ["n3"] == cluster.nodes.released
-    assert [] == cluster.nodes.requests
+    assert ["n3"] == cluster.agents.released
+    assert [] == cluster.agents.requests
 
 
 def test_drain_for_a_resize_that_takes_too_long_is_cut_short(cluster: Trial) -> None:
@@ -211,11 +211,11 @@ def test_drain_for_a_resize_that_takes_too_long_is_cut_short(cluster: Trial) -> 
     cluster.join("n1")
     cluster.wait(SETTLE_S)
     cluster.wait(GRACE_S)
-    assert [("drain", 1), ("stop", 1)] == cluster.nodes.requests
+    assert [("drain", 1), ("stop", 1)] == cluster.agents.requests
     cluster.killed("n0")
-    cluster.course.time_passed()
+    cluster.lifecycle.time_passed()
 
-    assert ("n0", "n1") == cluster.nodes.formed[-1][1]
+    assert ("n0", "n1") == cluster.agents.formed[-1][1]
     assert events.BUDGET_CHARGED not in cluster.names()
 
 
@@ -225,11 +225,11 @@ def test_signal_during_a_resize_ends_the_launch(cluster: Trial) -> None:
     cluster.step(7)
     cluster.join("n1")
     cluster.wait(SETTLE_S)
-    cluster.course.asked_to_leave("SIGTERM")
+    cluster.lifecycle.asked_to_leave("SIGTERM")
     cluster.leave("n0")
 
     assert ("interrupted", errors.INTERRUPTED) == cluster.verdict()
-    assert [("drain", 1)] == cluster.nodes.requests
+    assert [("drain", 1)] == cluster.agents.requests
 
 
 def test_node_that_fails_twice_in_a_row_is_excluded(cluster: Trial) -> None:
@@ -241,7 +241,7 @@ def test_node_that_fails_twice_in_a_row_is_excluded(cluster: Trial) -> None:
         cluster.killed("n0")
         cluster.wait(60)
 
-    assert ("n0",) == cluster.nodes.formed[-1][1]
+    assert ("n0",) == cluster.agents.formed[-1][1]
     assert events.NODE_EXCLUDED in cluster.names()
 
 
@@ -250,7 +250,7 @@ def test_node_is_not_excluded_for_failures_with_steps_between(cluster: Trial) ->
     start(cluster, "n0", "n1")
     for step in (7, 14):
         cluster.step(step)
-        cluster.course.time_passed()
+        cluster.lifecycle.time_passed()
         cluster.fail(worker(2, -7), node="n1")
         cluster.killed("n0")
         cluster.wait(60)
@@ -262,11 +262,11 @@ def test_agent_of_a_spare_that_keeps_dying_is_let_go(cluster: Trial) -> None:
     """It is started again, but not for ever, and the job does not notice."""
     start(cluster, "n0", "n1", "n2")
     deaths = 0
-    while cluster.course.agent_died("n3", AgentEnd(1)):
+    while cluster.lifecycle.agent_died("n3", AgentEnd(1)):
         deaths += 1
         assert deaths < 20
 
-    assert cluster.course.verdict is None
+    assert cluster.lifecycle.verdict is None
     assert events.BUDGET_CHARGED not in cluster.names()
 
 
@@ -275,7 +275,7 @@ def test_agent_of_a_node_that_is_needed_is_no_spare(cluster: Trial) -> None:
     cluster.least = 2
     cluster.plan(2)
     cluster.join("n0")
-    assert all(cluster.course.agent_died("n1", AgentEnd(-9)) for _ in range(4))
+    assert all(cluster.lifecycle.agent_died("n1", AgentEnd(-9)) for _ in range(4))
 
     assert 1 == cluster.names().count(events.BUDGET_CHARGED)
 
@@ -284,15 +284,15 @@ def test_dead_agent_of_several_is_free_and_not_waited_for(cluster: Trial) -> Non
     """The other node goes on alone; the agent is started again and taken in as soon as it is ready."""
     start(cluster, "n0", "n1")
     cluster.step(7)
-    assert cluster.course.agent_died("n0", AgentEnd(-9))
+    assert cluster.lifecycle.agent_died("n0", AgentEnd(-9))
     cluster.killed("n1")
-    cluster.course.time_passed()
-    assert (2, ("n1",)) == cluster.nodes.formed[-1][:2]
+    cluster.lifecycle.time_passed()
+    assert (2, ("n1",)) == cluster.agents.formed[-1][:2]
     cluster.step(9)
     cluster.join("n0")
     cluster.wait(SETTLE_S)
     cluster.leave("n1")
-    cluster.course.time_passed()
+    cluster.lifecycle.time_passed()
 
-    assert (3, ("n1", "n0")) == cluster.nodes.formed[-1][:2]
+    assert (3, ("n1", "n0")) == cluster.agents.formed[-1][:2]
     assert events.BUDGET_CHARGED not in cluster.names()

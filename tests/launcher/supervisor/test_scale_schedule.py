@@ -6,12 +6,14 @@ import pytest
 
 from elasticflow.errors import ScaleError
 from elasticflow.jobfile.tables.launching import NodesTable
-from elasticflow.launcher.supervisor.scale_schedule import ALONE, Change, check_scale, parse_scale
+from elasticflow.launcher.supervisor.scale_schedule import ALONE, ScaleChange, check_scale, parse_scale
 
 
 def test_schedule_is_read_in_order_of_time() -> None:
     """Counts, times and the mark of a power cut."""
-    assert (Change(0, 1), Change(20, 3), Change(40.5, 2, by_force=True)) == parse_scale("2!@40.5s 1@0s 3@20")
+    assert (ScaleChange(0, 1), ScaleChange(20, 3), ScaleChange(40.5, 2, by_force=True)) == parse_scale(
+        "2!@40.5s 1@0s 3@20"
+    )
 
 
 def test_a_change_is_told_as_it_is_written() -> None:

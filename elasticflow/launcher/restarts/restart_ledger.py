@@ -55,7 +55,7 @@ class Entry:
         return record
 
 
-class Ledger:
+class RestartLedger:
     """The failures of a run, oldest first, in a file that only grows.
 
     Attributes:

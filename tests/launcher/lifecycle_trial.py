@@ -1,4 +1,4 @@
-"""A course whose clock, nodes and generation numbers are the test's."""
+"""A lifecycle whose clock, nodes and generation numbers are the test's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from elasticflow.compiler.plan.launch_plan import RestartPlan
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.restarts.budget import Budget
 from elasticflow.launcher.restarts.restarts import Restarts
-from elasticflow.launcher.restarts.snapshot_rollback import Suspicion
+from elasticflow.launcher.restarts.snapshot_rollback import SnapshotRollback
 from elasticflow.launcher.supervisor.formation import Formation
-from elasticflow.launcher.supervisor.lifecycle import Course
-from elasticflow.launcher.supervisor.nodes import Member, Members
+from elasticflow.launcher.supervisor.lifecycle import Lifecycle
+from elasticflow.launcher.supervisor.nodes import Node, Nodes
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GRACE_S = 30.0
 
 
-class FakeNodes:
+class FakeAgents:
     """Remembers what it was asked for."""
 
     def __init__(self) -> None:
@@ -45,13 +45,13 @@ class FakeNodes:
 
 @dataclass
 class Trial:
-    """A course whose clock, nodes and generation numbers are the test's."""
+    """A lifecycle whose clock, nodes and generation numbers are the test's."""
 
     folder: RunFolder
     budget: int = 2
     least: int = 1
     most: int = 1
-    nodes: FakeNodes = field(default_factory=FakeNodes)
+    agents: FakeAgents = field(default_factory=FakeAgents)
     records: list[dict[str, Any]] = field(default_factory=list)
     claimed: list[str] = field(default_factory=list)
     clock: float = 1000.0
@@ -72,10 +72,10 @@ class Trial:
             grace_s=GRACE_S,
         )
         ledger = Budget(plan, self.folder.ledger, lambda: self.clock)
-        restarts = Restarts(self.journal, ledger, Suspicion(self.catalog, self.journal))
-        self.members = Members(self.least, self.most)
-        formation = Formation(self.journal, self.members, self.nodes, self.claimed_number, "start")
-        self.course = Course(self.journal, restarts, self.nodes, self.members, formation, GRACE_S)
+        restarts = Restarts(self.journal, ledger, SnapshotRollback(self.catalog, self.journal))
+        self.nodes = Nodes(self.least, self.most)
+        formation = Formation(self.journal, self.nodes, self.agents, self.claimed_number, "start")
+        self.lifecycle = Lifecycle(self.journal, restarts, self.agents, self.nodes, formation, GRACE_S)
 
     def claimed_number(self, reason: str, last: int, nodes: tuple[str, ...]) -> int | None:
         """Return the next generation number, by the test's own claim if it has one."""
@@ -89,46 +89,46 @@ class Trial:
     def begin(self) -> None:
         """Have the node join and the first generation formed."""
         self.join()
-        self.course.time_passed()
+        self.lifecycle.time_passed()
 
     def join(self, node: str = "n0", *, refused: tuple[dict[str, str], ...] = ()) -> None:
         """Say that a node is ready."""
-        self.course.node_joined(Member(node, "host", 2), list(refused))
+        self.lifecycle.node_joined(Node(node, "host", 2), list(refused))
 
     def wait(self, seconds: float) -> None:
         """Let time pass."""
         self.clock += seconds
-        self.course.time_passed()
+        self.lifecycle.time_passed()
 
     def step(self, step: int, *, finished: bool = False) -> None:
         """Have the generation finish a step."""
-        generation = self.course.generation
+        generation = self.lifecycle.generation
         assert generation is not None
         generation.step, generation.epoch, generation.is_finished = step, 0, finished
         self.journal.update(step=step)
 
     def leave(self, node: str = "n0") -> None:
         """Have all workers of a node leave with code 0."""
-        assert self.course.generation is not None
-        number = self.course.generation.number
-        self.course.group_ended(
+        assert self.lifecycle.generation is not None
+        number = self.lifecycle.generation.number
+        self.lifecycle.group_ended(
             {"generation": number, "node": node, "failed": False, "workers": [worker(0, 0), worker(1, 0)]}
         )
 
     def killed(self, node: str) -> None:
         """Have a node's agent say that it killed its workers."""
-        assert self.course.generation is not None
-        number = self.course.generation.number
+        assert self.lifecycle.generation is not None
+        number = self.lifecycle.generation.number
         found = [worker(2, -9, ended_by_us=True), worker(3, -9, ended_by_us=True)]
-        self.course.group_ended({"generation": number, "node": node, "failed": False, "workers": found})
+        self.lifecycle.group_ended({"generation": number, "node": node, "failed": False, "workers": found})
 
     def fail(self, *workers: dict[str, Any], generation: int | None = None, node: str = "n0") -> None:
         """Have the workers fail: by default rank 1 killed, rank 0 ended by the agent."""
         if generation is None:
-            assert self.course.generation is not None
-            generation = self.course.generation.number
+            assert self.lifecycle.generation is not None
+            generation = self.lifecycle.generation.number
         found = list(workers) or [worker(0, -9, ended_by_us=True), worker(1, -9)]
-        self.course.group_ended({"generation": generation, "node": node, "failed": True, "workers": found})
+        self.lifecycle.group_ended({"generation": generation, "node": node, "failed": True, "workers": found})
 
     def names(self) -> list[str]:
         """Return the names of the events so far."""
@@ -136,8 +136,8 @@ class Trial:
 
     def verdict(self) -> tuple[str, int]:
         """Return status and exit code."""
-        assert self.course.verdict is not None
-        return self.course.verdict.status, self.course.verdict.exit_code
+        assert self.lifecycle.verdict is not None
+        return self.lifecycle.verdict.status, self.lifecycle.verdict.exit_code
 
 
 def worker(rank: int, code: int, *, ended_by_us: bool = False, stderr: str = "") -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""What follows the end of a generation: another one, or the verdict."""
+"""How a generation ended and what follows, another one or the verdict; how a launch ended."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
 from elasticflow.launcher.restarts.generations import Cause, Generation
@@ -15,23 +16,59 @@ if TYPE_CHECKING:
     from elasticflow.launcher.restarts.restarts import Restarts
     from elasticflow.launcher.supervisor.drains import Drains
     from elasticflow.launcher.supervisor.formation import Formation
-    from elasticflow.launcher.supervisor.nodes import Members
-    from elasticflow.launcher.supervisor.verdict import Verdict, Verdicts
+    from elasticflow.launcher.supervisor.nodes import Nodes
 
 
-class Aftermath:
+@dataclass(frozen=True)
+class Verdict:
+    """How the launch ended: status in state.json, exit code, last event and its fields."""
+
+    status: str
+    exit_code: int
+    event: str
+    fields: dict[str, Any]
+
+
+class Verdicts:
+    """Makes verdicts, with the step that the run has reached."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def finished(self, stopped: str | None) -> Verdict:
+        """Training reached its end, or the job's own code ended it, for the reason *stopped*."""
+        fields = {**self._figures(), "restarts": self._journal.state["restarts"], "stopped": stopped}
+        return Verdict("finished", errors.FINISHED, events.RUN_FINISHED, fields)
+
+    def interrupted(self, reason: str, code: int) -> Verdict:
+        """Training did not reach its end; the same command goes on."""
+        return Verdict("interrupted", code, events.RUN_INTERRUPTED, {"reason": reason, **self._figures()})
+
+    def failed(
+        self, kind: str, error: str, code: int, failure: Failure | None = None, why: str | None = None
+    ) -> Verdict:
+        """It failed with class *kind*; *why* says why it is not tried again."""
+        rank, exit_code = (None, None) if failure is None else (failure.rank, failure.exit_code)
+        fields = {"class": kind, "error": error, "why": why, "rank": rank, "exit_code": exit_code}
+        return Verdict("failed", code, events.RUN_FAILED, fields | self._figures())
+
+    def _figures(self) -> dict[str, Any]:
+        return {"step": self._journal.state["step"]}
+
+
+class GenerationEnds:
     """Tells how a generation ended, charges it, and plans the next one or gives the verdict."""
 
     def __init__(
         self,
         journal: Journal,
         restarts: Restarts,
-        members: Members,
+        nodes: Nodes,
         formation: Formation,
         drains: Drains,
         verdicts: Verdicts,
     ) -> None:
-        self._journal, self._restarts, self._members = journal, restarts, members
+        self._journal, self._restarts, self._nodes = journal, restarts, nodes
         self._formation, self._drains, self._verdicts = formation, drains, verdicts
 
     def of(self, generation: Generation) -> Verdict | None:
@@ -79,7 +116,7 @@ class Aftermath:
         if drain is not None and drain.ends:
             who = "the agent died" if cause.failure is None else "a worker failed"
             return self._verdicts.interrupted(f"{who} while draining: {cause.error}", errors.INTERRUPTED)
-        if cause.failure is not None and self._members.blame(cause.node):
+        if cause.failure is not None and self._nodes.blame(cause.node):
             self._journal.event(events.NODE_EXCLUDED, node=cause.node, reason=cause.error)
         return self.restart_or_fail(generation, cause.kind, cause.error, cause.failure, generation.failed_at)
 
