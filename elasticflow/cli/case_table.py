@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 
-class Result(NamedTuple):
+class CaseResult(NamedTuple):
     """What became of one case.
 
     Attributes:
@@ -51,7 +51,7 @@ def cases_text(path: Path, jobs: Sequence[LoadedJob]) -> Iterator[str]:
     yield f"train all:    elasticflow run {path} --all"
 
 
-def results_text(results: Sequence[Result]) -> Iterator[str]:
+def results_text(results: Sequence[CaseResult]) -> Iterator[str]:
     """Yield the lines of the summary of `run --all`."""
     header = ("CASE", "RUN", "OUTCOME", "STEP", "LOSS", "EVALUATION", "TIME")
     rows, colours = [], []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _ONE_SECTION: Mapping[str, str] = MappingProxyType({})
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command of a group: its module below `elasticflow.cli`, whose `command` it is, and its line in `--help`."""
 
     module: str
@@ -34,7 +34,7 @@ class LazyGroup(click.Group):
     def __init__(
         self,
         *args: Any,
-        table: Mapping[str, Entry],
+        table: Mapping[str, CommandEntry],
         sections: Mapping[str, str] = _ONE_SECTION,
         **kwargs: Any,
     ) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow import __version__
-from elasticflow.cli.lazy_group import Entry, LazyGroup
+from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
 from elasticflow.errors import FINISHED, INTERRUPTED, KILLED_BY_USER, ElasticflowError, JobRefusedError
 
 if TYPE_CHECKING:
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 # Name to the line shown in --help: known without importing the command's module.
-COMMANDS: dict[str, Entry] = {
-    "init": Entry("write.init", "Write a job file that runs at once."),
-    "validate": Entry("write.validate", "Check job files; nothing is run and torch is not needed."),
-    "plan": Entry("write.plan", "Show what a run of a job file would do."),
-    "compile": Entry("write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan."),
-    "run": Entry("train.run", "Train a job, or go on with its run."),
-    "resume": Entry("train.resume", "Go on with a run from its newest good snapshot."),
-    "runs": Entry("look.runs", "List runs."),
-    "status": Entry("look.status", "Show how a run is doing."),
-    "why": Entry("look.why", "Say what went wrong in a run, root cause first."),
-    "diff": Entry("look.diff", "Compare a run with another one, or with a job file."),
-    "cancel": Entry("train.cancel", "Have a run leave after its step, with a snapshot."),
-    "logs": Entry("look.logs", "Show a run's logs by rank and generation."),
-    "snapshots": Entry("snapshots.group", "List, check, keep, prune and export a run's snapshots."),
-    "verify-elastic": Entry(
+COMMANDS: dict[str, CommandEntry] = {
+    "init": CommandEntry("write.init", "Write a job file that runs at once."),
+    "validate": CommandEntry("write.validate", "Check job files; nothing is run and torch is not needed."),
+    "plan": CommandEntry("write.plan", "Show what a run of a job file would do."),
+    "compile": CommandEntry("write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan."),
+    "run": CommandEntry("train.run", "Train a job, or go on with its run."),
+    "resume": CommandEntry("train.resume", "Go on with a run from its newest good snapshot."),
+    "runs": CommandEntry("look.runs", "List runs."),
+    "status": CommandEntry("look.status", "Show how a run is doing."),
+    "why": CommandEntry("look.why", "Say what went wrong in a run, root cause first."),
+    "diff": CommandEntry("look.diff", "Compare a run with another one, or with a job file."),
+    "cancel": CommandEntry("train.cancel", "Have a run leave after its step, with a snapshot."),
+    "logs": CommandEntry("look.logs", "Show a run's logs by rank and generation."),
+    "snapshots": CommandEntry("snapshots.group", "List, check, keep, prune and export a run's snapshots."),
+    "verify-elastic": CommandEntry(
         "prove.verify_elastic", "Train a job briefly at several world sizes, and compare."
     ),
-    "chaos": Entry("prove.chaos", "Train a job briefly with faults on cue, and compare."),
-    "rendezvous": Entry("more.rendezvous", "Serve a store in which the machines of runs meet."),
-    "schema": Entry("more.schema", "Print the JSON Schema of the job file, for editors."),
-    "explain": Entry("more.explain", "Explain a code such as EF101, with a bad and a good example."),
-    "doctor": Entry("more.doctor", "Check this machine, or all that a job needs of it."),
-    "completion": Entry("more.completion", "Have a shell complete commands, files, runs and keys."),
+    "chaos": CommandEntry("prove.chaos", "Train a job briefly with faults on cue, and compare."),
+    "rendezvous": CommandEntry("more.rendezvous", "Serve a store in which the machines of runs meet."),
+    "schema": CommandEntry("more.schema", "Print the JSON Schema of the job file, for editors."),
+    "explain": CommandEntry("more.explain", "Explain a code such as EF101, with a bad and a good example."),
+    "doctor": CommandEntry("more.doctor", "Check this machine, or all that a job needs of it."),
+    "completion": CommandEntry("more.completion", "Have a shell complete commands, files, runs and keys."),
 }
 
 # Titles over parts of that list, each with the first command under it.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from elasticflow.deep_check.child_process import Ended
+    from elasticflow.deep_check.child_process import ChildEnd
     from elasticflow.jobfile.tables.job import Job
 
 LIMIT_S = 60.0
@@ -31,7 +31,7 @@ _WARNINGS = frozenset({"device", "memory", "unknown", "left"})
 _MOST_FRAMES = 4
 
 
-class Finding(NamedTuple):
+class DeepProblem(NamedTuple):
     """One thing that is wrong, or could not be found out.
 
     Attributes:
@@ -52,22 +52,22 @@ class Finding(NamedTuple):
     is_warning: bool = False
 
 
-class Look(NamedTuple):
+class DeepReport(NamedTuple):
     """What `--deep` found out.
 
     Attributes:
-        findings: Problems, in the order they were met.
+        problems: Problems, in the order they were met.
         facts: `samples`, `evaluation_samples`, `sample`, `parameters`, `trainable`, `snapshot_bytes`, `model_bytes`,
             `optimizer_bytes`, `loss`: those that could be found out.
         notes: How, and what was not tried.
     """
 
-    findings: tuple[Finding, ...]
+    problems: tuple[DeepProblem, ...]
     facts: dict[str, Any]
     notes: tuple[str, ...]
 
 
-_NO_TORCH = Finding(
+_NO_TORCH = DeepProblem(
     "unknown",
     "model.entry",
     "--deep cannot tell anything here: torch is not installed",
@@ -76,7 +76,9 @@ _NO_TORCH = Finding(
 )
 
 
-def look(job: Job, project_root: Path, *, limit_s: float = LIMIT_S, takes_step: bool = False) -> Look:
+def try_out(
+    job: Job, project_root: Path, *, limit_s: float = LIMIT_S, takes_step: bool = False
+) -> DeepReport:
     """Try out what the job names, in a child process that ends with all it started.
 
     Args:
@@ -89,11 +91,11 @@ def look(job: Job, project_root: Path, *, limit_s: float = LIMIT_S, takes_step: 
         JobRefusedError: an argument of the job cannot be written down.
     """
     if util.find_spec("torch") is None:
-        return Look((_NO_TORCH,), {}, ())
+        return DeepReport((_NO_TORCH,), {}, ())
     request = request_of(job, project_root, takes_step=takes_step)
     environment = {**os.environ, **{each.name: each.value for each in variables(job)}, **_ALONE}
     argv = [sys.executable, "-X", "faulthandler", "-m", "elasticflow.runtime.deep.main", str(os.getpid())]
-    return look_of(child_process.run(argv, request, environment, limit_s), request["own"], limit_s)
+    return report_of(child_process.run(argv, request, environment, limit_s), request["own"], limit_s)
 
 
 def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> dict[str, Any]:
@@ -122,9 +124,9 @@ def _entry_point(job: Job, project_root: Path) -> str:
     )
 
 
-def look_of(ended: Ended, own: Sequence[str], limit_s: float) -> Look:
+def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport:
     """Return what a child told, and how it ended if that was not as it should."""
-    findings: list[Finding] = []
+    problems: list[DeepProblem] = []
     facts: dict[str, Any] = {}
     notes: list[str] = []
     doing, key, is_whole = "starting Python and torch", "model.entry", False
@@ -134,20 +136,20 @@ def look_of(ended: Ended, own: Sequence[str], limit_s: float) -> Look:
         elif "problem" in told:
             is_warning = told.get("is_warning", False) or told["problem"] in _WARNINGS
             texts = told["message"], tuple(told["frames"]), told["help"]
-            findings.append(Finding(told["problem"], told["key"], *texts, is_warning))
+            problems.append(DeepProblem(told["problem"], told["key"], *texts, is_warning))
         facts |= told.get("facts", {})
         notes += [told["note"]] if "note" in told else []
         is_whole = is_whole or "end" in told
     if not is_whole:
-        findings.append(_cut_short(ended, doing, key, own, limit_s))
+        problems.append(_cut_short(ended, doing, key, own, limit_s))
     if ended.left:
         message = f"the job's code leaves processes behind: {', '.join(ended.left)}"
         remedy = "they were ended; in a run they would outlive their worker"
-        findings.append(Finding("left", "model.entry", message, remedy=remedy, is_warning=True))
-    return Look(tuple(dict.fromkeys(findings)), facts, tuple(dict.fromkeys(notes)))
+        problems.append(DeepProblem("left", "model.entry", message, remedy=remedy, is_warning=True))
+    return DeepReport(tuple(dict.fromkeys(problems)), facts, tuple(dict.fromkeys(notes)))
 
 
-def _cut_short(ended: Ended, doing: str, key: str, own: Sequence[str], limit_s: float) -> Finding:
+def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_s: float) -> DeepProblem:
     frames = tuple(
         f"{_short(frame.file)}:{frame.line}, in {frame.function}"
         for frame in reversed(parse(ended.output))
@@ -156,7 +158,7 @@ def _cut_short(ended: Ended, doing: str, key: str, own: Sequence[str], limit_s: 
     if ended.code is None:
         message = f"trying the job out was not done after {limit_s:g} s in all; the last of it was {doing}"
         remedy = "if all of it takes that long here, give it more with --deep-timeout"
-        return Finding("hang", key, message, frames, remedy)
+        return DeepProblem("hang", key, message, frames, remedy)
     if ended.code < 0:
         name = signal.Signals(-ended.code).name
         message, remedy = f"{doing} ended the process with {name}", ""
@@ -168,7 +170,7 @@ def _cut_short(ended: Ended, doing: str, key: str, own: Sequence[str], limit_s: 
     last = next((line for line in reversed(ended.output.splitlines()) if line.strip()), "")
     if not frames and last and ended.code > 0:
         remedy = f"{remedy}; the last it printed: {last[:160]}"
-    return Finding("died", key, message, frames, remedy)
+    return DeepProblem("died", key, message, frames, remedy)
 
 
 def _short(file: str) -> str:

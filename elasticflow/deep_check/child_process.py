@@ -24,7 +24,7 @@ _STACKS_S = 1.0  # faulthandler writes them at once
 _LEAVE_S = 0.3  # what the child started may still be ending with it
 
 
-class Ended(NamedTuple):
+class ChildEnd(NamedTuple):
     """How a child ended.
 
     Attributes:
@@ -42,7 +42,7 @@ class Ended(NamedTuple):
 
 def run(
     argv: Sequence[str], request: Mapping[str, Any], environment: Mapping[str, str], limit_s: float
-) -> Ended:
+) -> ChildEnd:
     """Run a child to its end, or to the limit; nothing it started lives afterwards.
 
     Args:
@@ -82,7 +82,7 @@ def run(
                 process.wait()
             watched.read(0)
     code = process.returncode if is_over else None
-    return Ended(code, watched.messages(), watched.printed.decode("utf-8", "replace"), left)
+    return ChildEnd(code, watched.messages(), watched.printed.decode("utf-8", "replace"), left)
 
 
 class _Watched:

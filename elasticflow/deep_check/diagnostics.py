@@ -8,7 +8,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
 
 if TYPE_CHECKING:
-    from elasticflow.deep_check.check import Finding, Look
+    from elasticflow.deep_check.check import DeepProblem, DeepReport
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.text.source import Source
 
@@ -39,18 +39,18 @@ _REMEDIES = {
 }
 
 
-def diagnostics_of(look: Look, source: Source) -> list[Diagnostic]:
-    """Return the findings in the order of their places in the job's files."""
-    return in_order(_diagnostic(each, source) for each in look.findings)
+def diagnostics_of(report: DeepReport, source: Source) -> list[Diagnostic]:
+    """Return the problems in the order of their places in the job's files."""
+    return in_order(_diagnostic(each, source) for each in report.problems)
 
 
-def _diagnostic(finding: Finding, source: Source) -> Diagnostic:
-    remedy = finding.remedy or _REMEDIES.get(finding.kind, "")
-    lines = [f"at {frame}" for frame in finding.frames] + [remedy] * bool(remedy)
+def _diagnostic(problem: DeepProblem, source: Source) -> Diagnostic:
+    remedy = problem.remedy or _REMEDIES.get(problem.kind, "")
+    lines = [f"at {frame}" for frame in problem.frames] + [remedy] * bool(remedy)
     return source.problem(
-        _CODES[finding.kind],
-        finding.message,
-        tuple(int(part) if part.isdigit() else part for part in finding.key.split(".")),
-        severity="warning" if finding.is_warning else "error",
+        _CODES[problem.kind],
+        problem.message,
+        tuple(int(part) if part.isdigit() else part for part in problem.key.split(".")),
+        severity="warning" if problem.is_warning else "error",
         remedy="\n".join(lines) or None,
     )

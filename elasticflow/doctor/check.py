@@ -14,7 +14,7 @@ Verdict = Literal["ok", "warning", "problem"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One thing that was looked at.
 
     Attributes:
@@ -58,6 +58,6 @@ class Needs:
         return self.job is not None and self.job.nodes.max > 1
 
 
-def ok(topic: str, name: str, fact: str) -> Finding:
+def ok(topic: str, name: str, fact: str) -> CheckResult:
     """Return a finding that all is well."""
-    return Finding(topic, name, "ok", fact)
+    return CheckResult(topic, name, "ok", fact)

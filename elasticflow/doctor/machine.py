@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.doctor.check import Finding, Needs, ok
+from elasticflow.doctor.check import CheckResult, Needs, ok
 from elasticflow.observe.terminal.formats import plural, size
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ _PR_GET_PDEATHSIG = 2
 _CLOCK_MIN = 1_767_225_600  # 2026-01-01: older than this version, so a clock before it is wrong
 
 
-def machine(needs: Needs, cgroup: Path = _CGROUP, shared: Path = _SHARED_MEMORY) -> Iterator[Finding]:
+def machine(needs: Needs, cgroup: Path = _CGROUP, shared: Path = _SHARED_MEMORY) -> Iterator[CheckResult]:
     """Yield what this machine has; the folders are arguments for tests."""
     if sys.platform != "linux":
         meaning = "several workers, memory limits and orphans are looked after on Linux only"
-        yield Finding(_TOPIC, "system", "warning", platform.platform(), meaning, "train on Linux")
+        yield CheckResult(_TOPIC, "system", "warning", platform.platform(), meaning, "train on Linux")
         return
     yield ok(_TOPIC, "system", f"{platform.system()} {platform.release()}, {platform.machine()}")
     yield _cores(needs, cgroup)
@@ -46,23 +46,23 @@ def machine(needs: Needs, cgroup: Path = _CGROUP, shared: Path = _SHARED_MEMORY)
     yield _clock()
 
 
-def _cores(needs: Needs, cgroup: Path) -> Finding:
+def _cores(needs: Needs, cgroup: Path) -> CheckResult:
     cores = len(os.sched_getaffinity(0))
     quota, _, period = _text(cgroup / "cpu.max").partition(" ")
     limit = int(quota) / int(period) if quota.isdecimal() and period.strip().isdecimal() else None
     if limit is not None and limit < cores:
         meaning = f'nproc_per_node = "auto" starts {plural(needs.workers, "worker")} that share {limit:g} cores: steps stutter'
         remedy = f"set nodes.nproc_per_node = {max(1, int(limit))}, or raise the container's CPU limit"
-        return Finding(
+        return CheckResult(
             _TOPIC, "cores", "warning", f"{cores}, but the container may use {limit:g}", meaning, remedy
         )
     if needs.job is not None and needs.workers > cores:
         meaning = f"{plural(needs.workers, 'worker')} take turns on {plural(cores, 'core')}"
-        return Finding(_TOPIC, "cores", "warning", str(cores), meaning, "lower nodes.nproc_per_node")
+        return CheckResult(_TOPIC, "cores", "warning", str(cores), meaning, "lower nodes.nproc_per_node")
     return ok(_TOPIC, "cores", str(cores))
 
 
-def _memory(needs: Needs, cgroup: Path) -> Finding:
+def _memory(needs: Needs, cgroup: Path) -> CheckResult:
     free = _meminfo("MemAvailable")
     limit, used = (_number(cgroup / name) for name in ("memory.max", "memory.current"))
     fact = f"{size(free)} free of {size(_meminfo('MemTotal'))}"
@@ -71,17 +71,19 @@ def _memory(needs: Needs, cgroup: Path) -> Finding:
         fact += f"; the container may use {size(limit)}, of which {size(free)} are left"
     if free < needs.workers * _PER_WORKER:
         meaning = f"{plural(needs.workers, 'worker')} with torch need {size(needs.workers * _PER_WORKER)} before any model"
-        return Finding(_TOPIC, "memory", "warning", fact, meaning, "fewer workers per node, or more memory")
+        return CheckResult(
+            _TOPIC, "memory", "warning", fact, meaning, "fewer workers per node, or more memory"
+        )
     return ok(_TOPIC, "memory", fact)
 
 
-def _shared_memory(needs: Needs, folder: Path) -> Finding:
+def _shared_memory(needs: Needs, folder: Path) -> CheckResult:
     name = "shared memory"
     try:
         facts = os.statvfs(folder)
     except OSError:
         meaning = "loader processes hand their batches over there"
-        return Finding(
+        return CheckResult(
             _TOPIC, name, "warning", f"there is no {folder}", meaning, "set dataset.num_workers = 0"
         )
     free = facts.f_bavail * facts.f_frsize
@@ -92,16 +94,16 @@ def _shared_memory(needs: Needs, folder: Path) -> Finding:
     remedy = (
         "docker run --shm-size=2g, an emptyDir of medium Memory on Kubernetes, or dataset.num_workers = 0"
     )
-    return Finding(_TOPIC, name, "warning", fact, meaning, remedy)
+    return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
 
 
-def _memfd() -> Finding:
+def _memfd() -> CheckResult:
     name = "staging memory"
     try:
         descriptor = os.memfd_create("elasticflow-doctor", os.MFD_CLOEXEC)
     except (AttributeError, OSError) as error:
         meaning = "snapshots are staged in nameless memory files, which this kernel refuses"
-        return Finding(
+        return CheckResult(
             _TOPIC, name, "problem", f"memfd_create: {error}", meaning, "allow memfd_create (seccomp)"
         )
     try:
@@ -111,17 +113,19 @@ def _memfd() -> Finding:
     return ok(_TOPIC, name, "memory files work")
 
 
-def _handles(needs: Needs) -> Finding:
+def _handles(needs: Needs) -> CheckResult:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _HANDLES + _HANDLES_PER_PROCESS * needs.workers * (1 + (needs.loaders or 0))
     fact = f"{_limit(soft)}, may be raised to {_limit(hard)}"
     if 0 <= soft < needed:
         meaning = f'about {needed} are needed for {plural(needs.workers, "worker")}; "Too many open files" ends a run'
-        return Finding(_TOPIC, "file handles", "problem", fact, meaning, f"ulimit -n {max(4096, 2 * needed)}")
+        return CheckResult(
+            _TOPIC, "file handles", "problem", fact, meaning, f"ulimit -n {max(4096, 2 * needed)}"
+        )
     return ok(_TOPIC, "file handles", fact)
 
 
-def _processes(needs: Needs, cgroup: Path) -> Finding:
+def _processes(needs: Needs, cgroup: Path) -> CheckResult:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     most, now = (_number(cgroup / name) for name in ("pids.max", "pids.current"))
     needed = _PROCESSES + _THREADS_PER_PROCESS * needs.workers * (1 + (needs.loaders or 0))
@@ -130,17 +134,17 @@ def _processes(needs: Needs, cgroup: Path) -> Finding:
     if left < needed:
         meaning = f'workers, loaders and their threads are about {needed}; "Resource temporarily unavailable" ends a run'
         remedy = f"ulimit -u {2 * needed}, or raise the container's limit of processes"
-        return Finding(_TOPIC, "processes", "problem", fact, meaning, remedy)
+        return CheckResult(_TOPIC, "processes", "problem", fact, meaning, remedy)
     return ok(_TOPIC, "processes", fact)
 
 
-def _death_signal() -> Finding:
+def _death_signal() -> CheckResult:
     libc = ctypes.CDLL(None, use_errno=True)
     found = ctypes.c_int()
     if libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(found), 0, 0, 0) == 0:
         return ok(_TOPIC, "no orphans", "the kernel ends workers with their parent")
     meaning = "a killed launcher would leave its workers training"
-    return Finding(
+    return CheckResult(
         _TOPIC,
         "no orphans",
         "problem",
@@ -150,12 +154,14 @@ def _death_signal() -> Finding:
     )
 
 
-def _clock() -> Finding:
+def _clock() -> CheckResult:
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < _CLOCK_MIN:
         meaning = "times in logs are wrong, and S3 and others refuse requests from another time"
-        return Finding(_TOPIC, "clock", "problem", shown, meaning, "set the clock: timedatectl set-ntp true")
+        return CheckResult(
+            _TOPIC, "clock", "problem", shown, meaning, "set the clock: timedatectl set-ntp true"
+        )
     return ok(_TOPIC, "clock", shown)
 
 

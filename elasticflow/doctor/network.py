@@ -7,7 +7,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
-from elasticflow.doctor.check import Finding, Needs, Verdict, ok
+from elasticflow.doctor.check import CheckResult, Needs, Verdict, ok
 from elasticflow.protocol.store_address import is_here
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _TOPIC = "network"
 _LIMIT_S = 2.0
 
 
-def network(needs: Needs) -> Iterator[Finding]:
+def network(needs: Needs) -> Iterator[CheckResult]:
     """Yield what can be bound, resolved and reached; each question takes two seconds at most."""
     yield _loopback()
     yield _own_name(needs)
@@ -37,22 +37,22 @@ def network(needs: Needs) -> Iterator[Finding]:
         yield _endpoint(host.strip("[]"), int(port), endpoint, is_served=torchrun.is_store_outside)
     elif needs.is_for_several_machines:
         meaning = "other machines cannot join the run; nodes on this one can be simulated"
-        yield Finding(_TOPIC, "endpoint", "warning", "none", meaning, 'set nodes.endpoint = "HOST:PORT"')
+        yield CheckResult(_TOPIC, "endpoint", "warning", "none", meaning, 'set nodes.endpoint = "HOST:PORT"')
 
 
-def _loopback() -> Finding:
+def _loopback() -> CheckResult:
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=_LIMIT_S).close()
     except OSError as error:
         meaning = "the processes of a run talk over 127.0.0.1, also on one machine"
-        return Finding(
+        return CheckResult(
             _TOPIC, "ports", "problem", f"127.0.0.1: {error}", meaning, "allow TCP on the loopback"
         )
     return ok(_TOPIC, "ports", "can listen and connect on 127.0.0.1")
 
 
-def _own_name(needs: Needs) -> Finding:
+def _own_name(needs: Needs) -> CheckResult:
     name = socket.gethostname()
     found = _within(lambda: socket.getaddrinfo(name, None))
     if isinstance(found, list):
@@ -61,24 +61,24 @@ def _own_name(needs: Needs) -> Finding:
     meaning = "libraries that ask for this machine's address get none; gloo then takes the loopback"
     remedy = f"add a line to /etc/hosts: ADDRESS {name}"
     verdict: Verdict = "problem" if needs.is_for_several_machines else "warning"
-    return Finding(_TOPIC, "host name", verdict, f"{name} is no address: {_told(found)}", meaning, remedy)
+    return CheckResult(_TOPIC, "host name", verdict, f"{name} is no address: {_told(found)}", meaning, remedy)
 
 
-def _interface(name: str) -> Finding:
+def _interface(name: str) -> CheckResult:
     names = [each for _, each in socket.if_nameindex()]
     if name in names:
         return ok(_TOPIC, "interface", name)
     meaning = "workers could not talk to each other"
     remedy = f"set nodes.interface to one of {', '.join(names)}, or leave it out"
-    return Finding(_TOPIC, "interface", "problem", f"there is no {name} here", meaning, remedy)
+    return CheckResult(_TOPIC, "interface", "problem", f"there is no {name} here", meaning, remedy)
 
 
-def _endpoint(host: str, port: int, endpoint: str, *, is_served: bool) -> Finding:
+def _endpoint(host: str, port: int, endpoint: str, *, is_served: bool) -> CheckResult:
     name = "endpoint"
     resolved = _within(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     if not isinstance(resolved, list):
         meaning = "machines that are to join look for the run under this name"
-        return Finding(
+        return CheckResult(
             _TOPIC,
             name,
             "problem",
@@ -97,17 +97,17 @@ def _endpoint(host: str, port: int, endpoint: str, *, is_served: bool) -> Findin
         )
     meaning = "this machine could not take part in the run"
     remedy = f"start what serves there; else check the address, and that firewalls let TCP {port} through"
-    return Finding(_TOPIC, name, "problem", f"{endpoint}: {_told(answer)}", meaning, remedy)
+    return CheckResult(_TOPIC, name, "problem", f"{endpoint}: {_told(answer)}", meaning, remedy)
 
 
-def _etcd() -> Iterator[Finding]:
+def _etcd() -> Iterator[CheckResult]:
     if importlib.util.find_spec("etcd") is None:
         meaning = "the rendezvous of this job is kept in etcd"
         remedy = 'pip install "elasticflow[etcd]"'
-        yield Finding(_TOPIC, "etcd", "problem", "python-etcd is not installed", meaning, remedy)
+        yield CheckResult(_TOPIC, "etcd", "problem", "python-etcd is not installed", meaning, remedy)
 
 
-def _own_endpoint(host: str, port: int, endpoint: str) -> Finding:
+def _own_endpoint(host: str, port: int, endpoint: str) -> CheckResult:
     try:
         socket.create_server((host, port)).close()
     except OSError as error:
@@ -116,7 +116,7 @@ def _own_endpoint(host: str, port: int, endpoint: str) -> Finding:
             "a run from here is refused, unless it is a run or `elasticflow rendezvous serve` that listens"
         )
         remedy = "end what listens there (ss -ltnp), or name another port in nodes.endpoint"
-        return Finding(_TOPIC, "endpoint", "warning", fact, meaning, remedy)
+        return CheckResult(_TOPIC, "endpoint", "warning", fact, meaning, remedy)
     return ok(_TOPIC, "endpoint", f"{endpoint} is this machine, and the port is free")
 
 

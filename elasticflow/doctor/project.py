@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from elasticflow import __version__
-from elasticflow.doctor.check import Finding, Needs, ok
+from elasticflow.doctor.check import CheckResult, Needs, ok
 from elasticflow.run_folder import RUNS
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ _SCHEMA_LINE = re.compile(r"^#:schema\s+(\S+)", re.MULTILINE)
 _HOOK = "elasticflow-validate"
 
 
-def packages() -> Iterator[Finding]:
+def packages() -> Iterator[CheckResult]:
     """Yield Python, elasticflow, and what snapshots are written with."""
     fact = f"{platform.python_version()}, {sys.executable}"
     if sys.version_info >= _LEAST:
         yield ok("python", "python", fact)
     else:
         least = ".".join(map(str, _LEAST))
-        yield Finding(
+        yield CheckResult(
             "python", "python", "problem", fact, f"elasticflow needs {least}", f"install Python {least}"
         )
     yield ok("python", "elasticflow", __version__)
@@ -42,12 +42,12 @@ def packages() -> Iterator[Finding]:
         if importlib.util.find_spec(name) is None:
             meaning = "workers and snapshots need it"
             remedy = "pip install 'elasticflow[torch]'"
-            yield Finding("python", name, "problem", "not installed", meaning, remedy)
+            yield CheckResult("python", name, "problem", "not installed", meaning, remedy)
         else:
             yield ok("python", name, metadata.version(name))
 
 
-def project(needs: Needs) -> Iterator[Finding]:
+def project(needs: Needs) -> Iterator[CheckResult]:
     """Yield what of the project helps a run to be found and repeated."""
     yield from _git(needs.root)
     if needs.job_file is not None:
@@ -55,10 +55,10 @@ def project(needs: Needs) -> Iterator[Finding]:
     yield _hook(needs.root)
 
 
-def _git(root: Path) -> Iterator[Finding]:
+def _git(root: Path) -> Iterator[CheckResult]:
     if shutil.which("git") is None:
         meaning = "launches record no commit; `diff` still compares the files that took part"
-        yield Finding("project", "git", "warning", "not installed", meaning, "install git")
+        yield CheckResult("project", "git", "warning", "not installed", meaning, "install git")
         return
     if _asked(root, "rev-parse", "--is-inside-work-tree") != 0:
         yield ok("project", "git", "not a checkout: launches record the files that take part, and no commit")
@@ -68,7 +68,7 @@ def _git(root: Path) -> Iterator[Finding]:
         yield ok("project", RUNS, "ignored by git")
     else:
         meaning = "snapshots and logs would show up as changes, and could be committed"
-        yield Finding(
+        yield CheckResult(
             "project",
             RUNS,
             "warning",
@@ -86,7 +86,7 @@ def _asked(root: Path, *words: str) -> int:
         return -1
 
 
-def _schema(job_file: Path) -> Iterator[Finding]:
+def _schema(job_file: Path) -> Iterator[CheckResult]:
     from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
 
     found = _SCHEMA_LINE.search(job_file.read_text(encoding="utf-8-sig"))
@@ -106,16 +106,16 @@ def _schema(job_file: Path) -> Iterator[Finding]:
         same = json.loads(path.read_text("utf-8")) == json.loads(SCHEMA_FILE.read_text("utf-8"))
     except (OSError, ValueError) as error:
         meaning = "editors do not check the job file"
-        yield Finding("project", "schema", "warning", f"{path}: {error}", meaning, remedy)
+        yield CheckResult("project", "schema", "warning", f"{path}: {error}", meaning, remedy)
         return
     if same:
         yield ok("project", "schema", f"{path} is that of this version")
     else:
         meaning = "editors check the job file against another version"
-        yield Finding("project", "schema", "warning", f"{path} is of another version", meaning, remedy)
+        yield CheckResult("project", "schema", "warning", f"{path} is of another version", meaning, remedy)
 
 
-def _hook(root: Path) -> Finding:
+def _hook(root: Path) -> CheckResult:
     path = root / ".pre-commit-config.yaml"
     try:
         is_there = _HOOK in path.read_text(encoding="utf-8")

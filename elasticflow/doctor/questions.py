@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from elasticflow.doctor.check import Finding
+    from elasticflow.doctor.check import CheckResult
     from elasticflow.jobfile.tables.job import Job
 
 
-def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[Finding]:
+def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[CheckResult]:
     """Yield every finding as it is made; nothing is left behind, also when the caller stops in between.
 
     torch comes last: it is imported meanwhile, in a child.

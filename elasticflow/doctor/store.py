@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.doctor.check import Finding, Needs, Verdict, ok
+from elasticflow.doctor.check import CheckResult, Needs, Verdict, ok
 from elasticflow.errors import StorageError
 from elasticflow.observe.terminal.formats import size, span
 from elasticflow.run_folder import RUNS, RunFolder, snapshot_place
@@ -33,7 +33,7 @@ _LITTLE, _TOO_LITTLE = 10**9, 10**8
 _SLOW_S, _SKEW_S = 0.5, 60.0
 
 
-def stores(needs: Needs) -> Iterator[Finding]:
+def stores(needs: Needs) -> Iterator[CheckResult]:
     """Yield how the places of the run folder and of the snapshots behave; every probe is removed again."""
     runs = needs.root / RUNS
     yield from _folder("run folder", runs)
@@ -50,12 +50,12 @@ def stores(needs: Needs) -> Iterator[Finding]:
     if library is not None and importlib.util.find_spec(library) is None:
         meaning = f"snapshots cannot be written to {storage.uri}: {library} is not installed"
         remedy = f'pip install "elasticflow[{extra}]"'
-        yield Finding(_TOPIC, "snapshots", "problem", storage.uri, meaning, remedy)
+        yield CheckResult(_TOPIC, "snapshots", "problem", storage.uri, meaning, remedy)
         return
     yield from _remote(storage)
 
 
-def _folder(name: str, wanted: Path) -> Iterator[Finding]:
+def _folder(name: str, wanted: Path) -> Iterator[CheckResult]:
     """Yield how a local folder, or where it would be made, behaves."""
     place = next((each for each in (wanted, *wanted.parents) if each.is_dir()), Path("/"))
     probe = place / f".elasticflow-doctor-{secrets.token_hex(4)}"
@@ -64,7 +64,7 @@ def _folder(name: str, wanted: Path) -> Iterator[Finding]:
     except OSError as error:
         meaning = "a run could not write there" if place == wanted else f"{wanted} could not be made"
         remedy = f"check owner, permissions and free space of {place}, or choose another place"
-        yield Finding(_TOPIC, name, "problem", f"{place}: {error.strerror}", meaning, remedy)
+        yield CheckResult(_TOPIC, name, "problem", f"{place}: {error.strerror}", meaning, remedy)
         return
     try:
         yield from _behaviour(name, Storage(str(probe)), str(wanted))
@@ -76,16 +76,16 @@ def _folder(name: str, wanted: Path) -> Iterator[Finding]:
     if kind.startswith(_NETWORK):
         meaning = "locks and times are the server's; two machines see each other's files late where it caches"
         remedy = "mount with lookupcache=none or noac, keep run folders local, or set snapshots.uri to an object store"
-        yield Finding(_TOPIC, f"{name}: system", "warning", f"{kind}, over the network", meaning, remedy)
+        yield CheckResult(_TOPIC, f"{name}: system", "warning", f"{kind}, over the network", meaning, remedy)
     elif kind in {"tmpfs", "ramfs"}:
-        yield Finding(
+        yield CheckResult(
             _TOPIC, f"{name}: system", "warning", f"{kind}, in memory", "gone after a restart of the machine"
         )
     else:
         yield ok(_TOPIC, f"{name}: system", kind)
 
 
-def _remote(storage: Storage) -> Iterator[Finding]:
+def _remote(storage: Storage) -> Iterator[CheckResult]:
     folder = f".elasticflow-doctor-{secrets.token_hex(4)}"
     try:
         yield from _behaviour("snapshots", storage, storage.uri, f"{folder}/")
@@ -94,7 +94,7 @@ def _remote(storage: Storage) -> Iterator[Finding]:
             storage.remove_tree(folder)
 
 
-def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Iterator[Finding]:
+def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Iterator[CheckResult]:
     """Yield what writing, exclusive creation and removal do; nothing is left."""
     paths = [f"{prefix}probe-{number}" for number in range(3)]
     try:
@@ -104,7 +104,9 @@ def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Ite
     except (OSError, StorageError) as error:
         text = error.message if isinstance(error, StorageError) else f"{type(error).__name__}: {error}"
         remedy = getattr(error, "remedy", None) or "check the address, that it exists, and its credentials"
-        yield Finding(_TOPIC, name, "problem", f"{shown}: {text}", "snapshots could not be written", remedy)
+        yield CheckResult(
+            _TOPIC, name, "problem", f"{shown}: {text}", "snapshots could not be written", remedy
+        )
         return
     finally:
         with contextlib.suppress(OSError, StorageError):
@@ -112,14 +114,14 @@ def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Ite
                 storage.remove(path)
     if again or back != b"probe-0":
         meaning = "a generation exists by exclusive creation: two launches could write to one run"
-        yield Finding(
+        yield CheckResult(
             _TOPIC, name, "problem", f"{shown} lets a file be made twice", meaning, "use another store"
         )
         return
     typical = statistics.median(times)
     fact = f"{shown} is writable; a small file takes {span(typical)}"
     if typical > _SLOW_S:
-        yield Finding(
+        yield CheckResult(
             _TOPIC, name, "warning", fact, "each commit needs several: snapshots end late", "a nearer store"
         )
     else:
@@ -128,7 +130,7 @@ def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Ite
     if skew is not None and abs(skew) > _SKEW_S:
         fact = f"the store is {span(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this machine"
         meaning = "requests may be refused as too old, and times in logs do not fit together"
-        yield Finding(_TOPIC, f"{name}: clock", "warning", fact, meaning, "timedatectl set-ntp true")
+        yield CheckResult(_TOPIC, f"{name}: clock", "warning", fact, meaning, "timedatectl set-ntp true")
 
 
 def _timed(storage: Storage, path: str) -> float:
@@ -137,7 +139,7 @@ def _timed(storage: Storage, path: str) -> float:
     return time.perf_counter() - began
 
 
-def _lock(name: str, probe: Path) -> Finding:
+def _lock(name: str, probe: Path) -> CheckResult:
     descriptors = [os.open(probe / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2)]
     try:
         fcntl.flock(descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,10 +154,10 @@ def _lock(name: str, probe: Path) -> Finding:
         for descriptor in descriptors:
             os.close(descriptor)
     meaning = "a run could be started twice on this machine"
-    return Finding(_TOPIC, f"{name}: locks", "problem", fact, meaning, "keep run folders on a local disk")
+    return CheckResult(_TOPIC, f"{name}: locks", "problem", fact, meaning, "keep run folders on a local disk")
 
 
-def _space(name: str, place: Path) -> Finding:
+def _space(name: str, place: Path) -> CheckResult:
     free = shutil.disk_usage(place).free
     fact = f"{size(free)} free"
     if free >= _LITTLE:
@@ -164,7 +166,7 @@ def _space(name: str, place: Path) -> Finding:
         "a snapshot is the model, its optimizer's state and more: `elasticflow plan` tells how many bytes"
     )
     verdict: Verdict = "problem" if free < _TOO_LITTLE else "warning"
-    return Finding(_TOPIC, f"{name}: space", verdict, fact, meaning, "make room, or lower snapshots.keep")
+    return CheckResult(_TOPIC, f"{name}: space", verdict, fact, meaning, "make room, or lower snapshots.keep")
 
 
 def _kind_of(place: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import torch_versions
-from elasticflow.doctor.check import Finding, Needs, Verdict, ok
+from elasticflow.doctor.check import CheckResult, Needs, Verdict, ok
 from elasticflow.observe.terminal.formats import plural, span
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ class TorchProbe:
 
     def findings(
         self, needs: Needs, wait: Callable[[str], None], limit_s: float = LIMIT_S
-    ) -> Iterator[Finding]:
+    ) -> Iterator[CheckResult]:
         """Yield what the child found; *wait* is told what is waited for, if anything is."""
         if self._process is None:
             meaning = "nothing can be trained here; validate, plan, compile and snapshots work"
-            yield Finding(_TOPIC, "torch", "problem", "not installed", meaning, _INSTALL)
+            yield CheckResult(_TOPIC, "torch", "problem", "not installed", meaning, _INSTALL)
             return
         if self._process.poll() is None:
             wait(f"waiting for torch to be imported, {limit_s:g} s at most")
@@ -77,7 +77,7 @@ class TorchProbe:
             self.close()
             meaning = "its import hangs, and so would every run"
             fact = f"not imported within {limit_s:g} s"
-            yield Finding(
+            yield CheckResult(
                 _TOPIC,
                 "torch",
                 "problem",
@@ -88,7 +88,7 @@ class TorchProbe:
             return
         if self._process.returncode != 0:
             last = (errors.strip().splitlines() or [f"exit code {self._process.returncode}"])[-1]
-            yield Finding(
+            yield CheckResult(
                 _TOPIC,
                 "torch",
                 "problem",
@@ -106,44 +106,46 @@ class TorchProbe:
             self._process.communicate()
 
 
-def _told(facts: dict[str, Any], needs: Needs) -> Iterator[Finding]:
+def _told(facts: dict[str, Any], needs: Needs) -> Iterator[CheckResult]:
     build = f"for CUDA {facts['cuda']}" if facts["cuda"] else "for ROCm" if facts["hip"] else "for CPU"
     fact = f"{facts['version']} {build}, imported in {span(facts['seconds'])}"
     if torch_versions.untried(facts["version"]) is None:
         yield ok(_TOPIC, "torch", fact)
     else:
         meaning = f"this version of elasticflow was tried with torch {torch_versions.tried()} only"
-        yield Finding(_TOPIC, "torch", "warning", fact, meaning, _INSTALL)
+        yield CheckResult(_TOPIC, "torch", "warning", fact, meaning, _INSTALL)
     yield _devices(facts, needs)
     yield _backend(facts)
 
 
-def _devices(facts: dict[str, Any], needs: Needs) -> Finding:
+def _devices(facts: dict[str, Any], needs: Needs) -> CheckResult:
     wants_gpu = needs.job is not None and needs.job.nodes.nproc_per_node == "gpu"
     verdict: Verdict = "problem" if wants_gpu else "warning"
     if facts["error"] is not None:
         meaning = "workers on that device would fail in the same way"
         remedy = "check the driver with nvidia-smi, and that it is new enough for torch's CUDA"
-        return Finding(_TOPIC, "devices", verdict, facts["error"], meaning, remedy)
+        return CheckResult(_TOPIC, "devices", verdict, facts["error"], meaning, remedy)
     if facts["devices"]:
         names = sorted({each["name"] for each in facts["devices"]})
         return ok(_TOPIC, "devices", f"{plural(len(facts['devices']), 'GPU')}: {', '.join(names)}")
     if wants_gpu:
         meaning = 'nodes.nproc_per_node = "gpu" starts no worker here'
-        return Finding(_TOPIC, "devices", "problem", "no GPU", meaning, 'use a machine with GPUs, or "auto"')
+        return CheckResult(
+            _TOPIC, "devices", "problem", "no GPU", meaning, 'use a machine with GPUs, or "auto"'
+        )
     if Path("/proc/driver/nvidia/version").exists():
         meaning = "there is an NVIDIA driver, and torch sees no device: workers run on the CPU"
-        return Finding(
+        return CheckResult(
             _TOPIC, "devices", "warning", "no GPU", meaning, "install a build of torch for this driver"
         )
     return ok(_TOPIC, "devices", "no GPU: workers run on the CPU")
 
 
-def _backend(facts: dict[str, Any]) -> Finding:
+def _backend(facts: dict[str, Any]) -> CheckResult:
     found = [name for name in ("gloo", "nccl") if facts[name]]
     needed = {"gloo"} | ({"nccl"} if facts["devices"] else set())
     if missing := needed - set(found):
         meaning = "workers cannot exchange gradients"
         fact = f"{', '.join(sorted(missing))} is missing in this build"
-        return Finding(_TOPIC, "backends", "problem", fact, meaning, "install another build of torch")
+        return CheckResult(_TOPIC, "backends", "problem", fact, meaning, "install another build of torch")
     return ok(_TOPIC, "backends", ", ".join(found))

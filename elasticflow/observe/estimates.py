@@ -42,7 +42,7 @@ _NOT_OF_STATE = (
 _NOT_OF_SPEED = (*_NOT_OF_STATE, "train.epochs", "train.steps")
 
 
-class Lesson(NamedTuple):
+class RunFacts(NamedTuple):
     """What a run tells.
 
     Attributes:
@@ -60,12 +60,12 @@ class Lesson(NamedTuple):
     outdated: dict[str, str]
 
 
-def learn(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Path) -> Lesson:
+def read_run_facts(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Path) -> RunFacts:
     """Return what *run*, which was launched, tells about a run of *job*."""
     try:
         then = made_in(run.launch(run.launch_numbers()[-1]))
     except LaunchFolderError:
-        return Lesson(run.run_id, None, _facts(run), is_finished(run), {})
+        return RunFacts(run.run_id, None, _facts(run), is_finished(run), {})
     now = Made(job, origins_now(job, project_root, plan.job_files, "", then.origins))
     state = state_of(run)
     failed = (state.get("verdict") or {}).get("class") == "user_error"
@@ -81,7 +81,7 @@ def learn(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Path) -> Les
         for name in names:
             if cause is not None and facts.pop(name, None) is not None:
                 outdated[name] = cause
-    return Lesson(run.run_id, drift, facts, is_finished(run), outdated)
+    return RunFacts(run.run_id, drift, facts, is_finished(run), outdated)
 
 
 def _is_under(key: str, tables: tuple[str, ...]) -> bool:

@@ -29,7 +29,7 @@ _DIGEST_SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Side:
+class RunInputs:
     """One of the two.
 
     Attributes:
@@ -59,7 +59,7 @@ class Side:
             return None
 
 
-def side_of_run(project_root: Path, text: str) -> Side:
+def inputs_of_run(project_root: Path, text: str) -> RunInputs:
     """Return the newest launch of the run that *text* means: a run as everywhere (`find_run`), or its URI.
 
     Raises:
@@ -67,13 +67,13 @@ def side_of_run(project_root: Path, text: str) -> Side:
         LaunchFolderError: its record cannot be read.
     """
     if _URL.match(text):
-        return _side_at(text)
+        return _inputs_at(text)
     folder = find_run(project_root, text)
     numbers = folder.launch_numbers()
     if not numbers:
         raise RunNotFoundError(f"run {folder.run_id} was never launched", "start it: elasticflow run JOB")
     launch = folder.launch(numbers[-1])
-    return Side(
+    return RunInputs(
         f"{folder.job} {folder.run_id}",
         made_in(launch),
         folder.path.parents[2],
@@ -83,7 +83,7 @@ def side_of_run(project_root: Path, text: str) -> Side:
     )
 
 
-def side_of_job(loaded: LoadedJob, other: Side | None) -> Side:
+def inputs_of_job(loaded: LoadedJob, other: RunInputs | None) -> RunInputs:
     """Return a job file as a launch of it now would be; what *other* found while it ran is looked at too."""
     from elasticflow.compiler.plan.launch_plan import plan_job
 
@@ -91,10 +91,12 @@ def side_of_job(loaded: LoadedJob, other: Side | None) -> Side:
     root = loaded.project_root
     files = plan_job(loaded.job, project_root=root, job_files=loaded.files).job_files
     before = None if other is None else other.made.origins
-    return Side(str(loaded.path), Made(loaded.job, origins_now(loaded.job, root, files, "", before)), root)
+    return RunInputs(
+        str(loaded.path), Made(loaded.job, origins_now(loaded.job, root, files, "", before)), root
+    )
 
 
-def _side_at(uri: str) -> Side:
+def _inputs_at(uri: str) -> RunInputs:
     storage = Storage(uri.rstrip("/"))
     try:
         record = Catalog(storage, "").read_job_record()
@@ -103,24 +105,24 @@ def _side_at(uri: str) -> Side:
                 f"there is no JOB.json at {storage.uri}",
                 "give the run's own folder: snapshots.uri and its id",
             )
-        return Side(storage.uri, made_from(record))
+        return RunInputs(storage.uri, made_from(record))
     except (ValueError, KeyError, TypeError) as error:
         raise RunNotFoundError(f"JOB.json at {storage.uri} cannot be read: {error}") from error
 
 
-def differences_of(old: Side, new: Side) -> list[Difference]:
+def differences_of(old: RunInputs, new: RunInputs) -> list[Difference]:
     """Return what differs, weighed as if the run *old* were to go on as *new*; how they went counts for nothing."""
     return [*compare_made(old.made, new.made), *_data(old, new), *_patch(old, new)]
 
 
-def source_diff(old: Side, new: Side) -> Iterator[str]:
+def source_diff(old: RunInputs, new: RunInputs) -> Iterator[str]:
     """Yield the lines of a unified diff of every file that differs and is kept on both sides."""
     before, after = old.made.origins.sources, new.made.origins.sources
     for name in sorted({**before, **after}):
         was, now = before.get(name), after.get(name)
         if was is not None and now is not None and was.sha256 == now.sha256:
             continue
-        text, new_text = (side.text_of(name) if each else "" for side, each in ((old, was), (new, now)))
+        text, new_text = (inputs.text_of(name) if each else "" for inputs, each in ((old, was), (new, now)))
         if text is None or new_text is None:
             yield f"--- {name}: its text is not kept"
             continue
@@ -133,7 +135,7 @@ def source_diff(old: Side, new: Side) -> Iterator[str]:
         )
 
 
-def _data(old: Side, new: Side) -> Iterator[Difference]:
+def _data(old: RunInputs, new: RunInputs) -> Iterator[Difference]:
     for name, was in old.data.items():
         now = new.data.get(name)
         if now is None or was.get("fingerprint") == now.get("fingerprint"):
@@ -146,7 +148,7 @@ def _data(old: Side, new: Side) -> Iterator[Difference]:
         )
 
 
-def _patch(old: Side, new: Side) -> Iterator[Difference]:
+def _patch(old: RunInputs, new: RunInputs) -> Iterator[Difference]:
     was, now = (each.made.origins.git or {} for each in (old, new))
     if was and now and was.get("patch") != now.get("patch"):
         reason = "what is not committed; see the sources"

@@ -20,7 +20,7 @@ Status = Literal["running", "finished", "interrupted", "failed"]
 
 
 @dataclass(frozen=True)
-class Worker:
+class RunningWorker:
     """One worker of the generation that runs."""
 
     rank: int
@@ -71,7 +71,7 @@ class RunStatus:
     epoch: int | None
     loss: float | str | None
     restarts: int
-    workers: tuple[Worker, ...]
+    workers: tuple[RunningWorker, ...]
     evaluation: dict[str, Any]
     evaluated_step: int | None
     weights: str | None
@@ -189,12 +189,12 @@ def _began(folder: RunFolder) -> float | None:
     return moment(first.get("timestamp"))
 
 
-def _workers(state: dict[str, Any]) -> tuple[Worker, ...]:
+def _workers(state: dict[str, Any]) -> tuple[RunningWorker, ...]:
     found = state.get("workers")
     if not isinstance(found, list):
         return ()
     return tuple(
-        Worker(whole(w, "rank"), whole(w, "pid"), str(w.get("node", "")))
+        RunningWorker(whole(w, "rank"), whole(w, "pid"), str(w.get("node", "")))
         for w in found
         if isinstance(w, dict)
     )

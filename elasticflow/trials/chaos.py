@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from elasticflow.protocol.trajectory_record import Record
     from elasticflow.run_folder import RunFolder
-    from elasticflow.trials.child import Subject
-    from elasticflow.trials.compare_runs import Comparison
-    from elasticflow.trials.fault_actions import Done
+    from elasticflow.trials.child import TriedJob
+    from elasticflow.trials.compare_runs import RunComparison
+    from elasticflow.trials.fault_actions import DoneFault
     from elasticflow.trials.fault_plan import Fault, FaultPlan
     from elasticflow.trials.trial import Trial
 
 
 @dataclass(frozen=True)
-class Cost:
+class FaultCost:
     """What one fault led to, up to the next one.
 
     Attributes:
@@ -53,7 +53,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChaosOutcome:
     """What came of it.
 
     Attributes:
@@ -68,20 +68,20 @@ class Outcome:
     run: RunFolder
     steps: int
     seconds: tuple[float, float]
-    comparison: Comparison
-    costs: tuple[Cost, ...]
+    comparison: RunComparison
+    costs: tuple[FaultCost, ...]
     undone: int
 
 
-def unleash(
-    subject: Subject,
+def run_with_faults(
+    subject: TriedJob,
     plan: FaultPlan,
     workers: int,
     steps: int,
     tolerance: float,
     scratch: Path,
     begin: Callable[[Trial], Callable[[int], None]],
-) -> Outcome:
+) -> ChaosOutcome:
     """Run the job undisturbed, then with the faults of *plan*, and compare.
 
     Args:
@@ -89,7 +89,7 @@ def unleash(
         plan: What is done.
         workers: Of each node.
         steps: Of each run.
-        tolerance: Of `prove.curves`.
+        tolerance: Of `compare_losses`.
         scratch: Where both live.
         begin: Called with each trial before it starts; returns what is called with its steps so far.
 
@@ -111,17 +111,17 @@ def unleash(
         trial.check_length(found)
         plan = replace(plan, faults=tuple(each for each in plan.faults if each.step <= found - 2))
     between = time.monotonic()
-    wild = trial.chaotic(2, workers, found, plan)
+    wild = trial.with_faults(2, workers, found, plan)
     played = TrialRun(wild, subject, scratch, mark)
     records = played.play(begin(wild))
     if subject.job.train.consistency == "exact":
-        comparison = compare_runs.bits(reference, compare_runs.lasting(records))
+        comparison = compare_runs.compare_bits(reference, compare_runs.without_lost_steps(records))
         comparison = replace(comparison, redone=compare_runs.redone(records))
     else:
-        comparison = compare_runs.curves(reference, records, tolerance)
+        comparison = compare_runs.compare_losses(reference, records, tolerance)
     happened = [json.loads(line) for line in played.run.events.read_text(encoding="utf-8").splitlines()]
     done = played.done
-    return Outcome(
+    return ChaosOutcome(
         run=played.run,
         steps=max(record.step for record in records),
         seconds=(between - began, time.monotonic() - between),
@@ -132,8 +132,8 @@ def unleash(
 
 
 def costs(
-    done: Sequence[Done], happened: Sequence[dict[str, Any]], records: Sequence[Record]
-) -> tuple[Cost, ...]:
+    done: Sequence[DoneFault], happened: Sequence[dict[str, Any]], records: Sequence[Record]
+) -> tuple[FaultCost, ...]:
     """Return what each fault led to: what happened between it and the next one, but for the run's own end."""
     ended = [record for record in happened if record["event"] == events.GENERATION_ENDED]
     happened = [record for record in happened if record not in ended[-1:]]
@@ -152,7 +152,7 @@ def _lost(records: Sequence[Record]) -> dict[int, int]:
     return {one: max(0, last[one] - begun[after]) for one, after in itertools.pairwise(sorted(begun))}
 
 
-def _cost(done: Done, happened: Sequence[dict[str, Any]], lost: Mapping[int, int]) -> Cost:
+def _cost(done: DoneFault, happened: Sequence[dict[str, Any]], lost: Mapping[int, int]) -> FaultCost:
     restarts: list[str] = []
     redone, began, resumed = 0, done.at, None
     for record in happened:
@@ -168,7 +168,7 @@ def _cost(done: Done, happened: Sequence[dict[str, Any]], lost: Mapping[int, int
                 pass
     seconds = None if resumed is None else round(resumed - began, 3)
     snapshots = sum(r["event"] in (events.SNAPSHOT_REJECTED, events.SNAPSHOT_FAILED) for r in happened)
-    return Cost(done.fault, done.fault.words(done.rank), tuple(restarts), seconds, redone, snapshots)
+    return FaultCost(done.fault, done.fault.words(done.rank), tuple(restarts), seconds, redone, snapshots)
 
 
 def _time(record: dict[str, Any]) -> float:

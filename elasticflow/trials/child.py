@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.trials.fault_actions import Done
-    from elasticflow.trials.trial import Act, Trial, TrialLaunch
+    from elasticflow.trials.fault_actions import DoneFault
+    from elasticflow.trials.trial import Trial, TrialAct, TrialLaunch
 
 _POLL_S = 0.02
 _MORE_LAUNCHES = 3
 
 
 @dataclass(frozen=True)
-class Subject:
+class TriedJob:
     """What is tried.
 
     Attributes:
@@ -69,12 +69,12 @@ class TrialRun:
         done: Faults of its plan that were done so far.
     """
 
-    def __init__(self, trial: Trial, subject: Subject, scratch: Path, mark: str) -> None:
+    def __init__(self, trial: Trial, subject: TriedJob, scratch: Path, mark: str) -> None:
         self._trial, self._subject = trial, subject
         self.run = RunFolder.of(scratch, subject.job.job.name, f"{trial.name}-{mark}")
         self._records = scratch / "records" / self.run.run_id
         self._process: subprocess.Popen[bytes] | None = None
-        self.done: list[Done] = []
+        self.done: list[DoneFault] = []
 
     def play(self, tell: Callable[[int], None]) -> list[trajectory_record.Record]:
         """Return the records of the whole trial; nothing that it started lives afterwards.
@@ -128,7 +128,7 @@ class TrialRun:
         }
         marks = {**os.environ, worker_environment.WITNESS: str(self._records)}
         if self._trial.plan is not None:
-            marks[fault_injection.VARIABLE] = fault_actions.armed(self._trial.plan, self._records)
+            marks[fault_injection.VARIABLE] = fault_actions.fault_variable(self._trial.plan, self._records)
             changes = fault_actions.scale(self._trial.plan, self._records)
             config["scale"] = [[each.nodes, each.by_force, each.cue and str(each.cue)] for each in changes]
         with self._log.open("ab") as output:
@@ -158,7 +158,7 @@ class TrialRun:
             time.sleep(_POLL_S)
         return False
 
-    def _do(self, act: Act) -> None:
+    def _do(self, act: TrialAct) -> None:
         assert self._process is not None
         if act.what == "drain":
             self._process.send_signal(signal.SIGTERM)  # it is held until its workers have been told
@@ -175,7 +175,7 @@ class TrialRun:
         assert self._process is not None
         assert self._trial.plan is not None
         workers = self._state()["workers"]
-        hand = fault_actions.Hand(self.run, self._process.pid, workers, self._records)
+        hand = fault_actions.FaultActor(self.run, self._process.pid, workers, self._records)
         done = hand.do_all(self._trial.plan, step)
         self.done += done
         if not any(

@@ -24,7 +24,7 @@ _WINDOWS = 10  # a tenth of the steps are smoothed over
 
 
 @dataclass(frozen=True)
-class Difference:
+class Divergence:
     """Where two runs are first not the same.
 
     Attributes:
@@ -50,7 +50,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """What comparing a run with the reference came to.
 
     Attributes:
@@ -63,12 +63,12 @@ class Comparison:
 
     steps: int
     redone: int
-    difference: Difference | None
+    difference: Divergence | None
     values: int = 1
     distance: float | None = None
 
 
-def bits(reference: Sequence[Record], other: Sequence[Record]) -> Comparison:
+def compare_bits(reference: Sequence[Record], other: Sequence[Record]) -> RunComparison:
     """Return whether *other* has the bits of *reference* after each step, also where steps were redone.
 
     The state that a generation began with is compared with what the reference had after that step.
@@ -87,10 +87,10 @@ def bits(reference: Sequence[Record], other: Sequence[Record]) -> Comparison:
             break
     found = _earlier(found, _missing(reference, other))
     values = max((len(r.digests) for r in expected.values()), default=0)
-    return Comparison(len(expected.keys() & done.keys()), redone(other), found, values)
+    return RunComparison(len(expected.keys() & done.keys()), redone(other), found, values)
 
 
-def lasting(records: Sequence[Record]) -> list[Record]:
+def without_lost_steps(records: Sequence[Record]) -> list[Record]:
     """Return the records of what the run went on from: not of steps that a later generation did again."""
     begun = {record.generation: record.step for record in records if record.loss is None}
     found = []
@@ -101,7 +101,7 @@ def lasting(records: Sequence[Record]) -> list[Record]:
     return found
 
 
-def curves(reference: Sequence[Record], other: Sequence[Record], tolerance: float) -> Comparison:
+def compare_losses(reference: Sequence[Record], other: Sequence[Record], tolerance: float) -> RunComparison:
     """Return whether the loss of *other*, smoothed, stays within *tolerance* of that of *reference*.
 
     Smoothed is the mean over the last tenth of all steps up to there. The distance is a share of the reference's largest
@@ -123,7 +123,7 @@ def curves(reference: Sequence[Record], other: Sequence[Record], tolerance: floa
         if found is not None:
             break
     largest = max(distances, default=math.inf)
-    return Comparison(
+    return RunComparison(
         len(both),
         redone(other),
         _earlier(found, _missing(reference, other)),
@@ -151,13 +151,13 @@ def _difference(
     *,
     others: int = 0,
     is_redone: bool = False,
-) -> Difference:
-    return Difference(
+) -> Divergence:
+    return Divergence(
         at.step, name, expected, found, others, at.generation, is_redone, is_start=at.loss is None
     )
 
 
-def _missing(reference: Sequence[Record], other: Sequence[Record]) -> Difference | None:
+def _missing(reference: Sequence[Record], other: Sequence[Record]) -> Divergence | None:
     """Return the first step that only one of them has."""
     mine, theirs = _finished(reference), _finished(other)
     only_one = mine.keys() ^ theirs.keys()
@@ -165,10 +165,10 @@ def _missing(reference: Sequence[Record], other: Sequence[Record]) -> Difference
         return None
     step = min(only_one)
     expected, found = ("done" if step in run else None for run in (mine, theirs))
-    return Difference(step, "step", expected, found, generation=theirs[step].generation if found else 0)
+    return Divergence(step, "step", expected, found, generation=theirs[step].generation if found else 0)
 
 
-def _earlier(first: Difference | None, second: Difference | None) -> Difference | None:
+def _earlier(first: Divergence | None, second: Divergence | None) -> Divergence | None:
     return min((d for d in (first, second) if d is not None), key=lambda d: d.step, default=None)
 
 

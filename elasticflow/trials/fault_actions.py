@@ -24,7 +24,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.
 
 
 @dataclass(frozen=True)
-class Done:
+class DoneFault:
     """A fault that was done, to which rank, and when (Unix time)."""
 
     fault: Fault
@@ -32,7 +32,7 @@ class Done:
     at: float
 
 
-def armed(plan: FaultPlan, folder: Path) -> str:
+def fault_variable(plan: FaultPlan, folder: Path) -> str:
     """Return what `ELASTICFLOW_FAULTS` says for a run of *plan*: each fault within a process waits for its cue."""
     clauses = []
     for number, fault in enumerate(plan.faults):
@@ -57,7 +57,7 @@ def cue(folder: Path, number: int) -> Path:
     return folder / f"cue-{number}"
 
 
-class Hand:
+class FaultActor:
     """Does faults.
 
     Args:
@@ -71,13 +71,13 @@ class Hand:
         self._run, self._launch, self._folder = run, launch, folder
         self._workers = sorted(workers, key=lambda worker: int(worker["rank"]))
 
-    def do_all(self, plan: FaultPlan, step: int) -> list[Done]:
+    def do_all(self, plan: FaultPlan, step: int) -> list[DoneFault]:
         """Do the faults of *plan* that are due after *step*."""
         found = []
         for number, fault in enumerate(plan.faults):
             if fault.step == step:
                 at = time.time()
-                found.append(Done(fault, self._do(number, fault), at))
+                found.append(DoneFault(fault, self._do(number, fault), at))
         return found
 
     def _do(self, number: int, fault: Fault) -> int:

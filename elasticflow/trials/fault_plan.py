@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST_FAULTS = 1000
 
 
-class Kind(NamedTuple):
+class FaultKind(NamedTuple):
     """What can be done to a run.
 
     Attributes:
@@ -41,21 +41,21 @@ class Kind(NamedTuple):
     nodes: int = 0
 
 
-KINDS: dict[str, Kind] = {
-    "kill": Kind("kill -9 of rank {target}", "rank"),
-    "stop": Kind("SIGSTOP of rank {target}", "rank"),
-    "terminate": Kind("SIGTERM to rank {target}", "rank"),
-    "raise": Kind("an exception on rank {target}", "rank", "training.step=raise:EREMOTEIO"),
-    "flip": Kind("a bit of a parameter flipped on rank {target}", "rank", "training.step=flip"),
-    "kill-agent": Kind("kill -9 of the agent of node {target}", "node"),
-    "join": Kind("a node joins", nodes=1),
-    "leave": Kind("a node leaves", nodes=-1),
-    "kill-node": Kind("a node is lost", nodes=-1),
-    "corrupt-snapshot": Kind("newest snapshot corrupted, rank {target} killed", "rank"),
-    "truncate-snapshot": Kind("newest snapshot cut short, rank {target} killed", "rank"),
-    "full-disk": Kind("a write fails: no space left", point="shares.before_write=raise:ENOSPC"),
-    "slow-store": Kind("a write takes 2 s longer", point="shares.before_write=stall:2"),
-    "at-point": Kind("{target}", "point"),
+KINDS: dict[str, FaultKind] = {
+    "kill": FaultKind("kill -9 of rank {target}", "rank"),
+    "stop": FaultKind("SIGSTOP of rank {target}", "rank"),
+    "terminate": FaultKind("SIGTERM to rank {target}", "rank"),
+    "raise": FaultKind("an exception on rank {target}", "rank", "training.step=raise:EREMOTEIO"),
+    "flip": FaultKind("a bit of a parameter flipped on rank {target}", "rank", "training.step=flip"),
+    "kill-agent": FaultKind("kill -9 of the agent of node {target}", "node"),
+    "join": FaultKind("a node joins", nodes=1),
+    "leave": FaultKind("a node leaves", nodes=-1),
+    "kill-node": FaultKind("a node is lost", nodes=-1),
+    "corrupt-snapshot": FaultKind("newest snapshot corrupted, rank {target} killed", "rank"),
+    "truncate-snapshot": FaultKind("newest snapshot cut short, rank {target} killed", "rank"),
+    "full-disk": FaultKind("a write fails: no space left", point="shares.before_write=raise:ENOSPC"),
+    "slow-store": FaultKind("a write takes 2 s longer", point="shares.before_write=stall:2"),
+    "at-point": FaultKind("{target}", "point"),
 }
 """By the name in a plan."""
 
@@ -222,7 +222,7 @@ class _Reader:
         raise FaultPlanError(f"{self._file}{place}: {reason}", remedy)
 
 
-def drawn(count: int, seed: int, steps: int, world_size: int) -> FaultPlan:
+def draw_plan(count: int, seed: int, steps: int, world_size: int) -> FaultPlan:
     """Return *count* faults drawn from *seed*: the same for the same arguments, spread over the steps of the run."""
     random_numbers = random.Random(seed)
     at = sorted(random_numbers.randint(1, steps - 2) for _ in range(count))

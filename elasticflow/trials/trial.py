@@ -29,7 +29,7 @@ _GRACE = "1 h"  # a drain takes one more step, and nobody waits for the machine
 
 
 @dataclass(frozen=True)
-class Act:
+class TrialAct:
     """Something done to a run while it is held.
 
     Attributes:
@@ -47,7 +47,7 @@ class TrialLaunch:
     """One launch of a trial: the workers of each node, and what is done to it, in order."""
 
     world_size: int
-    acts: tuple[Act, ...]
+    acts: tuple[TrialAct, ...]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Trial:
 
 def undisturbed(number: int, world_size: int, steps: int) -> Trial:
     """Return a trial to which nothing is done but asking it to leave in the end."""
-    end = TrialLaunch(world_size, (Act(steps - 1, "drain"),))
+    end = TrialLaunch(world_size, (TrialAct(steps - 1, "drain"),))
     return Trial(f"{number}-workers-{world_size}", (end,), steps)
 
 
@@ -91,8 +91,8 @@ def disturbed(number: int, first: int, second: int, steps: int) -> Trial:
     """
     every = max(1, steps // _SNAPSHOTS)
     kill, drain = steps // 3 // every * every, 2 * steps // 3
-    acts = Act(kill, "kill"), Act(drain - 1, "drain")
-    launches = TrialLaunch(first, acts), TrialLaunch(second, (Act(steps - 1, "drain"),))
+    acts = TrialAct(kill, "kill"), TrialAct(drain - 1, "drain")
+    launches = TrialLaunch(first, acts), TrialLaunch(second, (TrialAct(steps - 1, "drain"),))
     name = f"{number}-disturbed-{first}-{second}"
     return Trial(name, launches, steps, every, killed_after=kill, drained_after=drain)
 
@@ -108,10 +108,10 @@ def count(worlds: Sequence[int]) -> int:
     return len(worlds) + 1 + (worlds[-1] != worlds[0])
 
 
-def chaotic(number: int, workers: int, steps: int, plan: FaultPlan) -> Trial:
+def with_faults(number: int, workers: int, steps: int, plan: FaultPlan) -> Trial:
     """Return a trial to which the faults of *plan* are done, on nodes of so many *workers* each."""
-    acts = [Act(step, "faults") for step in sorted({fault.step for fault in plan.faults})]
-    launch = TrialLaunch(workers, (*acts, Act(steps - 1, "drain")))
+    acts = [TrialAct(step, "faults") for step in sorted({fault.step for fault in plan.faults})]
+    launch = TrialLaunch(workers, (*acts, TrialAct(steps - 1, "drain")))
     return Trial(f"{number}-chaos", (launch,), steps, max(1, steps // _SNAPSHOTS), plan=plan)
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from elasticflow.protocol.trajectory_record import Record
     from elasticflow.run_folder import RunFolder
-    from elasticflow.trials.child import Subject
-    from elasticflow.trials.compare_runs import Comparison
+    from elasticflow.trials.child import TriedJob
+    from elasticflow.trials.compare_runs import RunComparison
     from elasticflow.trials.trial import Trial
 
 Compared = Literal["bits", "curve"]
@@ -34,7 +34,7 @@ _GONE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """One trial and what came of it.
 
     Attributes:
@@ -50,12 +50,12 @@ class Outcome:
     run: RunFolder
     steps: int
     seconds: float
-    comparison: Comparison | None
+    comparison: RunComparison | None
     compared: Compared
 
 
 def verify(
-    subject: Subject,
+    subject: TriedJob,
     worlds: Sequence[int],
     steps: int,
     tolerance: float,
@@ -63,7 +63,7 @@ def verify(
     begin: Callable[[Trial], Callable[[int], None]],
     *,
     is_kept: bool = True,
-) -> Iterator[Outcome]:
+) -> Iterator[TrialOutcome]:
     """Yield what came of each trial as soon as it is over: one at each of *worlds*, the first being the reference.
 
     Then a restarted one: at the first world size a worker is killed, and it is drained and goes on with as many. In either
@@ -73,9 +73,9 @@ def verify(
 
     Args:
         subject: The job; its own runs and snapshots are left alone.
-        worlds: World sizes that `trials.check` has passed.
+        worlds: World sizes that `trial.check` has passed.
         steps: Steps of each trial, or less where the job is shorter.
-        tolerance: Of `prove.curves`.
+        tolerance: Of `compare_losses`.
         scratch: Where the trials live.
         begin: Called with each trial before it starts; returns what is called with its steps so far.
         is_kept: Leave the runs there; False: each goes as soon as it is over.
@@ -101,7 +101,7 @@ class _Verifying:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: TriedJob,
         worlds: Sequence[int],
         tolerance: float,
         scratch: Path,
@@ -115,28 +115,28 @@ class _Verifying:
         self._is_exact = subject.job.train.consistency == "exact"
         self._reference: list[Record] = []
 
-    def outcome(self, trial: Trial, *, asks_for_bits: bool = False) -> Outcome:
+    def outcome(self, trial: Trial, *, asks_for_bits: bool = False) -> TrialOutcome:
         """Play *trial* and return what came of it; of an exact job bits are compared in any case."""
         began = time.monotonic()
         run, records = self._played(trial)
         last = max(record.step for record in records)
         comparison, compared = self._judged(records, asks_for_bits=asks_for_bits or self._is_exact)
-        return Outcome(trial, run, last, time.monotonic() - began, comparison, compared)
+        return TrialOutcome(trial, run, last, time.monotonic() - began, comparison, compared)
 
-    def _judged(self, records: list[Record], *, asks_for_bits: bool) -> tuple[Comparison | None, Compared]:
+    def _judged(self, records: list[Record], *, asks_for_bits: bool) -> tuple[RunComparison | None, Compared]:
         if not self._reference:
             self._reference = records
             return None, "bits" if self._is_exact else "curve"
         if asks_for_bits:
-            found = compare_runs.bits(self._reference, records)
+            found = compare_runs.compare_bits(self._reference, records)
             if self._is_exact or found.difference is None or self._can_be_repeated():
                 return found, "bits"
-        return compare_runs.curves(self._reference, records, self._tolerance), "curve"
+        return compare_runs.compare_losses(self._reference, records, self._tolerance), "curve"
 
     def _can_be_repeated(self) -> bool:
         steps = max(record.step for record in self._reference)
         again = trials.undisturbed(trials.count(self._worlds) + 1, self._worlds[0], steps)
-        return compare_runs.bits(self._reference, self._played(again)[1]).difference is None
+        return compare_runs.compare_bits(self._reference, self._played(again)[1]).difference is None
 
     def _played(self, trial: Trial) -> tuple[RunFolder, list[Record]]:
         played = TrialRun(trial, self._subject, self._scratch, self._mark)

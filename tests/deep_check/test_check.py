@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.cli.write.deep_options import DeepRequest, look_at
+from elasticflow.cli.write.deep_options import DeepRequest, try_out_loaded
 from elasticflow.deep_check import check
-from elasticflow.deep_check.check import Look, look, look_of, request_of
-from elasticflow.deep_check.child_process import Ended
+from elasticflow.deep_check.check import DeepReport, report_of, request_of, try_out
+from elasticflow.deep_check.child_process import ChildEnd
 from elasticflow.deep_check.diagnostics import diagnostics_of
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job, require_job
@@ -53,7 +53,7 @@ def _job(folder: Path, project: Project) -> Job:
     return job
 
 
-def _look_here(folder: Path, project: Project) -> Look:
+def _look_here(folder: Path, project: Project) -> DeepReport:
     """Return what the child's part tells, run in this process."""
     request = request_of(_job(folder, project), folder, takes_step=project.deep_step)
     reading, writing = os.pipe()
@@ -63,11 +63,11 @@ def _look_here(folder: Path, project: Project) -> Look:
             Probe(report, request).run()
             report.end()
         messages = [json.loads(line) for line in told]
-    return look_of(Ended(0, messages, "", []), request["own"], 1.0)
+    return report_of(ChildEnd(0, messages, "", []), request["own"], 1.0)
 
 
-def _require_found(project: Project, look: Look) -> None:
-    found = diagnostics_of(look, load(Path("job.toml")))
+def _require_found(project: Project, report: DeepReport) -> None:
+    found = diagnostics_of(report, load(Path("job.toml")))
     assert (project.found is not None) == bool(found), found
     for each in found:
         assert project.found is not None
@@ -95,10 +95,10 @@ def test_code_that_does_what_it_likes_is_told_and_ended(name: str, tmp_path: Pat
     """Code that hangs, exits, crashes, prints rubbish or starts processes: found, and nothing lives afterwards."""
     project = PROJECTS[name]
     job = _job(tmp_path, project)
-    found = look(job, tmp_path, limit_s=6.0 if name == "hangs" else 60.0)
-    if name == "hangs" and "importing shop" not in found.findings[0].message:
+    found = try_out(job, tmp_path, limit_s=6.0 if name == "hangs" else 60.0)
+    if name == "hangs" and "importing shop" not in found.problems[0].message:
         # A busy machine takes longer to come to the job's code.
-        found = look(job, tmp_path, limit_s=60.0)
+        found = try_out(job, tmp_path, limit_s=60.0)
 
     _require_found(project, found)
 
@@ -149,12 +149,12 @@ def test_bytes_are_the_same_with_and_without_memory(tmp_path: Path, line: str, i
     old = "        self.outer = nn.Linear(width, 3)\n"
     project = Project(old, f"{old}        {line}\n", None)
 
-    looks = [_look_here(tmp_path, project._replace(deep_step=takes_step)) for takes_step in (False, True)]
+    reports = [_look_here(tmp_path, project._replace(deep_step=takes_step)) for takes_step in (False, True)]
 
-    quick, thorough = (look.facts for look in looks)
+    quick, thorough = (report.facts for report in reports)
     assert quick["snapshot_bytes"] >= 800
     assert quick == {key: value for key, value in thorough.items() if key != "loss"}
-    assert is_on_meta == (looks[0].notes == ())
+    assert is_on_meta == (reports[0].notes == ())
 
 
 @pytest.mark.integration
@@ -192,10 +192,10 @@ def test_what_is_known_better_now_is_told_once(tmp_path: Path, monkeypatch: pyte
     """An interval that never comes is one finding, though the length of training is known more exactly by --deep."""
     path = write(tmp_path, PROJECTS["good"])
     path.write_text(f'{path.read_text()}\n[snapshots]\nevery = "500 epochs"\n')
-    monkeypatch.setattr(check, "look", lambda *_, **__: Look((), {"samples": 50}, ()))
+    monkeypatch.setattr(check, "try_out", lambda *_, **__: DeepReport((), {"samples": 50}, ()))
     loaded = load_job(path)
     assert [each.code for each in loaded.diagnostics if each.severity == "warning"] == [codes.NEVER_DUE]
-    assert look_at(loaded, (), DeepRequest(takes_step=False, limit_s=1))[1] == []
+    assert try_out_loaded(loaded, (), DeepRequest(takes_step=False, limit_s=1))[1] == []
 
 
 @pytest.mark.integration

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from elasticflow.doctor.check import Finding, Needs
+    from elasticflow.doctor.check import CheckResult, Needs
 
 
-def _named(found: Iterable[Finding], name: str) -> Finding:
+def _named(found: Iterable[CheckResult], name: str) -> CheckResult:
     return next(each for each in found if each.name == name)
 
 
-def _wrong(found: Iterable[Finding]) -> dict[str, str]:
+def _wrong(found: Iterable[CheckResult]) -> dict[str, str]:
     return {each.name: each.verdict for each in found if each.verdict != "ok"}
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from elasticflow.compiler.plan.forecast import Knowledge, forecast
 from elasticflow.compiler.plan.launch_plan import plan_job
-from elasticflow.deep_check.check import look
+from elasticflow.deep_check.check import try_out
 from elasticflow.jobfile.load import require_job
-from elasticflow.observe.estimates import learn
+from elasticflow.observe.estimates import read_run_facts
 from examples.mnist import digits
 from tests.end_to_end.harness import ROOT, Project, Running, named, read_lines
 
@@ -51,16 +51,16 @@ def require_foreseen(job_file: Path, running: Running) -> None:
     """What `--deep` and `plan` tell of a job is what its run came to."""
     loaded = require_job(job_file)
     assert loaded.job is not None
-    facts = look(loaded.job, loaded.project_root).facts
+    facts = try_out(loaded.job, loaded.project_root).facts
     events = running.events()
     staged = {event["bytes"] for event in named(events, "snapshot.staged")}
     (told,) = {event["parameters"] for event in named(events, "training.started")}
     assert (staged, told) == ({facts["snapshot_bytes"]}, facts["parameters"])
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
-    lesson = learn(running.run, loaded.job, plan, loaded.project_root)
-    ahead = forecast(loaded.job, Knowledge(**lesson.facts))
+    run_facts = read_run_facts(running.run, loaded.job, plan, loaded.project_root)
+    ahead = forecast(loaded.job, Knowledge(**run_facts.facts))
     lines = read_lines(running.run.metrics)
-    assert lesson.drift == []
+    assert run_facts.drift == []
     assert ahead.steps == max(line["step"] for line in lines)
     assert ahead.evaluations == len([line for line in lines if "eval" in line])
     # The last of an epoch may be a multiple of steps, too; the forecast is an estimate.

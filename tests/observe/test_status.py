@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.observe.status import Worker, is_locked, read_status
+from elasticflow.observe.status import RunningWorker, is_locked, read_status
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import START, event
 
@@ -48,7 +48,7 @@ def test_running_with_a_held_lock_is_running(run: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert is_locked(RunFolder(run))
         status = read_status(RunFolder(run))
-    assert (status.status, status.pid, status.workers) == ("running", 9, (Worker(0, 11, "n0"),))
+    assert (status.status, status.pid, status.workers) == ("running", 9, (RunningWorker(0, 11, "n0"),))
     assert status.seconds_left == pytest.approx(13 / 20 + 0.25, rel=0.01), "13 steps and the last evaluation"
 
 

@@ -12,8 +12,8 @@ from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 from elasticflow.protocol.trajectory_record import Record
 from elasticflow.trials import compare_runs, fault_actions
 from elasticflow.trials.chaos import costs
-from elasticflow.trials.fault_actions import Done
-from elasticflow.trials.fault_plan import KINDS, Fault, FaultPlan, drawn, read_plan
+from elasticflow.trials.fault_actions import DoneFault
+from elasticflow.trials.fault_plan import KINDS, Fault, FaultPlan, draw_plan, read_plan
 
 SHIPPED = sorted((Path(__file__).parents[2] / "examples" / "faults").glob("*.toml"))
 
@@ -56,11 +56,11 @@ def test_a_plan_that_cannot_be_done_is_refused(
 
 def test_a_seed_gives_the_same_faults_again() -> None:
     """All of them at steps that the run has; a single worker has no replica to differ from."""
-    plan = drawn(200, 7, 30, 1)
-    assert plan == drawn(200, 7, 30, 1) != drawn(200, 8, 30, 1)
+    plan = draw_plan(200, 7, 30, 1)
+    assert plan == draw_plan(200, 7, 30, 1) != draw_plan(200, 8, 30, 1)
     assert list(range(1, 29)) == sorted({fault.step for fault in plan.faults})
     assert "flip" not in {fault.what for fault in plan.faults}
-    assert "flip" in {fault.what for fault in drawn(200, 7, 30, 2).faults}
+    assert "flip" in {fault.what for fault in draw_plan(200, 7, 30, 2).faults}
 
 
 def test_what_the_processes_of_a_run_are_told(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_the_processes_of_a_run_are_told(tmp_path: Path) -> None:
     )
     plan = FaultPlan("plan", faults, nodes=2)
     flip, late = (f"cue={tmp_path}/cue-{number}" for number in (1, 3))
-    assert f"training.step=flip rank=1 {flip}, commit.told=stall:1 {late}" == fault_actions.armed(
+    assert f"training.step=flip rank=1 {flip}, commit.told=stall:1 {late}" == fault_actions.fault_variable(
         plan, tmp_path
     )
     joins = ScaleChange(0.0, 3, by_force=False, cue=tmp_path / "cue-2")
@@ -94,10 +94,10 @@ def at(second: int, event: str, **fields: Any) -> dict[str, Any]:
 def test_a_fault_costs_what_happens_up_to_the_next_one() -> None:
     """Restarts by class, seconds, steps; neither how the run began nor how it ended counts."""
     done = [
-        Done(Fault(1, "join"), 1, 3.0),
-        Done(Fault(4, "kill", 1), 1, 10.0),
-        Done(Fault(9, "flip"), 2, 20.0),
-        Done(Fault(9, "full-disk"), 2, 30.0),
+        DoneFault(Fault(1, "join"), 1, 3.0),
+        DoneFault(Fault(4, "kill", 1), 1, 10.0),
+        DoneFault(Fault(9, "flip"), 2, 20.0),
+        DoneFault(Fault(9, "full-disk"), 2, 30.0),
     ]
     happened = [
         at(2, "training.first_step"),
@@ -134,5 +134,5 @@ def test_what_a_run_did_not_go_on_from_does_not_count() -> None:
 
     first = [record(0, 1, None), record(1, 1), record(2, 1), record(3, 1)]
     second = [record(1, 2, None), record(2, 2), record(3, 2)]
-    assert [*first[:2], *second] == compare_runs.lasting([*first, *second])
+    assert [*first[:2], *second] == compare_runs.without_lost_steps([*first, *second])
     assert 2 == compare_runs.redone([*first, *second])

@@ -41,7 +41,7 @@ def test_a_run_that_is_killed_and_redoes_its_steps_alike_is_the_same(cuts: list[
     """However often it is killed and wherever it goes on; every record is compared."""
     other = disturbed(20, cuts)
 
-    found = compare_runs.bits(trained(20), other)
+    found = compare_runs.compare_bits(trained(20), other)
 
     assert (None, 20, 3) == (found.difference, found.steps, found.values)
     assert sum(r.loss is not None for r in other) - 20 == found.redone
@@ -56,7 +56,7 @@ def test_a_single_bit_anywhere_is_found_and_named(cuts: list[tuple[int, int]], d
     record = other[place]
     other[place] = replace(record, digests={**record.digests, name: "other"})
 
-    difference = compare_runs.bits(trained(20), other).difference
+    difference = compare_runs.compare_bits(trained(20), other).difference
 
     assert difference is not None
     assert (record.step, name, record.generation) == (difference.step, difference.name, difference.generation)
@@ -75,7 +75,7 @@ def test_the_first_of_several_differences_is_named(steps: list[int]) -> None:
     """By step, and within a step in the order of the model; the others are counted."""
     other = [replace(r, digests=dict.fromkeys(NAMES, "x")) if r.step in steps else r for r in trained(20)]
 
-    difference = compare_runs.bits(trained(20), other).difference
+    difference = compare_runs.compare_bits(trained(20), other).difference
 
     assert difference is not None
     assert (min(steps), NAMES[0], 2) == (difference.step, difference.name, difference.others)
@@ -86,7 +86,7 @@ def test_what_only_one_run_has_is_a_difference() -> None:
     reference = trained(5)
     fewer = [replace(r, digests={NAMES[0]: r.digests[NAMES[0]]}) for r in reference]
     found = [
-        compare_runs.bits(*pair).difference
+        compare_runs.compare_bits(*pair).difference
         for pair in ((reference, fewer), (fewer, reference), (reference, reference[:4]), (reference, []))
     ]
 
@@ -100,7 +100,7 @@ def test_losses_are_compared_to_the_last_bit() -> None:
     reference = trained(3)
     other = [*reference[:-1], replace(reference[-1], loss=math.nextafter(2 / 3, 1))]
 
-    difference = compare_runs.bits(reference, other).difference
+    difference = compare_runs.compare_bits(reference, other).difference
 
     assert difference is not None
     assert ("loss", "0.6666666666666666", "0.6666666666666667") == (
@@ -109,7 +109,7 @@ def test_losses_are_compared_to_the_last_bit() -> None:
         difference.found,
     )
     nan = [replace(r, loss=r.loss and math.nan) for r in reference]
-    assert None is compare_runs.bits(nan, nan).difference
+    assert None is compare_runs.compare_bits(nan, nan).difference
 
 
 def curve(losses: list[float]) -> list[Record]:
@@ -128,7 +128,7 @@ def test_curves_within_the_bound_are_the_same(losses: list[float], tolerance: fl
     smoothed = [sum(p) / len(p) for e in range(1, len(losses) + 1) if (p := losses[max(0, e - window) : e])]
     moved = [loss + share * tolerance * max(smoothed) for loss in losses]
 
-    found = compare_runs.curves(curve(losses), curve(moved), tolerance)
+    found = compare_runs.compare_losses(curve(losses), curve(moved), tolerance)
 
     assert None is found.difference
     assert found.distance is not None
@@ -142,7 +142,7 @@ def test_curves_beyond_the_bound_differ_at_the_first_step_that_is(
     """Also where they come together again."""
     moved = [loss + 1.01 * tolerance * max(losses) for loss in losses]
 
-    difference = compare_runs.curves(curve(losses), curve(moved), tolerance).difference
+    difference = compare_runs.compare_losses(curve(losses), curve(moved), tolerance).difference
 
     assert difference is not None
     assert (1, "loss") == (difference.step, difference.name)
@@ -153,7 +153,7 @@ def test_curves_need_the_same_number_of_samples_in_each_step() -> None:
     other = curve([1.0, 1.0, 1.0])
     other[1] = replace(other[1], samples=15)
 
-    difference = compare_runs.curves(curve([1.0, 1.0, 1.0]), other, 0.1).difference
+    difference = compare_runs.compare_losses(curve([1.0, 1.0, 1.0]), other, 0.1).difference
 
     assert difference is not None
     assert (2, "samples", "16", "15") == (
@@ -168,8 +168,8 @@ def test_curves_that_blow_up_together_are_the_same_and_alone_are_not() -> None:
     """NaN and infinity equal themselves alone, and have no distance."""
     up, up_too = curve([1.0, math.inf, math.nan]), curve([1.0, math.inf, math.nan])
 
-    assert (None, 0.0) == ((found := compare_runs.curves(up, up_too, 0.1)).difference, found.distance)
-    found = compare_runs.curves(curve([1.0, 1.0, 1.0]), up, 0.1)
+    assert (None, 0.0) == ((found := compare_runs.compare_losses(up, up_too, 0.1)).difference, found.distance)
+    found = compare_runs.compare_losses(curve([1.0, 1.0, 1.0]), up, 0.1)
     assert found.difference is not None
     assert (2, None) == (found.difference.step, found.distance)
 
@@ -178,6 +178,6 @@ def test_curves_take_the_last_of_steps_that_were_redone() -> None:
     """The run went on from those; the loss of a step that was lost may be anything."""
     first, again = curve([1.0, 5.0]), [replace(r, generation=2) for r in curve([1.0, 1.0, 1.0])[1:]]
 
-    found = compare_runs.curves(curve([1.0, 1.0, 1.0]), first + again, 0.1)
+    found = compare_runs.compare_losses(curve([1.0, 1.0, 1.0]), first + again, 0.1)
 
     assert (None, 3, 1) == (found.difference, found.steps, found.redone)

@@ -77,7 +77,7 @@ def test_an_undisturbed_trial_takes_no_snapshot_before_it_leaves() -> None:
     made = trials.job_of(trial, trial.launches[0], job(snapshots={"memory": "1 step"}))
 
     assert ("999999999 steps", None) == (made.snapshots.every, made.snapshots.memory)
-    assert [trials.Act(49, "drain")] == list(trial.launches[0].acts)
+    assert [trials.TrialAct(49, "drain")] == list(trial.launches[0].acts)
 
 
 REFUSED: dict[str, tuple[dict[str, dict[str, object]], tuple[int, ...], int, int, str]] = {

@@ -10,7 +10,7 @@ import click
 from elasticflow.cli.parameters import case_option, job_of, overrides_option
 
 if TYPE_CHECKING:
-    from elasticflow.observe.run_inputs import Side
+    from elasticflow.observe.run_inputs import RunInputs
 
 
 @click.command("diff")
@@ -40,7 +40,7 @@ def command(
     from elasticflow.jobfile.project import here
     from elasticflow.observe import run_inputs
 
-    old, new = _sides(here(), run, other, overrides, case)
+    old, new = _both_inputs(here(), run, other, overrides, case)
     differences = run_inputs.differences_of(old, new)
     text = list(run_inputs.source_diff(old, new)) if sources else None
     if form == "json":
@@ -56,10 +56,10 @@ def command(
     return ANSWER_IS_NO if differences else FINISHED
 
 
-def _sides(
+def _both_inputs(
     root: Path, run: str, other: str, overrides: tuple[str, ...], case: str | None
-) -> tuple[Side, Side]:
-    from elasticflow.observe.run_inputs import side_of_job, side_of_run
+) -> tuple[RunInputs, RunInputs]:
+    from elasticflow.observe.run_inputs import inputs_of_job, inputs_of_run
 
     def is_job(text: str) -> bool:
         return text.endswith(".toml") and Path(text).is_file()
@@ -68,20 +68,20 @@ def _sides(
         raise click.UsageError("--set and --case are about a job file, and two runs were given")
     if is_job(run):
         other_job = job_of(Path(other), (), case) if is_job(other) else None
-        new = side_of_run(root, other) if other_job is None else side_of_job(other_job, None)
-        return side_of_job(job_of(Path(run), overrides, case), new), new
-    old = side_of_run(root, run)
+        new = inputs_of_run(root, other) if other_job is None else inputs_of_job(other_job, None)
+        return inputs_of_job(job_of(Path(run), overrides, case), new), new
+    old = inputs_of_run(root, run)
     if is_job(other):
-        return old, side_of_job(job_of(Path(other), overrides, case), old)
-    return old, side_of_run(root, other)
+        return old, inputs_of_job(job_of(Path(other), overrides, case), old)
+    return old, inputs_of_run(root, other)
 
 
-def _facts(side: Side) -> dict[str, object]:
+def _facts(inputs: RunInputs) -> dict[str, object]:
     from elasticflow.cli.look.diff_text import outcome_of
 
     return {
-        "name": side.name,
-        "outcome": outcome_of(side),
-        "data": dict(side.data),
-        **side.made.origins.to_json(),
+        "name": inputs.name,
+        "outcome": outcome_of(inputs),
+        "data": dict(inputs.data),
+        **inputs.made.origins.to_json(),
     }

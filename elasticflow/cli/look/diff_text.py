@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from elasticflow.compiler.drift.compare import Difference, Weight
-    from elasticflow.observe.run_inputs import Side
+    from elasticflow.observe.run_inputs import RunInputs
 
 _COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
 _OF_DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def lines_of(
-    old: Side, new: Side, differences: Sequence[Difference], sources: Sequence[str] | None
+    old: RunInputs, new: RunInputs, differences: Sequence[Difference], sources: Sequence[str] | None
 ) -> Iterator[str]:
     """Yield what `elasticflow diff` prints."""
     yield f"{paint('old', bold=True)}  {old.name}"
@@ -35,9 +35,9 @@ def lines_of(
         yield from (paint(line, _OF_DIFF.get(line[:1])) for line in sources or ["no file differs"])
 
 
-def outcome_of(side: Side) -> dict[str, Any] | None:
+def outcome_of(inputs: RunInputs) -> dict[str, Any] | None:
     """Return how a run went, for people and programs; None without a run folder."""
-    status = side.status
+    status = inputs.status
     if status is None:
         return None
     return {
@@ -52,7 +52,7 @@ def outcome_of(side: Side) -> dict[str, Any] | None:
     }
 
 
-def _outcomes(old: Side, new: Side) -> Iterator[str]:
+def _outcomes(old: RunInputs, new: RunInputs) -> Iterator[str]:
     was, now = outcome_of(old) or {}, outcome_of(new) or {}
     names = [name for name in {**was, **now} if was.get(name) is not None or now.get(name) is not None]
     if not names:

@@ -11,7 +11,7 @@ import click
 from elasticflow.cli.parameters import case_option, job_of, overrides_option
 
 if TYPE_CHECKING:
-    from elasticflow.doctor.check import Finding, Needs
+    from elasticflow.doctor.check import CheckResult, Needs
 
 _WIDTH = 19
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
@@ -61,7 +61,7 @@ def _needs(job_file: Path | None, overrides: tuple[str, ...], case: str | None) 
     return needs_of(loaded.project_root, loaded.job, job_file)
 
 
-def _shown(needs: Needs) -> list[Finding]:
+def _shown(needs: Needs) -> list[CheckResult]:
     from elasticflow.cli.terminal import paint
     from elasticflow.doctor.questions import examine
     from elasticflow.observe.terminal.formats import plural

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from elasticflow.cli.lazy_group import Entry, LazyGroup
+from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
 
-COMMANDS: dict[str, Entry] = {
-    "serve": Entry("more.rendezvous_serve", "Serve a store in which the machines of runs meet."),
+COMMANDS: dict[str, CommandEntry] = {
+    "serve": CommandEntry("more.rendezvous_serve", "Serve a store in which the machines of runs meet."),
 }
 
 

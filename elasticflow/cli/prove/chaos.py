@@ -13,8 +13,8 @@ from elasticflow.cli.terminal import interrupted_by_signals, print_json, show_wa
 from elasticflow.cli.train.view import warn
 
 if TYPE_CHECKING:
-    from elasticflow.cli.prove.chaos_text import View
-    from elasticflow.trials.chaos import Outcome
+    from elasticflow.cli.prove.chaos_text import ChaosView
+    from elasticflow.trials.chaos import ChaosOutcome
 
 
 @click.command("chaos")
@@ -64,13 +64,13 @@ def command(
     elasticflow chaos jobs/mnist.toml --plan examples/faults/workers.toml
     elasticflow chaos jobs/mnist.toml --faults 20 --seed 7 --steps 200
     """
-    from elasticflow.cli.prove.chaos_text import View
+    from elasticflow.cli.prove.chaos_text import ChaosView
     from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError
     from elasticflow.launcher.launch import check_torch
     from elasticflow.trials import fault_plan, trial
-    from elasticflow.trials.chaos import unleash
-    from elasticflow.trials.child import Subject
+    from elasticflow.trials.chaos import run_with_faults
+    from elasticflow.trials.child import TriedJob
     from elasticflow.trials.verify_elastic import count_gpus, scratch_folder
 
     if plan_file is not None and faults is not None:
@@ -83,16 +83,16 @@ def command(
     require_importable(loaded)
     least = trial.check(job, [workers], steps, 0)
     if plan_file is None:
-        plan = fault_plan.drawn(faults or 5, seed, least, workers)
+        plan = fault_plan.draw_plan(faults or 5, seed, least, workers)
     else:
         plan = fault_plan.read_plan(plan_file, least)
     steps = trial.check(job, [workers * plan.most_nodes], steps, count_gpus())
     interrupted_by_signals()
-    view = View(job, plan, workers, steps, tolerance, quiet=form == "json")
-    subject = Subject(job, loaded.files, loaded.project_root)
+    view = ChaosView(job, plan, workers, steps, tolerance, quiet=form == "json")
+    subject = TriedJob(job, loaded.files, loaded.project_root)
     with scratch_folder(keep) as folder, view:
         try:
-            outcome = unleash(subject, plan, workers, steps, tolerance, folder.path, view.begin)
+            outcome = run_with_faults(subject, plan, workers, steps, tolerance, folder.path, view.begin)
         except TrialFailedError as error:
             folder.is_kept = True
             raise TrialFailedError(*view.explain(error, folder.path)) from error
@@ -106,7 +106,7 @@ def command(
     return FINISHED if is_same else ANSWER_IS_NO
 
 
-def _facts(view: View, outcome: Outcome, place: Path | None, *, is_same: bool) -> dict[str, object]:
+def _facts(view: ChaosView, outcome: ChaosOutcome, place: Path | None, *, is_same: bool) -> dict[str, object]:
     from dataclasses import asdict
 
     calm, wild = outcome.seconds

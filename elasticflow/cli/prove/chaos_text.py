@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from elasticflow.errors import TrialFailedError
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.trials.chaos import Cost, Outcome
+    from elasticflow.trials.chaos import ChaosOutcome, FaultCost
     from elasticflow.trials.fault_plan import FaultPlan
     from elasticflow.trials.trial import Trial
 
@@ -26,7 +26,7 @@ _WIDTHS = (5, 52, 22, 8)
 _HEADER = ("STEP", "WHAT WAS DONE", "RESTARTS", "LOST", "DONE AGAIN")
 
 
-class View:
+class ChaosView:
     """Shows a trial by faults on standard output, its progress on standard error if that is a terminal.
 
     Args:
@@ -34,7 +34,7 @@ class View:
         plan: What is done.
         workers: Of each node.
         steps: Of each run.
-        tolerance: Of `prove.curves`.
+        tolerance: Of `compare_losses`.
         quiet: Show the progress only.
     """
 
@@ -69,7 +69,7 @@ class View:
         label = "undisturbed" if trial.plan is None else "disturbed"
         return lambda step: self._meter.show(label, step, trial.steps)
 
-    def conclude(self, outcome: Outcome, place: Path | None) -> None:
+    def conclude(self, outcome: ChaosOutcome, place: Path | None) -> None:
         """Show what each fault cost, and the answer."""
         click.echo(paint(_cells(_HEADER), dim=True))
         for cost in outcome.costs:
@@ -89,7 +89,7 @@ class View:
         if place is not None:
             click.echo(f"both runs are in {place}; the disturbed one: elasticflow why {outcome.run.path}")
 
-    def _agreed(self, outcome: Outcome) -> str:
+    def _agreed(self, outcome: ChaosOutcome) -> str:
         found = outcome.comparison
         if self.is_exact:
             return f"{found.values} tensors and numbers of model and optimizer, bit for bit, after each of {found.steps} steps"
@@ -97,7 +97,7 @@ class View:
         return f"every sample once in {found.steps} steps, and the smoothed losses are at most {far} apart"
 
 
-def _row(cost: Cost) -> tuple[str, ...]:
+def _row(cost: FaultCost) -> tuple[str, ...]:
     restarts = ", ".join(cost.restarts) or "none"
     if cost.snapshots:
         restarts += f", {plural(cost.snapshots, 'snapshot')} lost"

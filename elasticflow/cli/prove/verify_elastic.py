@@ -13,8 +13,8 @@ from elasticflow.cli.terminal import interrupted_by_signals, print_json, show_wa
 from elasticflow.cli.train.view import warn
 
 if TYPE_CHECKING:
-    from elasticflow.cli.prove.verify_text import View
-    from elasticflow.trials.verify_elastic import Outcome
+    from elasticflow.cli.prove.verify_text import VerifyView
+    from elasticflow.trials.verify_elastic import TrialOutcome
 
 _MOST_WORKERS = 1024  # as in nodes.nproc_per_node
 
@@ -85,12 +85,12 @@ def command(
     elasticflow verify-elastic jobs/mnist.toml --worlds 1,3 --set train.consistency=exact \\
         --set train.virtual_shards=4
     """
-    from elasticflow.cli.prove.verify_text import View
+    from elasticflow.cli.prove.verify_text import VerifyView
     from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError
     from elasticflow.launcher.launch import check_torch
     from elasticflow.trials import trial
-    from elasticflow.trials.child import Subject
+    from elasticflow.trials.child import TriedJob
     from elasticflow.trials.verify_elastic import count_gpus, scratch_folder, verify
 
     loaded = job_of(job_file, overrides, case)
@@ -101,8 +101,8 @@ def command(
     require_importable(loaded)
     steps = trial.check(job, worlds, steps, count_gpus())
     interrupted_by_signals()
-    view = View(job, worlds, steps, tolerance, quiet=form == "json")
-    subject = Subject(job, loaded.files, loaded.project_root)
+    view = VerifyView(job, worlds, steps, tolerance, quiet=form == "json")
+    subject = TriedJob(job, loaded.files, loaded.project_root)
     outcomes = []
     with scratch_folder(keep) as scratch, view:
         try:
@@ -122,7 +122,7 @@ def command(
     return FINISHED if is_same else ANSWER_IS_NO
 
 
-def _facts(view: View, outcomes: list[Outcome], *, is_same: bool, kept: bool) -> dict[str, object]:
+def _facts(view: VerifyView, outcomes: list[TrialOutcome], *, is_same: bool, kept: bool) -> dict[str, object]:
     from dataclasses import asdict
 
     return {

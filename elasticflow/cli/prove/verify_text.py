@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from elasticflow.errors import TrialFailedError
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.trials.compare_runs import Difference
+    from elasticflow.trials.compare_runs import Divergence
     from elasticflow.trials.trial import Trial
-    from elasticflow.trials.verify_elastic import Outcome
+    from elasticflow.trials.verify_elastic import TrialOutcome
 
 _EVERY_S = 0.1
 _WIDTHS = (9, 46, 14, 10)
@@ -51,14 +51,14 @@ class Meter:
             sys.stderr.flush()
 
 
-class View:
+class VerifyView:
     """Shows a verification on standard output, its progress on standard error if that is a terminal.
 
     Args:
         job: The job.
         worlds: World sizes.
         steps: Steps of each trial.
-        tolerance: Of `prove.curves`.
+        tolerance: Of `compare_losses`.
         quiet: Show the progress only.
     """
 
@@ -100,7 +100,7 @@ class View:
 
         return lambda step: self._meter.show(label, step, trial.steps)
 
-    def show(self, outcome: Outcome) -> None:
+    def show(self, outcome: TrialOutcome) -> None:
         """Show the row of a trial that is over, and where it first differs."""
         self._meter.clear()
         if self._quiet:
@@ -113,7 +113,7 @@ class View:
         if found is not None and found.difference is not None:
             click.echo(f"{' ' * (_WIDTHS[0] + 2)}{where(found.difference)}")
 
-    def conclude(self, outcomes: Sequence[Outcome]) -> None:
+    def conclude(self, outcomes: Sequence[TrialOutcome]) -> None:
         """Show the answer."""
         compared = [each for each in outcomes if each.comparison is not None]
         wrong = [
@@ -133,25 +133,27 @@ class View:
         click.echo(f"help: {_help(first, of_bits=what == 'bits')}", err=True)
 
 
-def _agreed(compared: Sequence[Outcome]) -> str:
-    bits, curves = (
+def _agreed(compared: Sequence[TrialOutcome]) -> str:
+    compare_bits, compare_losses = (
         [each.comparison for each in compared if each.compared == what and each.comparison is not None]
         for what in ("bits", "curve")
     )
     parts = []
-    if curves:
-        farthest = max(each.distance or 0.0 for each in curves)
-        parts.append(f"the smoothed losses are at most {percent(farthest)} apart in {curves[0].steps} steps")
-    if bits:
-        through = " through the restart" if curves else ""
-        values = f"{bits[0].values} tensors and numbers of model and optimizer"
-        parts.append(f"{values}, bit for bit, after each of {bits[0].steps} steps{through}")
+    if compare_losses:
+        farthest = max(each.distance or 0.0 for each in compare_losses)
+        parts.append(
+            f"the smoothed losses are at most {percent(farthest)} apart in {compare_losses[0].steps} steps"
+        )
+    if compare_bits:
+        through = " through the restart" if compare_losses else ""
+        values = f"{compare_bits[0].values} tensors and numbers of model and optimizer"
+        parts.append(f"{values}, bit for bit, after each of {compare_bits[0].steps} steps{through}")
     elif any(each.trial.killed_after is not None for each in compared):
         parts.append("no two runs of this job have the same bits here, so a restart's cannot be compared")
     return "; ".join(parts)
 
 
-def _result(outcome: Outcome) -> str:
+def _result(outcome: TrialOutcome) -> str:
     found = outcome.comparison
     if found is None:
         return "reference"
@@ -176,18 +178,18 @@ def _done_to(trial: Trial) -> str:
     return f"kill -9 after step {trial.killed_after}, {then} after step {trial.drained_after}"
 
 
-def _steps(outcome: Outcome) -> str:
+def _steps(outcome: TrialOutcome) -> str:
     found = outcome.comparison
     return (
         f"{outcome.steps}, {found.redone} again" if found is not None and found.redone else str(outcome.steps)
     )
 
 
-def _place(difference: Difference) -> str:
+def _place(difference: Divergence) -> str:
     return f"step {difference.step}, {difference.name}"
 
 
-def where(difference: Difference) -> str:
+def where(difference: Divergence) -> str:
     """Return `step 7: model/head.weight is 5b1c, was 3f2a in the reference; 31 more differ there`."""
     step, name = difference.step, difference.name
     if name == "step":
@@ -210,7 +212,7 @@ def where(difference: Difference) -> str:
     return f"{when}: {name} is {have}, was {want} in the reference{others}"
 
 
-def _help(difference: Difference, *, of_bits: bool) -> str:
+def _help(difference: Divergence, *, of_bits: bool) -> str:
     if not of_bits:
         return "a model with little dropout and large batches stays closer; is anything weighted by the rank or the world size?"
     if difference.generation > 1:

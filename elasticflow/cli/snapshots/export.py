@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.meter import Meter
-from elasticflow.cli.snapshots.selection import find, find_one, find_rows, option_option, told, words_argument
+from elasticflow.cli.snapshots.selection import (
+    find,
+    find_one,
+    find_rows,
+    option_option,
+    store_errors,
+    words_argument,
+)
 from elasticflow.cli.terminal import paint, print_json
 from elasticflow.errors import SnapshotNotFoundError
 from elasticflow.observe.terminal.formats import plural, size
@@ -16,8 +23,8 @@ from elasticflow.snapshots.tools.export import write
 from elasticflow.snapshots.tools.exported import Export, measured_part
 
 if TYPE_CHECKING:
-    from elasticflow.observe.snapshots.locate import Place
-    from elasticflow.observe.snapshots.rows import Row
+    from elasticflow.observe.snapshots.locate import SnapshotSource
+    from elasticflow.observe.snapshots.rows import SnapshotRow
     from elasticflow.snapshots.tools.export import Format
     from elasticflow.snapshots.tools.exported import Part
 
@@ -70,19 +77,19 @@ def command(
     elasticflow snapshots export mnist step:5000 --format torch -o mnist.pt
     elasticflow snapshots export mnist latest --format dcp --part all -o mnist.dcp
     """
-    place, names = find(words, options)
-    row = find_one(place, find_rows(place), names)
+    source, names = find(words, options)
+    row = find_one(source, find_rows(source), names)
     if row.manifest is None:
         raise SnapshotNotFoundError(
             f"{row.name} is {row.state}: {row.reason}", "export one that is committed"
         )
     if part is None:
-        with told():
-            part = measured_part(place.catalog, row.manifest)
-    path = output or _default(place, row, form, part)
+        with store_errors():
+            part = measured_part(source.catalog, row.manifest)
+    path = output or _default(source, row, form, part)
     total = sum(entry.size for entry in row.manifest.locations().values())
-    with told(), Meter(f"exporting {row.name}", total) as meter:
-        count = write(Export(place.catalog, row.manifest, part, meter), form, path, replaces=force)
+    with store_errors(), Meter(f"exporting {row.name}", total) as meter:
+        count = write(Export(source.catalog, row.manifest, part, meter), form, path, replaces=force)
     nbytes = _bytes(path)
     if as_json:
         facts = {"snapshot": row.name, "path": str(path), "format": form, "part": part}
@@ -96,9 +103,13 @@ def command(
         click.echo(f"load it with: {_recipe(form, path)}")
 
 
-def _default(place: Place, row: Row, form: Format, part: Part) -> Path:
+def _default(source: SnapshotSource, row: SnapshotRow, form: Format, part: Part) -> Path:
     name = (
-        row.manifest.run_id if place.job is None and row.manifest else place.job.job.name if place.job else ""
+        row.manifest.run_id
+        if source.job is None and row.manifest
+        else source.job.job.name
+        if source.job
+        else ""
     )
     return Path(f"{name}-step{row.step}{'' if part == 'model' else f'-{part}'}{_ENDINGS[form]}")
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from elasticflow.cli.lazy_group import Entry, LazyGroup
+from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
 
-COMMANDS: dict[str, Entry] = {
-    "list": Entry("snapshots.list", "List a run's snapshots, with why each stays."),
-    "show": Entry("snapshots.show", "Show all of one snapshot, and where it comes from."),
-    "verify": Entry("snapshots.verify", "Check every byte of snapshots."),
-    "pin": Entry("snapshots.pin", "Keep snapshots until they are unpinned."),
-    "unpin": Entry("snapshots.unpin", "Leave snapshots to the job's policy again."),
-    "prune": Entry("snapshots.prune", "Remove the snapshots that no rule keeps."),
-    "export": Entry(
+COMMANDS: dict[str, CommandEntry] = {
+    "list": CommandEntry("snapshots.list", "List a run's snapshots, with why each stays."),
+    "show": CommandEntry("snapshots.show", "Show all of one snapshot, and where it comes from."),
+    "verify": CommandEntry("snapshots.verify", "Check every byte of snapshots."),
+    "pin": CommandEntry("snapshots.pin", "Keep snapshots until they are unpinned."),
+    "unpin": CommandEntry("snapshots.unpin", "Leave snapshots to the job's policy again."),
+    "prune": CommandEntry("snapshots.prune", "Remove the snapshots that no rule keeps."),
+    "export": CommandEntry(
         "snapshots.export", "Write the weights as safetensors, a torch state_dict or a DCP folder."
     ),
 }

@@ -14,8 +14,8 @@ from elasticflow.cli.terminal import paint, print_json
 from elasticflow.observe.snapshots.table import line, notes, summary, table
 
 if TYPE_CHECKING:
-    from elasticflow.observe.snapshots.locate import Place
-    from elasticflow.observe.snapshots.rows import Row
+    from elasticflow.observe.snapshots.locate import SnapshotSource
+    from elasticflow.observe.snapshots.rows import SnapshotRow
 
 COLOURS = {"committed": None, "set aside": "yellow", "damaged": "red", "unfinished": "bright_black"}
 
@@ -35,20 +35,20 @@ def command(words: tuple[str, ...], options: tuple[str, ...], form: str) -> None
     elasticflow snapshots list mnist --json
     elasticflow snapshots list s3://bucket/mnist/20261120-104500-4f2a --option anon=true
     """
-    place, names = find(words, options)
+    source, names = find(words, options)
     if names:
         raise click.UsageError(f"list takes a run only; try: elasticflow snapshots show {names[0]}")
-    rows = find_rows(place)
+    rows = find_rows(source)
     if form == "json":
         print_json([row.facts() for row in rows])
     elif not rows:
-        click.echo(f"no snapshots of {place.label} at {place.uri}", err=True)
+        click.echo(f"no snapshots of {source.label} at {source.uri}", err=True)
     else:
-        _print(place, rows)
+        _print(source, rows)
 
 
-def _print(place: Place, rows: list[Row]) -> None:
-    click.echo(f"{paint(place.label, bold=True)}  {summary(rows)}")
+def _print(source: SnapshotSource, rows: list[SnapshotRow]) -> None:
+    click.echo(f"{paint(source.label, bold=True)}  {summary(rows)}")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     header, *lines = table(rows, time.time(), width)
     click.echo(paint(line(header), dim=True))

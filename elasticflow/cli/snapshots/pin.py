@@ -10,7 +10,7 @@ from elasticflow.cli.snapshots.selection import (
     find_rows,
     option_option,
     required,
-    told,
+    store_errors,
     words_argument,
 )
 from elasticflow.errors import SnapshotNotFoundError
@@ -27,13 +27,13 @@ def command(words: tuple[str, ...], options: tuple[str, ...], note: str) -> None
     elasticflow snapshots pin best --note "used in the paper"
     elasticflow snapshots pin mnist step:5000
     """
-    place, names = find(words, options)
-    rows = find_rows(place)
-    for row in [find_named(place, rows, name) for name in required(names, "pin")]:
+    source, names = find(words, options)
+    rows = find_rows(source)
+    for row in [find_named(source, rows, name) for name in required(names, "pin")]:
         if row.state != "committed":
             raise SnapshotNotFoundError(
                 f"{row.name} is {row.state}: {row.reason}", "only a snapshot that could be restored is pinned"
             )
-        with told("pinned"):
-            place.catalog.pin(row.name, note)
+        with store_errors("pinned"):
+            source.catalog.pin(row.name, note)
         click.echo(f"{row.name}  pinned{f': {note}' if note else ''}")

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elasticflow.cli.meter import Meter
-from elasticflow.cli.snapshots.selection import find, form_options, option_option, told, words_argument
+from elasticflow.cli.snapshots.selection import (
+    find,
+    form_options,
+    option_option,
+    store_errors,
+    words_argument,
+)
 from elasticflow.cli.terminal import paint, print_json
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
-from elasticflow.observe.snapshots.rows import ordered
+from elasticflow.observe.snapshots.rows import ordered_reasons
 from elasticflow.observe.terminal.formats import plural, size
 from elasticflow.snapshots.format.policy import Keep
 from elasticflow.snapshots.tools import prune
@@ -20,7 +26,7 @@ from elasticflow.snapshots.tools import prune
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from elasticflow.observe.snapshots.locate import Place
+    from elasticflow.observe.snapshots.locate import SnapshotSource
     from elasticflow.snapshots.format.manifest import Manifest
 
 
@@ -48,20 +54,20 @@ def command(
     elasticflow snapshots prune mnist --keep-last 1 --keep-best 3
     elasticflow snapshots prune s3://bucket/mnist/20261120-104500-4f2a --keep-last 2 --yes
     """
-    place, names = find(words, options)
+    source, names = find(words, options)
     if names:
         raise click.UsageError(
             f"prune takes rules, not names; to keep one: elasticflow snapshots pin {names[0]}"
         )
-    rules = _rules(place, kept)
-    with contextlib.nullcontext() if dry_run else _alone(place, yes=yes), told("pruned"):
-        pruning = prune.plan(place.catalog, rules, dead=_dead(place), watch=_watch)
+    rules = _rules(source, kept)
+    with contextlib.nullcontext() if dry_run else _alone(source, yes=yes), store_errors("pruned"):
+        pruning = prune.plan(source.catalog, rules, dead=_dead(source), watch=_watch)
         if form == "text":
-            _print(place, pruning)
+            _print(source, pruning)
         is_wanted = bool(pruning.going or pruning.leftovers) and not dry_run
         if is_wanted and not yes and not _agreed(pruning):
             return ANSWER_IS_NO
-        removed = list(prune.carry_out(place.catalog, pruning)) if is_wanted else []
+        removed = list(prune.carry_out(source.catalog, pruning)) if is_wanted else []
     if form == "json":
         print_json(_facts(pruning, removed, dry_run=dry_run))
     elif is_wanted:
@@ -70,10 +76,10 @@ def command(
     return FINISHED
 
 
-def _rules(place: Place, kept: dict[str, Any]) -> Keep:
+def _rules(source: SnapshotSource, kept: dict[str, Any]) -> Keep:
     from elasticflow.jobfile.tables.units import parse_duration, parse_interval
 
-    of_job = place.rules
+    of_job = source.rules
     for option, parse in (("keep_every", parse_interval), ("keep_within", parse_duration)):
         if kept[option] is not None:
             try:
@@ -96,23 +102,23 @@ def _rules(place: Place, kept: dict[str, Any]) -> Keep:
     )
 
 
-def _alone(place: Place, *, yes: bool) -> AbstractContextManager[None]:
+def _alone(source: SnapshotSource, *, yes: bool) -> AbstractContextManager[None]:
     """Return what keeps a launch of the run away while it is pruned."""
     from elasticflow.launcher.run_lock import locked
 
-    if place.folder is not None:
-        return locked(place.folder)
+    if source.folder is not None:
+        return locked(source.folder)
     if not yes:
         raise click.UsageError(
-            f"whether a run is using {place.uri} cannot be known here; if none is, say --yes (or --dry-run)"
+            f"whether a run is using {source.uri} cannot be known here; if none is, say --yes (or --dry-run)"
         )
     return contextlib.nullcontext()
 
 
-def _dead(place: Place) -> int:
+def _dead(source: SnapshotSource) -> int:
     """Return the newest generation that surely has no writer any more."""
-    newest = place.catalog.newest_generation()
-    return newest if place.folder is not None else newest - 1
+    newest = source.catalog.newest_generation()
+    return newest if source.folder is not None else newest - 1
 
 
 def _watch(snapshot: Manifest) -> Meter:
@@ -132,10 +138,10 @@ def _counted(pruning: prune.Pruning) -> str:
     return " and ".join(texts) or "nothing"
 
 
-def _print(place: Place, pruning: prune.Pruning) -> None:
-    click.echo(f"{paint(place.label, bold=True)}  {size(pruning.size)} to be freed")
+def _print(source: SnapshotSource, pruning: prune.Pruning) -> None:
+    click.echo(f"{paint(source.label, bold=True)}  {size(pruning.size)} to be freed")
     for name, why in sorted(pruning.staying.items(), reverse=True):
-        click.echo(f"  {paint('stays', 'green')}  {name}  {', '.join(ordered(why))}")
+        click.echo(f"  {paint('stays', 'green')}  {name}  {', '.join(ordered_reasons(why))}")
     for name, problems in pruning.damaged.items():
         click.echo(f"  {paint('stays', 'green')}  {name}  {paint('damaged', 'red')}: {problems[0]}")
     for snapshot in pruning.going:
@@ -149,7 +155,7 @@ def _print(place: Place, pruning: prune.Pruning) -> None:
 def _facts(pruning: prune.Pruning, removed: list[str], *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
-        "staying": {name: ordered(why) for name, why in pruning.staying.items()},
+        "staying": {name: ordered_reasons(why) for name, why in pruning.staying.items()},
         "damaged": pruning.damaged,
         "going": [{"name": each.name, "bytes": each.size} for each in pruning.going],
         "leftovers": [{"folder": each.folder, "bytes": each.size} for each in pruning.leftovers],

@@ -10,15 +10,15 @@ import click
 
 from elasticflow.errors import SnapshotError, SnapshotNotFoundError, StorageError
 from elasticflow.jobfile.project import here
-from elasticflow.observe.snapshots.locate import find_place
-from elasticflow.observe.snapshots.rows import LATEST, is_selector, pick, rows_of
+from elasticflow.observe.snapshots.locate import find_source
+from elasticflow.observe.snapshots.rows import LATEST, is_selector, pick_row, rows_of
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from elasticflow.observe.snapshots.locate import Place
-    from elasticflow.observe.snapshots.rows import Row
+    from elasticflow.observe.snapshots.locate import SnapshotSource
+    from elasticflow.observe.snapshots.rows import SnapshotRow
 
 _ASSIGNMENT = re.compile(r"(?P<keys>[\w.-]+)\s*=(?P<value>.*)", re.DOTALL)
 
@@ -45,7 +45,7 @@ def form_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def find(words: Sequence[str], options: Sequence[str]) -> tuple[Place, list[str]]:
+def find(words: Sequence[str], options: Sequence[str]) -> tuple[SnapshotSource, list[str]]:
     """Return the run that *words* mean and the snapshots they name, as typed.
 
     Raises:
@@ -60,24 +60,24 @@ def find(words: Sequence[str], options: Sequence[str]) -> tuple[Place, list[str]
             f'"{runs[0]}" and "{runs[1]}" cannot both be the run; '
             "a snapshot is named in full, or as latest, best or step:N"
         )
-    with told():
-        place = find_place(here(), runs[0] if runs else None, _assignments(options))
-    for damage in place.damage:
+    with store_errors():
+        source = find_source(here(), runs[0] if runs else None, _assignments(options))
+    for damage in source.damage:
         click.echo(f"warning: {damage}", err=True)
-    return place, [*names, *([place.name] if place.name else [])]
+    return source, [*names, *([source.name] if source.name else [])]
 
 
-def find_rows(place: Place) -> list[Row]:
+def find_rows(source: SnapshotSource) -> list[SnapshotRow]:
     """Return the run's snapshots, the newest first.
 
     Raises:
         StorageError: they cannot be read.
     """
-    with told():
-        return rows_of(place)
+    with store_errors():
+        return rows_of(source)
 
 
-def find_one(place: Place, rows: Sequence[Row], names: Sequence[str]) -> Row:
+def find_one(source: SnapshotSource, rows: Sequence[SnapshotRow], names: Sequence[str]) -> SnapshotRow:
     """Return the one snapshot that is named, the newest committed one without a name.
 
     Raises:
@@ -86,19 +86,19 @@ def find_one(place: Place, rows: Sequence[Row], names: Sequence[str]) -> Row:
     """
     if len(names) > 1:
         raise click.UsageError(f'one snapshot at a time: "{names[0]}" or "{names[1]}"')
-    return find_named(place, rows, names[0] if names else LATEST)
+    return find_named(source, rows, names[0] if names else LATEST)
 
 
-def find_named(place: Place, rows: Sequence[Row], name: str) -> Row:
+def find_named(source: SnapshotSource, rows: Sequence[SnapshotRow], name: str) -> SnapshotRow:
     """Return the snapshot *name* means.
 
     Raises:
         SnapshotNotFoundError: there is none; says where it was looked for.
     """
     try:
-        return pick(rows, name, place.rules)
+        return pick_row(rows, name, source.rules)
     except SnapshotNotFoundError as error:
-        raise SnapshotNotFoundError(f"{place.label}: {error.message}", error.remedy) from None
+        raise SnapshotNotFoundError(f"{source.label}: {error.message}", error.remedy) from None
 
 
 def required(names: Sequence[str], command: str) -> Sequence[str]:
@@ -115,7 +115,7 @@ def required(names: Sequence[str], command: str) -> Sequence[str]:
 
 
 @contextlib.contextmanager
-def told(doing: str = "read") -> Iterator[None]:
+def store_errors(doing: str = "read") -> Iterator[None]:
     """Turn a failure of the store into one line with a remedy; damage is none.
 
     Raises:

@@ -15,7 +15,7 @@ from elasticflow.cli.snapshots.selection import (
     find_rows,
     form_options,
     option_option,
-    told,
+    store_errors,
     words_argument,
 )
 from elasticflow.cli.terminal import paint, print_json
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.observe.snapshots.generations import Generation
-    from elasticflow.observe.snapshots.rows import Row
+    from elasticflow.observe.snapshots.rows import SnapshotRow
 
 
 @click.command("show")
@@ -44,16 +44,16 @@ def command(words: tuple[str, ...], options: tuple[str, ...], form: str) -> None
     elasticflow snapshots show mnist step:500
     elasticflow snapshots show s3://bucket/mnist/20261120-104500-4f2a best --json
     """
-    place, names = find(words, options)
-    rows = find_rows(place)
-    row = find_one(place, rows, names)
-    with told():
-        lineage = generations(place, rows)
+    source, names = find(words, options)
+    rows = find_rows(source)
+    row = find_one(source, rows, names)
+    with store_errors():
+        lineage = generations(source, rows)
     if form == "json":
         print_json(_facts(row, lineage))
         return
-    click.echo(f"{paint(f'{place.label}  {row.name}', bold=True)}")
-    for text in page(row, place.rules, time.time()):
+    click.echo(f"{paint(f'{source.label}  {row.name}', bold=True)}")
+    for text in page(row, source.rules, time.time()):
         click.echo(_dimmed(text))
     click.echo("\nlineage")
     plain = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") != "utf8"
@@ -69,7 +69,7 @@ def _dimmed(text: str) -> str:
     return paint(name, dim=True) + space + rest
 
 
-def _facts(row: Row, lineage: Sequence[Generation]) -> dict[str, Any]:
+def _facts(row: SnapshotRow, lineage: Sequence[Generation]) -> dict[str, Any]:
     found = row.manifest
     facts = {**row.facts(), "lineage": [each.facts() for each in lineage]}
     if found is None:

@@ -10,7 +10,7 @@ from elasticflow.cli.snapshots.selection import (
     find_rows,
     option_option,
     required,
-    told,
+    store_errors,
     words_argument,
 )
 
@@ -24,10 +24,10 @@ def command(words: tuple[str, ...], options: tuple[str, ...]) -> None:
     \b
     elasticflow snapshots unpin mnist step:5000
     """
-    place, names = find(words, options)
-    rows = find_rows(place)
-    for row in [find_named(place, rows, name) for name in required(names, "unpin")]:
-        with told("unpinned"):
-            place.catalog.unpin(row.name)
+    source, names = find(words, options)
+    rows = find_rows(source)
+    for row in [find_named(source, rows, name) for name in required(names, "unpin")]:
+        with store_errors("unpinned"):
+            source.catalog.unpin(row.name)
         was = "unpinned" if row.note is not None else "was not pinned"
         click.echo(f"{row.name}  {was}")

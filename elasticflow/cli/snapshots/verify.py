@@ -14,7 +14,7 @@ from elasticflow.cli.snapshots.selection import (
     find_rows,
     form_options,
     option_option,
-    told,
+    store_errors,
     words_argument,
 )
 from elasticflow.cli.terminal import paint, print_json
@@ -26,12 +26,12 @@ from elasticflow.snapshots.read import verify
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elasticflow.observe.snapshots.locate import Place
-    from elasticflow.observe.snapshots.rows import Row
+    from elasticflow.observe.snapshots.locate import SnapshotSource
+    from elasticflow.observe.snapshots.rows import SnapshotRow
 
 
 @dataclass(frozen=True)
-class Finding:
+class VerifyResult:
     """What verifying one snapshot came to.
 
     Attributes:
@@ -72,50 +72,52 @@ def command(
     elasticflow snapshots verify mnist step:500 step:1000
     elasticflow snapshots verify s3://bucket/mnist/20261120-104500-4f2a --all --quarantine
     """
-    place, names = find(words, options)
+    source, names = find(words, options)
     if names and is_all:
         raise click.UsageError("--all or names of snapshots, not both")
-    rows = find_rows(place)
-    chosen = _every(rows) if is_all else [find_named(place, rows, name) for name in names or [LATEST]]
-    findings = []
+    rows = find_rows(source)
+    chosen = _every(rows) if is_all else [find_named(source, rows, name) for name in names or [LATEST]]
+    results = []
     for row in chosen:
-        finding = _verify(place, row, rows, quarantine=quarantine)
-        findings.append(finding)
+        result = _verify(source, row, rows, quarantine=quarantine)
+        results.append(result)
         if form == "text":
-            _print(finding)
+            _print(result)
     if form == "json":
-        print_json([asdict(finding) for finding in findings])
-    if all(finding.whole for finding in findings):
+        print_json([asdict(result) for result in results])
+    if all(result.whole for result in results):
         return FINISHED
-    if form == "text" and not all(finding.whole or finding.set_aside for finding in findings):
+    if form == "text" and not all(result.whole or result.set_aside for result in results):
         click.echo("help: --quarantine sets damaged snapshots aside, so that nothing loads them", err=True)
     return ANSWER_IS_NO
 
 
-def _every(rows: list[Row]) -> list[Row]:
+def _every(rows: list[SnapshotRow]) -> list[SnapshotRow]:
     return [row for row in rows if row.state in {"committed", "damaged"}]
 
 
-def _verify(place: Place, row: Row, rows: list[Row], *, quarantine: bool) -> Finding:
+def _verify(
+    source: SnapshotSource, row: SnapshotRow, rows: list[SnapshotRow], *, quarantine: bool
+) -> VerifyResult:
     problems, nbytes, seconds = {}, 0, 0.0
     if row.manifest is None:
         problems = {"MANIFEST.json": row.reason or row.state}
     else:
         nbytes = sum(entry.size for entry in row.manifest.locations().values())
-        with told(), Meter(row.name, nbytes) as meter:
-            lines = verify.verify(place.catalog, row.manifest, meter)
+        with store_errors(), Meter(row.name, nbytes) as meter:
+            lines = verify.verify(source.catalog, row.manifest, meter)
             seconds = round(meter.seconds, 6)
         problems = {file: why for file, _, why in (text.partition(": ") for text in lines)}
     is_aside = row.state == "set aside"
     if problems and quarantine and row.state in {"committed", "damaged"}:
-        with told("set aside"):
-            place.catalog.quarantine(row.name, "; ".join(f"{file}: {why}" for file, why in problems.items()))
+        with store_errors("set aside"):
+            source.catalog.quarantine(row.name, "; ".join(f"{file}: {why}" for file, why in problems.items()))
         is_aside = True
     needed_by = _needing(row, rows, problems)
-    return Finding(row.name, not problems, nbytes, seconds, problems, is_aside, needed_by)
+    return VerifyResult(row.name, not problems, nbytes, seconds, problems, is_aside, needed_by)
 
 
-def _needing(damaged: Row, rows: list[Row], files: Iterable[str]) -> list[str]:
+def _needing(damaged: SnapshotRow, rows: list[SnapshotRow], files: Iterable[str]) -> list[str]:
     locations = {file if "/" in file else f"{damaged.name}/{file}" for file in files}
     return [
         row.name
@@ -126,17 +128,17 @@ def _needing(damaged: Row, rows: list[Row], files: Iterable[str]) -> list[str]:
     ]
 
 
-def _print(finding: Finding) -> None:
-    if finding.whole:
-        rate = f" ({size(finding.bytes / finding.seconds)}/s)" if finding.seconds else ""
-        aside = ", but set aside" if finding.set_aside else ""
-        took = f"{size(finding.bytes)} in {span(finding.seconds)}{rate}{aside}"
-        click.echo(f"{finding.name}  {paint('whole', 'green')}    {took}")
+def _print(result: VerifyResult) -> None:
+    if result.whole:
+        rate = f" ({size(result.bytes / result.seconds)}/s)" if result.seconds else ""
+        aside = ", but set aside" if result.set_aside else ""
+        took = f"{size(result.bytes)} in {span(result.seconds)}{rate}{aside}"
+        click.echo(f"{result.name}  {paint('whole', 'green')}    {took}")
         return
-    for file, why in finding.problems.items():
-        click.echo(f"{finding.name}  {paint('damaged', 'red')}  {file}: {why}")
-    if finding.needed_by:
-        others = ", ".join(finding.needed_by)
-        click.echo(f"{finding.name}  {paint('damaged', 'red')}  and cannot be loaded either: {others}")
-    if finding.set_aside:
-        click.echo(f"{finding.name}  {paint('set aside', 'yellow')}")
+    for file, why in result.problems.items():
+        click.echo(f"{result.name}  {paint('damaged', 'red')}  {file}: {why}")
+    if result.needed_by:
+        others = ", ".join(result.needed_by)
+        click.echo(f"{result.name}  {paint('damaged', 'red')}  and cannot be loaded either: {others}")
+    if result.set_aside:
+        click.echo(f"{result.name}  {paint('set aside', 'yellow')}")

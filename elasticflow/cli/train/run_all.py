@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.case_table import Result, results_text
+from elasticflow.cli.case_table import CaseResult, results_text
 from elasticflow.cli.terminal import interrupted_by_signals, show_warnings
 from elasticflow.cli.train.run_ids import run_id_of
 from elasticflow.cli.train.view import warn
@@ -72,7 +72,7 @@ def run_all(
     jobs = require_cases(job_file, overrides, environment=os.environ)
     whole = run_id or new_run_id()
     runs = [_folder(each, run_id_of(whole, each.case)) for each in jobs]
-    results = [Result(str(each.case), run, _NOT_BEGUN) for each, run in zip(jobs, runs, strict=True)]
+    results = [CaseResult(str(each.case), run, _NOT_BEGUN) for each, run in zip(jobs, runs, strict=True)]
     told: set[Diagnostic] = set()
     code = FINISHED
     interrupted_by_signals()
@@ -89,7 +89,7 @@ def run_all(
         except KeyboardInterrupt:  # before its supervisor stood, or behind it
             ended, outcome = INTERRUPTED, "interrupted"
         seconds = None if outcome == "finished before" else time.monotonic() - began
-        results[number] = Result(str(job.case), runs[number], outcome, seconds)
+        results[number] = CaseResult(str(job.case), runs[number], outcome, seconds)
         code = code if ended == FINISHED else ANSWER_IS_NO
         if ended in {INTERRUPTED, KILLED_BY_USER}:
             code = ended
@@ -103,7 +103,7 @@ def _again(job_file: Path, overrides: Sequence[str], run_id: str) -> str:
     return shlex.join(["elasticflow", "run", str(job_file), "--all", "--run-id", run_id, *flags])
 
 
-def _sum_up(results: Sequence[Result], code: int, again: str, *, quiet: bool) -> None:
+def _sum_up(results: Sequence[CaseResult], code: int, again: str, *, quiet: bool) -> None:
     say("\n" + "\n".join(results_text(results)), quiet=quiet)
     if code != FINISHED:
         what = "go on with" if code in {INTERRUPTED, KILLED_BY_USER} else "try those that failed again with"

@@ -44,13 +44,13 @@ def shown(log_format: str, folder: Path) -> Iterator[Callable[[dict[str, Any]], 
         yield _print_json
         return
     from elasticflow.cli.terminal import short
-    from elasticflow.observe.terminal.live_view import Console
+    from elasticflow.observe.terminal.live_view import LiveView
 
-    console = Console.on(sys.stdout, os.environ, short(folder))
+    view = LiveView.on(sys.stdout, os.environ, short(folder))
     try:
-        yield console.show
+        yield view.show
     finally:
-        console.close()
+        view.close()
 
 
 def _print_json(record: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`--deep`: options, the look itself, and what it tells in a line."""
+"""`--deep`: options, trying the job out, and what it tells in a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from elasticflow.deep_check.check import Look
+    from elasticflow.deep_check.check import DeepReport
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.load import LoadedJob
 
@@ -50,19 +50,19 @@ def deep_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def look_at(
+def try_out_loaded(
     loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest
-) -> tuple[Look, list[Diagnostic]]:
+) -> tuple[DeepReport, list[Diagnostic]]:
     """Return what trying out a job without errors tells, and its findings at their places."""
-    from elasticflow.deep_check.check import look
+    from elasticflow.deep_check.check import try_out
     from elasticflow.deep_check.diagnostics import diagnostics_of
     from elasticflow.jobfile.checks import deep_facts
     from elasticflow.jobfile.job_file import CaseFile
 
     assert loaded.job is not None
-    found = look(loaded.job, loaded.project_root, limit_s=request.limit_s, takes_step=request.takes_step)
+    report = try_out(loaded.job, loaded.project_root, limit_s=request.limit_s, takes_step=request.takes_step)
     file = CaseFile(loaded.path, overrides, loaded.project_root, None)
-    source, facts = file.source_of(loaded.case), found.facts
+    source, facts = file.source_of(loaded.case), report.facts
     known: Iterable[Diagnostic] = deep_facts.check(
         source,
         loaded.job,
@@ -73,10 +73,10 @@ def look_at(
     # What is known now replaces what was told with less knowledge.
     told = {(each.code, each.where) for each in loaded.diagnostics}
     known = [each for each in known if (each.code, each.where) not in told]
-    return found, [*diagnostics_of(found, source), *known]
+    return report, [*diagnostics_of(report, source), *known]
 
 
-def look_at_all(
+def try_out_all(
     jobs: Sequence[LoadedJob], overrides: Sequence[str], request: DeepRequest
 ) -> tuple[list[Diagnostic], str]:
     """Return the findings about several jobs, and lines that tell what was learnt of each.
@@ -90,10 +90,10 @@ def look_at_all(
             lines.append(f"{loaded.path}: not tried out: it has errors\n")
             continue
         for alike in _alike(loaded, overrides):
-            look, findings = look_at(alike[0], overrides, request)
+            report, findings = try_out_loaded(alike[0], overrides, request)
             told = _cases_of(alike)
             found += [each._replace(message=f"{each.message}{told}") for each in findings]
-            text = words_of(look)
+            text = report_text(report)
             lines += [f"{loaded.path}{told}: {text}\n"] * bool(text)
     return found, "".join(lines)
 
@@ -123,11 +123,11 @@ def _cases_of(alike: Sequence[LoadedJob]) -> str:
     return f" (case {alike[0].case}{more})"
 
 
-def words_of(look: Look) -> str:
+def report_text(report: DeepReport) -> str:
     """Return in words what was learnt; empty if nothing was."""
     from elasticflow.observe.terminal.formats import plural, size
 
-    facts, parts = look.facts, []
+    facts, parts = report.facts, []
     if "samples" in facts:
         of = f" of {facts['sample']}" if "sample" in facts else ""
         parts.append(f"{plural(facts['samples'], 'sample')}{of}")
@@ -140,4 +140,4 @@ def words_of(look: Look) -> str:
         parts.append(f"a snapshot is {size(facts['snapshot_bytes'])}")
     if "loss" in facts:
         parts.append(f"loss of the first step {float(facts['loss']):.4g}")
-    return "; ".join([*parts, *look.notes])
+    return "; ".join([*parts, *report.notes])

@@ -87,7 +87,7 @@ def _checked(found: Answers, *, deep: bool | None) -> int:
 
 def _tried_out(loaded: LoadedJob, found: Answers) -> bool:
     """Return whether the job's own code does what a run needs; what is wrong is told."""
-    from elasticflow.cli.write.deep_options import DeepRequest, look_at, words_of
+    from elasticflow.cli.write.deep_options import DeepRequest, report_text, try_out_loaded
     from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.jobfile.diagnostics.render_text import render
 
@@ -97,12 +97,12 @@ def _tried_out(loaded: LoadedJob, found: Answers) -> bool:
     click.echo(f"{paint('trying it out', dim=True)}  elasticflow validate --deep{step} {place}")
     try:
         require_importable(loaded)
-        look, findings = look_at(loaded, (), DeepRequest(bool(step), _DEEP_LIMIT_S))
+        report, findings = try_out_loaded(loaded, (), DeepRequest(bool(step), _DEEP_LIMIT_S))
     except ElasticflowError as error:
         click.echo(error.message, err=True)
         is_good = False
     else:
-        click.echo(render(findings) if findings else f"{paint('works', 'green')} {words_of(look)}")
+        click.echo(render(findings) if findings else f"{paint('works', 'green')} {report_text(report)}")
         is_good = all(each.severity != "error" for each in findings)
     if not is_good:
         click.echo(

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from elasticflow.cli.write.plan_text import Answer, PlanView
     from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.forecast import Knowledge
-    from elasticflow.deep_check.check import Look
+    from elasticflow.deep_check.check import DeepReport
     from elasticflow.jobfile.load import LoadedJob
-    from elasticflow.observe.estimates import Lesson
+    from elasticflow.observe.estimates import RunFacts
     from elasticflow.run_folder import RunFolder
 
 _WIDTH = 100  # where there is no terminal
@@ -72,10 +72,10 @@ def command(
     loaded = job_of(job_file, overrides, case)
     show_warnings(loaded)
     against = newest_run(loaded) if run is None else find_run(loaded.project_root, run)
-    look, is_wrong = None, False
+    report, is_wrong = None, False
     if deep or deep_step:
-        look, is_wrong = _look(loaded, overrides, DeepRequest(deep_step, deep_timeout))
-    show(loaded, against, form, look=look)
+        report, is_wrong = _try_out(loaded, overrides, DeepRequest(deep_step, deep_timeout))
+    show(loaded, against, form, report=report)
     return ANSWER_IS_NO if is_wrong else FINISHED
 
 
@@ -84,7 +84,7 @@ def show(
     against: RunFolder | None,
     form: str = "text",
     *,
-    look: Look | None = None,
+    report: DeepReport | None = None,
     asides: dict[str, str] | None = None,
 ) -> None:
     """Print the plan of a job without errors.
@@ -93,24 +93,24 @@ def show(
         loaded: The job.
         against: Compared with this run, if any.
         form: `text` or `json`.
-        look: What `--deep` told.
+        report: What `--deep` told.
         asides: What else is to be said, by the name of a fact.
     """
     from elasticflow.cli.terminal import print_json
     from elasticflow.cli.write.plan_text import PlanView, lines_of
     from elasticflow.compiler.plan.forecast import forecast
     from elasticflow.compiler.plan.launch_plan import plan_job
-    from elasticflow.observe.estimates import learn
+    from elasticflow.observe.estimates import read_run_facts
 
     job = loaded.job
     assert job is not None
     plan = plan_job(job, project_root=loaded.project_root, job_files=loaded.files)
-    lesson = None
+    run_facts = None
     if against is not None and against.launch_numbers():
-        lesson = learn(against, job, plan, loaded.project_root)
-    known = _knowledge(loaded, lesson, look)
-    answer = _answer((lesson and lesson.drift) or ())
-    view = PlanView(plan.public(), job, known, forecast(job, known), lesson, answer, asides or {})
+        run_facts = read_run_facts(against, job, plan, loaded.project_root)
+    known = _knowledge(loaded, run_facts, report)
+    answer = _answer((run_facts and run_facts.drift) or ())
+    view = PlanView(plan.public(), job, known, forecast(job, known), run_facts, answer, asides or {})
     if form == "json":
         print_json(_facts(view))
         return
@@ -155,28 +155,28 @@ def newest_run(loaded: LoadedJob) -> RunFolder | None:
     return next((run for run in runs if run.launch_numbers()), None)
 
 
-def _look(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) -> tuple[Look, bool]:
+def _try_out(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) -> tuple[DeepReport, bool]:
     """Try the job out; findings go to standard error. Return also whether one is an error."""
-    from elasticflow.cli.write.deep_options import look_at
+    from elasticflow.cli.write.deep_options import try_out_loaded
     from elasticflow.jobfile.diagnostics.render_text import render
 
-    look, findings = look_at(loaded, overrides, request)
+    report, findings = try_out_loaded(loaded, overrides, request)
     if findings:
         click.echo(render(findings) + "\n", err=True)
-    for note in look.notes:
+    for note in report.notes:
         click.echo(f"note: {note}", err=True)
-    return look, any(each.severity == "error" for each in findings)
+    return report, any(each.severity == "error" for each in findings)
 
 
-def _knowledge(loaded: LoadedJob, lesson: Lesson | None, look: Look | None) -> Knowledge:
+def _knowledge(loaded: LoadedJob, run_facts: RunFacts | None, report: DeepReport | None) -> Knowledge:
     """Return what is known: what `--deep` saw now, then what the job file says, then what a run told."""
     from elasticflow.compiler.plan.forecast import Knowledge, Known
 
     assert loaded.job is not None
-    facts = {} if lesson is None else dict(lesson.facts)
+    facts = {} if run_facts is None else dict(run_facts.facts)
     if loaded.job.dataset.samples is not None:
         facts["samples"] = Known(loaded.job.dataset.samples, "dataset.samples")
-    seen = {} if look is None else look.facts
+    seen = {} if report is None else report.facts
     facts |= {name: Known(value, "--deep") for name, value in seen.items() if name in Knowledge._fields}
     return Knowledge(**facts)
 
@@ -187,12 +187,12 @@ def _answer(drift: Sequence[Difference]) -> Answer:
 
 
 def _facts(view: PlanView) -> dict[str, Any]:
-    lesson, known, ahead = view.lesson, view.known, view.ahead
+    run_facts, known, ahead = view.run_facts, view.known, view.ahead
     samples = known.samples
     drift = None
-    if lesson is not None and lesson.drift is not None:
-        differences = [each.to_json() for each in lesson.drift]
-        drift = {"run_id": lesson.run_id, "differences": differences, "going_on": view.answer}
+    if run_facts is not None and run_facts.drift is not None:
+        differences = [each.to_json() for each in run_facts.drift]
+        drift = {"run_id": run_facts.run_id, "differences": differences, "going_on": view.answer}
     return {
         **view.plan.model_dump(mode="json"),
         "samples": None if samples is None else int(samples.value),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.forecast import Forecast, Knowledge, Known
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.observe.estimates import Lesson
+    from elasticflow.observe.estimates import RunFacts
 
 _MARGIN = 13
 _HELD = re.compile(r"(?<=\d) (?=[A-Za-z])|(?<=\brun) (?=\d)")
@@ -41,7 +41,7 @@ class PlanView(NamedTuple):
         job: The resolved job.
         known: What is known of data, model and machine, and from where.
         ahead: What follows from that.
-        lesson: What the run that the job is compared with told; None: there is none.
+        run_facts: What the run that the job is compared with told; None: there is none.
         answer: Whether that run could go on as this job.
         asides: What else is to be said, by the name of a fact.
     """
@@ -50,7 +50,7 @@ class PlanView(NamedTuple):
     job: Job
     known: Knowledge
     ahead: Forecast
-    lesson: Lesson | None
+    run_facts: RunFacts | None
     answer: Answer
     asides: Mapping[str, str]
 
@@ -61,8 +61,8 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
         first, *more = _wrapped(text, width - _MARGIN)
         yield paint(f"{name:<{_MARGIN}}", bold=True) + first
         yield from (f"{'':<{_MARGIN}}{line}" for line in more)
-    if view.lesson is not None and view.lesson.drift:
-        yield from _differences(view.lesson.drift, width)
+    if view.run_facts is not None and view.run_facts.drift:
+        yield from _differences(view.run_facts.drift, width)
     yield ""
     yield from table(view.plan.worlds)
     for text in notes(view.job, view.plan):
@@ -106,8 +106,8 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield "", kept(view)
     yield "restarts", _restarts(view)
     yield from view.asides.items()
-    if view.lesson is not None:
-        yield "drift", _drift(view.lesson, view.answer)
+    if view.run_facts is not None:
+        yield "drift", _drift(view.run_facts, view.answer)
 
 
 def _nodes(view: PlanView) -> str:
@@ -187,11 +187,11 @@ def _restarts(view: PlanView) -> str:
     )
 
 
-def _drift(lesson: Lesson, answer: Answer) -> str:
-    run = f"run {lesson.run_id}{' (finished)' * lesson.is_finished}"
-    if lesson.drift is None:
+def _drift(run_facts: RunFacts, answer: Answer) -> str:
+    run = f"run {run_facts.run_id}{' (finished)' * run_facts.is_finished}"
+    if run_facts.drift is None:
         return f"the job of {run} cannot be read"
-    if not lesson.drift:
+    if not run_facts.drift:
         return f"none since {run}"
     return f"since {run}; {_ANSWERS[answer]}:"
 
@@ -231,8 +231,8 @@ def any_of(every: Sequence[str]) -> str:
 def unknown(view: PlanView, fact: str) -> str:
     """Return when a fact will be known, and why the last run does not tell it."""
     why = "known after the first run, or with --deep"
-    if view.lesson is not None and fact in view.lesson.outdated:
-        return f"{why} (run {view.lesson.run_id} had another {view.lesson.outdated[fact]})"
+    if view.run_facts is not None and fact in view.run_facts.outdated:
+        return f"{why} (run {view.run_facts.run_id} had another {view.run_facts.outdated[fact]})"
     return why
 
 

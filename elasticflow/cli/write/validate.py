@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from elasticflow.cli.write.deep_options import DeepRequest, deep_options, look_at_all
+from elasticflow.cli.write.deep_options import DeepRequest, deep_options, try_out_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
@@ -63,7 +63,7 @@ def command(
         jobs = _loaded(files, overrides)
     found, learnt = [each for job in jobs for each in job.diagnostics], ""
     if deep or deep_step:
-        deeper, learnt = look_at_all(jobs, overrides, DeepRequest(deep_step, deep_timeout))
+        deeper, learnt = try_out_all(jobs, overrides, DeepRequest(deep_step, deep_timeout))
         found += deeper
     found = in_order(found)  # two jobs may share a base
     style = cast("Format", output_format)

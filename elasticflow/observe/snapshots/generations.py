@@ -13,8 +13,8 @@ from elasticflow.system.records import printable_in
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from elasticflow.observe.snapshots.locate import Place
-    from elasticflow.observe.snapshots.rows import Row
+    from elasticflow.observe.snapshots.locate import SnapshotSource
+    from elasticflow.observe.snapshots.rows import SnapshotRow
 
 _VANISHED = "ended without a word: its supervisor was killed"
 
@@ -41,31 +41,31 @@ class Generation:
     parent: str | None = None
     ended: str | None = None
     taken: int | None = None
-    snapshots: tuple[Row, ...] = field(default=(), repr=False)
+    snapshots: tuple[SnapshotRow, ...] = field(default=(), repr=False)
 
     def facts(self) -> dict[str, Any]:
         """Return what `--format json` prints."""
         return {**vars(self), "snapshots": [row.name for row in self.snapshots]}
 
 
-def generations(place: Place, rows: Sequence[Row]) -> list[Generation]:
+def generations(source: SnapshotSource, rows: Sequence[SnapshotRow]) -> list[Generation]:
     """Return the run's generations, the oldest first: from its snapshots and, where they are, its events.
 
     Raises:
         OSError: the place cannot be read.
     """
-    claims = {number: printable_in(claim) for number, claim in place.catalog.generations().items()}
-    told = {} if place.folder is None else _told(read(place.folder.events))
+    claims = {number: printable_in(claim) for number, claim in source.catalog.generations().items()}
+    told = {} if source.folder is None else _told(read(source.folder.events))
     numbers = sorted(claims.keys() | told.keys() | {row.generation for row in rows})
     for number, about in told.items():
-        runs = place.folder is not None and number == numbers[-1] and is_locked(place.folder)
+        runs = source.folder is not None and number == numbers[-1] and is_locked(source.folder)
         if "ended" not in about and not runs:
             about["ended"] = _VANISHED
     return [_generation(n, claims.get(n, {}), told.get(n, {}), rows) for n in numbers]
 
 
 def _generation(
-    number: int, claim: Mapping[str, Any], told: Mapping[str, Any], rows: Sequence[Row]
+    number: int, claim: Mapping[str, Any], told: Mapping[str, Any], rows: Sequence[SnapshotRow]
 ) -> Generation:
     own = tuple(sorted((r for r in rows if r.generation == number), key=lambda r: (r.step, r.name)))
     first = next((row.manifest for row in own if row.manifest), None)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.observe.snapshots.generations import Generation
-    from elasticflow.observe.snapshots.rows import Row
+    from elasticflow.observe.snapshots.rows import SnapshotRow
 
 _LINES = ("├── ", "├─▶ ", "└── ", "└─▶ ")  # between others and last; with an arrow at the one that is shown
 _PLAIN_LINES = ("|-- ", "|-> ", "`-- ", "`-> ")
@@ -19,7 +19,7 @@ _MOST_GENERATIONS, _MOST_SNAPSHOTS = 20, 8
 
 
 def draw(
-    found: Sequence[Generation], rows: Sequence[Row], shown: str, *, plain: bool = False
+    found: Sequence[Generation], rows: Sequence[SnapshotRow], shown: str, *, plain: bool = False
 ) -> list[tuple[str, bool]]:
     """Return the lines, each with whether it is that of *shown*: generations, their snapshots, how each ended.
 
@@ -31,8 +31,8 @@ def draw(
         shown: Name of the snapshot an arrow points at.
         plain: Draw with ASCII.
     """
-    place = next((i for i, each in enumerate(found) if any(r.name == shown for r in each.snapshots)), 0)
-    first = max(0, min(place - _MOST_GENERATIONS // 2, len(found) - _MOST_GENERATIONS))
+    position = next((i for i, each in enumerate(found) if any(r.name == shown for r in each.snapshots)), 0)
+    first = max(0, min(position - _MOST_GENERATIONS // 2, len(found) - _MOST_GENERATIONS))
     last = min(len(found), first + _MOST_GENERATIONS)
     names = {row.name for row in rows}
     text = [(f"... {plural(first, 'earlier generation')}", False)] if first else []
@@ -87,7 +87,7 @@ def _leaves(each: Generation, shown: str) -> list[tuple[str, bool]]:
     return [*((note, False) for note in notes), *leaves, *([(each.ended, False)] if each.ended else [])]
 
 
-def _leaf(row: Row) -> str:
+def _leaf(row: SnapshotRow) -> str:
     facts = [row.manifest.trigger if row.manifest else "", "" if row.state == "committed" else row.state]
     if row.kept:
         facts.append(f"kept: {', '.join(row.kept)}")

@@ -28,7 +28,7 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Place:
+class SnapshotSource:
     """A run's snapshots, wherever they are, and what is known about them.
 
     Attributes:
@@ -59,10 +59,12 @@ class Place:
     @property
     def rules(self) -> Keep | None:
         """Which snapshots the job lets stay; None if the job is not known."""
-        return None if self.job is None else rules_of(self.job)
+        return None if self.job is None else keep_rules_of(self.job)
 
 
-def find_place(project_root: Path, text: str | None, options: Mapping[str, Any] | None = None) -> Place:
+def find_source(
+    project_root: Path, text: str | None, options: Mapping[str, Any] | None = None
+) -> SnapshotSource:
     """Return the place that *text* means: a run as everywhere (`find_run`), or a path or URL of a run's snapshots.
 
     A path or URL of one snapshot leads to its run, and names it.
@@ -81,7 +83,7 @@ def find_place(project_root: Path, text: str | None, options: Mapping[str, Any] 
     if text is None:
         return _of_run(find_run(project_root, None), options)
     if match := _ONE.fullmatch(text):
-        return replace(find_place(project_root, match["run"], options), name=match["name"])
+        return replace(find_source(project_root, match["run"], options), name=match["name"])
     if _URL.match(text):
         return _at(text, options)
     try:
@@ -92,7 +94,7 @@ def find_place(project_root: Path, text: str | None, options: Mapping[str, Any] 
         return _at(text, options)
 
 
-def rules_of(job: Job) -> Keep:
+def keep_rules_of(job: Job) -> Keep:
     """Return which snapshots *job* lets stay."""
     keep = job.snapshots.keep
     return Keep(keep.last, keep.best, keep.every, keep.within, best_mode=_best_mode(job))
@@ -105,7 +107,7 @@ def _best_mode(job: Job) -> Best | None:
     return "max" if best.startswith("max ") else "min"
 
 
-def _of_run(folder: RunFolder, options: dict[str, Any]) -> Place:
+def _of_run(folder: RunFolder, options: dict[str, Any]) -> SnapshotSource:
     from elasticflow.compiler.launch_folder.launch_record import last_record
 
     root = folder.path.parents[2]
@@ -115,17 +117,17 @@ def _of_run(folder: RunFolder, options: dict[str, Any]) -> Place:
     uri, prefix = snapshot_place(uri, folder, root)
     if job is not None:
         options = {**job.snapshots.options, **options}
-    return Place(Catalog(Storage(uri, options), prefix), folder, job, damage=tuple(damage))
+    return SnapshotSource(Catalog(Storage(uri, options), prefix), folder, job, damage=tuple(damage))
 
 
-def _at(uri: str, options: dict[str, Any]) -> Place:
+def _at(uri: str, options: dict[str, Any]) -> SnapshotSource:
     storage = Storage(uri, options)
     names = storage.list()
     if not _MARKS.intersection(names):
         catalog = Catalog(storage, f"{_only_run(storage, names)}/")
     else:
         catalog = Catalog(storage)
-    return Place(catalog, job=_recorded_job(catalog))
+    return SnapshotSource(catalog, job=_recorded_job(catalog))
 
 
 def _only_run(storage: Storage, names: list[str]) -> str:

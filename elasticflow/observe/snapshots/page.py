@@ -11,7 +11,7 @@ from elasticflow.system.records import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.observe.snapshots.rows import Row
+    from elasticflow.observe.snapshots.rows import SnapshotRow
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.format.policy import Keep
 
@@ -19,7 +19,7 @@ _WIDTH = 11
 _MOST_FILES = 16
 
 
-def page(row: Row, rules: Keep | None, now: float) -> list[str]:
+def page(row: SnapshotRow, rules: Keep | None, now: float) -> list[str]:
     """Return the facts of a snapshot, then its files and its tensors.
 
     Args:
@@ -37,24 +37,24 @@ def page(row: Row, rules: Keep | None, now: float) -> list[str]:
 def tensors_by_prefix(manifest: Manifest) -> list[dict[str, Any]]:
     """Return count and bytes of the tensors by part (model, optimizer ...) and dtype."""
     sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for key, place in manifest.tensors.items():
-        found = sums[key.partition("/")[0], place.dtype]
-        found[0] += 1
-        found[1] += place.nbytes
+    for key, tensor in manifest.tensors.items():
+        total = sums[key.partition("/")[0], tensor.dtype]
+        total[0] += 1
+        total[1] += tensor.nbytes
     return [
         {"prefix": prefix, "dtype": dtype, "tensors": count, "bytes": nbytes}
         for (prefix, dtype), (count, nbytes) in sorted(sums.items())
     ]
 
 
-def _step(row: Row) -> str:
+def _step(row: SnapshotRow) -> str:
     if row.manifest is None:
         return str(row.step)
     passes = plural(row.manifest.epoch, "epoch")
     return f"{row.step} ({passes} finished, {plural(row.manifest.samples, 'sample')})"
 
 
-def _facts(row: Row, rules: Keep | None, now: float) -> Iterator[tuple[str, str]]:
+def _facts(row: SnapshotRow, rules: Keep | None, now: float) -> Iterator[tuple[str, str]]:
     yield "state", row.state + (f": {row.reason}" if row.reason else "")
     if row.state == "committed":
         yield "kept", _kept(row, rules)
@@ -79,7 +79,7 @@ def _facts(row: Row, rules: Keep | None, now: float) -> Iterator[tuple[str, str]
     yield "versions", ", ".join(f"{name} {version}" for name, version in sorted(found.versions.items()))
 
 
-def _kept(row: Row, rules: Keep | None) -> str:
+def _kept(row: SnapshotRow, rules: Keep | None) -> str:
     if not row.kept:
         return "no rule keeps it" if rules else "not known: no job is recorded there"
     return f"{', '.join(row.kept)} ({'permanent' if row.is_permanent else 'ephemeral'})"

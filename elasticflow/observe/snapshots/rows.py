@@ -17,7 +17,7 @@ from elasticflow.system.records import printable_in
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from elasticflow.observe.snapshots.locate import Place
+    from elasticflow.observe.snapshots.locate import SnapshotSource
     from elasticflow.snapshots.format.manifest import Manifest
 
 State = Literal["committed", "set aside", "damaged", "unfinished"]
@@ -27,7 +27,7 @@ LATEST, BEST = "latest", "best"
 
 
 @dataclass(frozen=True)
-class Row:
+class SnapshotRow:
     """One snapshot folder.
 
     Attributes:
@@ -92,25 +92,25 @@ class Row:
         }
 
 
-def rows_of(place: Place) -> list[Row]:
+def rows_of(source: SnapshotSource) -> list[SnapshotRow]:
     """Return the run's snapshots, the newest first; nothing that lies there is left out.
 
     Raises:
         OSError: the place, or every manifest in it, cannot be read.
     """
-    catalog = place.catalog
+    catalog = source.catalog
     set_aside, pinned = printable_in(catalog.quarantined()), printable_in(catalog.pinned())
     names = [n for n in catalog.storage.list(catalog.folder()) if _is_snapshot(n)]
     whole = {name for name in names if not name.startswith(UNFINISHED)}
     begun = {name.removeprefix(UNFINISHED) for name in names} - whole
-    rows = [_row(place, name, found, set_aside.get(name)) for name, found in catalog.read_manifests(whole)]
-    rows += [_row(place, name, None, None) for name in begun]
-    kept = _kept([r.manifest for r in rows if r.state == "committed" and r.manifest], place.rules, pinned)
+    rows = [_row(source, name, found, set_aside.get(name)) for name, found in catalog.read_manifests(whole)]
+    rows += [_row(source, name, None, None) for name in begun]
+    kept = _kept([r.manifest for r in rows if r.state == "committed" and r.manifest], source.rules, pinned)
     rows = [replace(r, kept=kept.get(r.name, ()), note=pinned.get(r.name)) for r in rows]
     return sorted(rows, key=lambda r: (r.generation, r.step, r.name), reverse=True)
 
 
-def pick(rows: Sequence[Row], text: str, rules: Keep | None) -> Row:
+def pick_row(rows: Sequence[SnapshotRow], text: str, rules: Keep | None) -> SnapshotRow:
     """Return the snapshot that *text* means: its name, `latest`, `best` or `step:N`.
 
     Only a name leads to one that is not committed.
@@ -132,7 +132,7 @@ def pick(rows: Sequence[Row], text: str, rules: Keep | None) -> Row:
     return found[0]
 
 
-def ordered(why: Collection[str]) -> tuple[str, ...]:
+def ordered_reasons(why: Collection[str]) -> tuple[str, ...]:
     """Return the reasons to stay as they are shown: the surest first."""
     return tuple(word for word in _REASONS if word in why)
 
@@ -146,20 +146,20 @@ def _is_snapshot(folder: str) -> bool:
     return SNAPSHOT_NAME.fullmatch(folder.removeprefix(UNFINISHED)) is not None
 
 
-def _row(place: Place, name: str, found: Manifest | str | None, verdict: str | None) -> Row:
+def _row(source: SnapshotSource, name: str, found: Manifest | str | None, verdict: str | None) -> SnapshotRow:
     """Return the row of a snapshot whose manifest was *found*, or what is wrong with it."""
     if found is None:
-        return Row(name, "unfinished", _why_unfinished(place, name))
+        return SnapshotRow(name, "unfinished", _why_unfinished(source, name))
     if isinstance(found, str):
-        return Row(name, "damaged" if verdict is None else "set aside", verdict or found)
-    return Row(name, "committed" if verdict is None else "set aside", verdict, found)
+        return SnapshotRow(name, "damaged" if verdict is None else "set aside", verdict or found)
+    return SnapshotRow(name, "committed" if verdict is None else "set aside", verdict, found)
 
 
-def _why_unfinished(place: Place, name: str) -> str:
-    if place.folder is None:
+def _why_unfinished(source: SnapshotSource, name: str) -> str:
+    if source.folder is None:
         return "being written, or left by a writer that died"
-    generation = Row(name, "unfinished").generation
-    if is_locked(place.folder) and generation == place.catalog.newest_generation():
+    generation = SnapshotRow(name, "unfinished").generation
+    if is_locked(source.folder) and generation == source.catalog.newest_generation():
         return "being written"
     return "left by a writer that died"
 
@@ -168,10 +168,10 @@ def _kept(
     committed: list[Manifest], rules: Keep | None, pinned: dict[str, str]
 ) -> dict[str, tuple[str, ...]]:
     found = reasons(committed, rules or Keep(last=0), pinned=pinned)
-    return {name: ordered(why) for name, why in found.items()}
+    return {name: ordered_reasons(why) for name, why in found.items()}
 
 
-def _best(committed: list[Row], rules: Keep | None) -> list[Row]:
+def _best(committed: list[SnapshotRow], rules: Keep | None) -> list[SnapshotRow]:
     if rules is None or rules.best_mode is None:
         cause = "no job is recorded there" if rules is None else "its job has no evaluation.best"
         raise SnapshotNotFoundError(
@@ -182,7 +182,7 @@ def _best(committed: list[Row], rules: Keep | None) -> list[Row]:
     return [row for row in committed if "best" in why.get(row.name, ())]
 
 
-def _remedy(committed: list[Row]) -> str:
+def _remedy(committed: list[SnapshotRow]) -> str:
     if not committed:
         return "no snapshot is committed there; `elasticflow snapshots list` shows what there is"
     steps = ", ".join(str(row.step) for row in committed[:8])

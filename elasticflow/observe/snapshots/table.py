@@ -9,7 +9,7 @@ from elasticflow.observe.terminal.formats import number, plural, size, span
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.observe.snapshots.rows import Row
+    from elasticflow.observe.snapshots.rows import SnapshotRow
 
 _GAP = "  "
 _COLUMNS = (
@@ -19,7 +19,7 @@ _COLUMNS = (
 _FIRST_TO_GO = ("GEN", "SAMPLES", "EPOCHS", "WORKERS", "TRIGGER", "METRIC", "SIZE", "STEP")
 
 
-def table(rows: Sequence[Row], now: float, width: int | None) -> list[tuple[str, ...]]:
+def table(rows: Sequence[SnapshotRow], now: float, width: int | None) -> list[tuple[str, ...]]:
     """Return the header's cells and each row's, padded; columns that do not fit *width* are left out.
 
     Args:
@@ -46,13 +46,13 @@ def line(cells: Sequence[str]) -> str:
     return _GAP.join(cells).rstrip()
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[SnapshotRow]) -> list[str]:
     """Return what a table has no room for: why a snapshot is not committed, and the notes of pins."""
     found = [f"{row.name}  {row.state}: {row.reason}" for row in rows if row.reason]
     return found + [f"{row.name}  pinned: {row.note}" for row in rows if row.note]
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[SnapshotRow]) -> str:
     """Return `5 snapshots, 4.0 MB, 1 set aside`."""
     committed = [row for row in rows if row.state == "committed"]
     texts = [plural(len(committed), "snapshot")]
@@ -65,7 +65,7 @@ def summary(rows: Sequence[Row]) -> str:
     return ", ".join(texts)
 
 
-def _cells(row: Row, now: float) -> dict[str, str]:
+def _cells(row: SnapshotRow, now: float) -> dict[str, str]:
     found = row.manifest
     return {
         "SNAPSHOT": row.name,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from elasticflow import events
 from elasticflow.observe.terminal.event_lines import Line, Record, Symbol, Tone, epoch_of, rates_of, whole
 from elasticflow.observe.terminal.formats import elapsed, number
-from elasticflow.observe.terminal.narrator import Story
+from elasticflow.observe.terminal.narrator import RunNarrator
 from elasticflow.observe.terminal.pace import Pace
 from elasticflow.system.records import printable_in
 
@@ -60,7 +60,7 @@ _TEXT_COLUMN = _TIME_WIDTH + 2 + 2 + _LABEL_WIDTH + 2
 _WIDE = 110
 
 
-class Console:
+class LiveView:
     """Shows records as they come; never fails: a closed stream makes it silent.
 
     Args:
@@ -84,7 +84,7 @@ class Console:
         self._tty = tty
         self._colour = colour
         self._clock = clock
-        self._story = Story(folder)
+        self._narrator = RunNarrator(folder)
         self._pretty = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
         self._symbols = _PRETTY if self._pretty else _ASCII
         self._drawn_at = clock() if not tty else -DRAW_EVERY_S
@@ -92,7 +92,7 @@ class Console:
         self._pace = Pace()
 
     @classmethod
-    def on(cls, stream: TextIO, environment: Mapping[str, str], folder: str | None = None) -> Console:
+    def on(cls, stream: TextIO, environment: Mapping[str, str], folder: str | None = None) -> LiveView:
         """Return a console that suits *stream*: TERM=dumb means no redrawing, NO_COLOR no colours."""
         tty = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
         colour = (tty or bool(environment.get("FORCE_COLOR"))) and not environment.get("NO_COLOR")
@@ -105,7 +105,7 @@ class Console:
 
     def event(self, record: Record) -> None:
         """Show one record of events.jsonl."""
-        line = self._story.event(printable_in(dict(record)))
+        line = self._narrator.event(printable_in(dict(record)))
         if line is None:
             return
         if line.symbol in {"wrong", "again", "stop", "start"} or line.tone == "good":
@@ -120,7 +120,7 @@ class Console:
 
     def metrics(self, record: Record) -> None:
         """Show one record of metrics.jsonl: an evaluation as a line, a step as progress."""
-        line = self._story.metrics(record)
+        line = self._narrator.metrics(record)
         if line is not None:
             self._pace.add(record)
             self._show(line)
@@ -158,8 +158,8 @@ class Console:
         return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
 
     def _draw(self, record: Record) -> None:
-        step, steps = whole(record, "step"), self._story.steps
-        seconds = self._story.seconds(record)
+        step, steps = whole(record, "step"), self._narrator.steps
+        seconds = self._narrator.seconds(record)
         head = f"{'' if seconds is None else elapsed(seconds):>{_TIME_WIDTH}}  "
         label = f"{self._symbols['note']} {'training':<{_LABEL_WIDTH}}  "
         count = f"step {step}" if steps is None else f"step {step:>{len(str(steps))}}/{steps}"
@@ -188,8 +188,8 @@ class Console:
             parts.append(f"epoch {epoch}")
         if rates := rates_of(record):
             parts.append(f"lr {rates}")
-        if self._story.snapshot:
-            parts.append(f"snapshot at {self._story.snapshot}")
+        if self._narrator.snapshot:
+            parts.append(f"snapshot at {self._narrator.snapshot}")
         return parts
 
     def _speed(self, step: int, steps: int | None) -> list[str]:

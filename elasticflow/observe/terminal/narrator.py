@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SNAPSHOT_LINE_EVERY_S = 10.0
 
 
-class Story:
+class RunNarrator:
     """Turns records into lines.
 
     Args:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.cli.prove.chaos_text import View
+from elasticflow.cli.prove.chaos_text import ChaosView
 from elasticflow.jobfile.load import require_job
 from elasticflow.run_folder import RunFolder
-from elasticflow.trials.chaos import Cost, Outcome
-from elasticflow.trials.compare_runs import Comparison, Difference
+from elasticflow.trials.chaos import ChaosOutcome, FaultCost
+from elasticflow.trials.compare_runs import Divergence, RunComparison
 from elasticflow.trials.fault_plan import Fault, FaultPlan
 from tests.cli.prove.test_verify_elastic import JOB, PIECES
 
@@ -59,11 +59,11 @@ def test_the_table_says_what_each_fault_cost(job: Job, capsys: pytest.CaptureFix
     kill, full = Fault(4, "kill", 1), Fault(9, "full-disk")
     plan = FaultPlan("plan.toml", (kill, full, Fault(11, "kill")))
     costs = (
-        Cost(kill, kill.words(1), ("crash",), 0.5, 3),
-        Cost(full, full.words(1), (), None, 0, snapshots=1),
+        FaultCost(kill, kill.words(1), ("crash",), 0.5, 3),
+        FaultCost(full, full.words(1), (), None, 0, snapshots=1),
     )
-    outcome = Outcome(RunFolder(Path("x/runs/small/2-chaos")), 12, (2.0, 3.0), Comparison(12, 3, None, distance=0.01), costs, 1)  # fmt: skip
-    with View(job, plan, 2, 12, 0.05, quiet=False) as view:
+    outcome = ChaosOutcome(RunFolder(Path("x/runs/small/2-chaos")), 12, (2.0, 3.0), RunComparison(12, 3, None, distance=0.01), costs, 1)  # fmt: skip
+    with ChaosView(job, plan, 2, 12, 0.05, quiet=False) as view:
         view.conclude(outcome, None)
     assert [
         "small: 12 steps with 2 workers and 3 faults (plan.toml)",
@@ -77,8 +77,8 @@ def test_the_table_says_what_each_fault_cost(job: Job, capsys: pytest.CaptureFix
         "same: every sample once in 12 steps, and the smoothed losses are at most 1 % apart",
     ] == capsys.readouterr().out.splitlines()
 
-    different = Comparison(12, 3, Difference(7, "loss", "1", "2"))
-    view.conclude(Outcome(outcome.run, 12, outcome.seconds, different, costs, 0), Path("x"))
+    different = RunComparison(12, 3, Divergence(7, "loss", "1", "2"))
+    view.conclude(ChaosOutcome(outcome.run, 12, outcome.seconds, different, costs, 0), Path("x"))
     assert [
         "different: step 7: loss is 2, was 1 in the reference",
         "both runs are in x; the disturbed one: elasticflow why x/runs/small/2-chaos",

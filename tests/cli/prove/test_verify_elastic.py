@@ -10,7 +10,7 @@ import pytest
 
 from elasticflow.cli.main import call
 from elasticflow.cli.prove import verify_text
-from elasticflow.trials.compare_runs import Difference
+from elasticflow.trials.compare_runs import Divergence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,13 +100,13 @@ def test_the_command_does_without_torch(project: Path, real_processes: None) -> 
 @pytest.mark.parametrize(
     ("difference", "said"),
     [
-        (Difference(7, "model/a", "1b", "2c", 31, 1), "step 7: model/a is 2c, was 1b in the reference; 31 more differ there"),
-        (Difference(0, "model/a", "1b", "2c", 0, 1, is_start=True), "before the first step: model/a is 2c, was 1b in the reference"),
-        (Difference(5, "model/a", "1b", None, 0, 2, is_start=True), "where generation 2 went on, at step 5: model/a is missing, was 1b in the reference"),
-        (Difference(7, "model/a", "1b", "2c", 0, 2, is_redone=True), "step 7, done again: model/a is 2c, was 1b in the reference"),
-        (Difference(7, "step", "done", None), "step 7: never done"),
+        (Divergence(7, "model/a", "1b", "2c", 31, 1), "step 7: model/a is 2c, was 1b in the reference; 31 more differ there"),
+        (Divergence(0, "model/a", "1b", "2c", 0, 1, is_start=True), "before the first step: model/a is 2c, was 1b in the reference"),
+        (Divergence(5, "model/a", "1b", None, 0, 2, is_start=True), "where generation 2 went on, at step 5: model/a is missing, was 1b in the reference"),
+        (Divergence(7, "model/a", "1b", "2c", 0, 2, is_redone=True), "step 7, done again: model/a is 2c, was 1b in the reference"),
+        (Divergence(7, "step", "done", None), "step 7: never done"),
     ],
 )  # fmt: skip
-def test_a_difference_in_words(difference: Difference, said: str) -> None:
+def test_a_difference_in_words(difference: Divergence, said: str) -> None:
     """Step, tensor, both values, and what else is wrong there."""
     assert said == verify_text.where(difference)

@@ -10,7 +10,7 @@ import pytest
 from elasticflow.observe.snapshots.generations import Generation
 from elasticflow.observe.snapshots.lineage import draw
 from elasticflow.observe.snapshots.page import page, tensors_by_prefix
-from elasticflow.observe.snapshots.rows import Row
+from elasticflow.observe.snapshots.rows import SnapshotRow
 from elasticflow.observe.snapshots.table import line, notes, summary, table
 from elasticflow.snapshots.format.manifest import FileEntry, Manifest, TensorPlace
 from elasticflow.snapshots.format.policy import Keep
@@ -19,7 +19,7 @@ NOW = 2000.0
 SHARD = "shard-00000-of-00001.safetensors"
 
 
-def row(step: int, generation: int = 1, **changes: Any) -> Row:
+def row(step: int, generation: int = 1, **changes: Any) -> SnapshotRow:
     """Return the row of a committed snapshot of 80 kB."""
     name = f"{step:012d}-{generation:04d}-{step:08x}"
     about = changes.pop("about", {})
@@ -36,13 +36,15 @@ def row(step: int, generation: int = 1, **changes: Any) -> Row:
         epoch=1,
         samples=64 * step,
     )
-    return Row(**{"name": name, "state": "committed", "manifest": replace(manifest, **about), **changes})
+    return SnapshotRow(
+        **{"name": name, "state": "committed", "manifest": replace(manifest, **about), **changes}
+    )
 
 
 ROWS = [row(1200, kept=("newest", "last")), row(1000, kept=("every",), about={"metric": 0.5})]
 BAD = [
     row(900, state="set aside", reason="shard: is absent"),
-    Row("000000000800-0001-00000320", "unfinished", "being written"),
+    SnapshotRow("000000000800-0001-00000320", "unfinished", "being written"),
 ]
 
 
@@ -123,7 +125,7 @@ def test_page_says_when_nothing_keeps_a_snapshot() -> None:
     assert "kept        not known: no job is recorded there" in page(row(1), None, NOW)
 
 
-def plain(found: list[Generation], rows: list[Row], shown: str) -> list[str]:
+def plain(found: list[Generation], rows: list[SnapshotRow], shown: str) -> list[str]:
     """Return the drawing without what is marked."""
     return [text for text, _ in draw(found, rows, shown, plain=True)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.observe.terminal.live_view import Console
+from elasticflow.observe.terminal.live_view import LiveView
 from tests.observe.hand_made import event, step, story_of_a_kill
 
 COLOUR = re.compile(r"\x1b\[\d*m")
@@ -31,11 +31,11 @@ def shown(
     """Return what a console writes for *records*, *pause* seconds apart."""
     raw, clock = io.BytesIO(), Clock()
     stream = io.TextIOWrapper(raw, encoding=encoding)
-    console = Console(stream, tty=tty, colour=colour, folder="runs/mnist/x", clock=clock)
+    view = LiveView(stream, tty=tty, colour=colour, folder="runs/mnist/x", clock=clock)
     for record in records:
         clock.now += pause
-        console.show(record)
-    console.close()
+        view.show(record)
+    view.close()
     return raw.getvalue().decode(encoding)
 
 
@@ -129,10 +129,10 @@ def test_a_closed_stream_makes_the_console_silent() -> None:
     read, write = os.pipe()
     os.close(read)
     with open(write, "w", encoding="utf-8", closefd=False) as stream:
-        console = Console(stream, tty=False, colour=False)
+        view = LiveView(stream, tty=False, colour=False)
         for record in story_of_a_kill():
-            console.show(record)
-        console.close()
+            view.show(record)
+        view.close()
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, write)  # so that closing can flush what the pipe did not take
         os.close(null)
@@ -153,10 +153,10 @@ def test_what_suits_a_terminal(environment: dict[str, str], *, tty: bool, colour
     """TERM=dumb means no redrawing, NO_COLOR no colours, FORCE_COLOR colours anyway."""
     ours, theirs = pty.openpty()
     with open(theirs, "w", encoding="utf-8") as stream:  # noqa: PTH123 - a descriptor has no path
-        console = Console.on(stream, environment)
-        console.show(event(0, "run.started"))
-        console.show(step(1, 1))
-        console.close()
+        view = LiveView.on(stream, environment)
+        view.show(event(0, "run.started"))
+        view.show(step(1, 1))
+        view.close()
         text = os.read(ours, 10_000).decode()
     os.close(ours)
     assert ("\x1b[K" in text) == tty
@@ -166,7 +166,7 @@ def test_what_suits_a_terminal(environment: dict[str, str], *, tty: bool, colour
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_progress_fits_any_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     """The progress line is never wider than the terminal: a wrapped line could not be redrawn."""
-    monkeypatch.setattr(Console, "_width", lambda _: width)
+    monkeypatch.setattr(LiveView, "_width", lambda _: width)
     start = [event(0, "run.started"), event(0, "training.started", step=0, steps=100)]
     text = shown([*start, *[step(n, n) for n in range(1, 31)]], tty=True, colour=False)
     drawn = [part.split("\n")[0] for part in text.split("\r\x1b[K")]

@@ -17,7 +17,7 @@ from elasticflow.observe.terminal.event_lines import (
     rates_of,
     user_frames,
 )
-from elasticflow.observe.terminal.narrator import Story
+from elasticflow.observe.terminal.narrator import RunNarrator
 from tests.observe.hand_made import DURATIONS, evaluation, event, step, story_of_a_kill
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 def told(records: Iterable[dict[str, Any]], folder: str | None = None) -> list[Line]:
     """Return the lines a story makes of *records*."""
-    story = Story(folder)
-    lines = [story.event(r) if "event" in r else story.metrics(r) for r in records]
+    narrator = RunNarrator(folder)
+    lines = [narrator.event(r) if "event" in r else narrator.metrics(r) for r in records]
     return [line for line in lines if line is not None]
 
 
@@ -55,10 +55,10 @@ def test_a_killed_worker_reads_as_a_story() -> None:
 
 def test_time_runs_from_the_start_of_the_launch() -> None:
     """Seconds count from `run.started`, whatever was shown before it."""
-    story = Story()
-    story.event(event(0, "node.joined", node="n0"))
-    story.event(event(100, "run.started", launch=2, resumed=True))
-    line = story.event(event(105, "drain.completed", seconds=1.0))
+    narrator = RunNarrator()
+    narrator.event(event(0, "node.joined", node="n0"))
+    narrator.event(event(100, "run.started", launch=2, resumed=True))
+    line = narrator.event(event(105, "drain.completed", seconds=1.0))
     assert line is not None
     assert line.seconds == pytest.approx(5.0)
 
@@ -278,19 +278,19 @@ RECORDS = {
 @given(st.lists(st.sampled_from(sorted(RECORDS)).flatmap(RECORDS.__getitem__), max_size=6))
 def test_no_record_whatsoever_breaks_the_story(records: list[dict[str, Any]]) -> None:
     """The console must never take a run down, so any JSON in any field gives a line or none."""
-    story = Story()
+    narrator = RunNarrator()
     for record in records:
-        line = story.event(json.loads(json.dumps(record)))
+        line = narrator.event(json.loads(json.dumps(record)))
         assert line is None or line.label
-        story.metrics(record)
+        narrator.metrics(record)
 
 
 def test_steps_are_remembered_and_get_no_line() -> None:
     """A step is progress, not news."""
-    story = Story()
-    assert story.metrics(step(1, 7)) is None
-    assert story.step == 7
-    assert story.metrics(evaluation(1, 7, 0.5, 0.5)) is not None
+    narrator = RunNarrator()
+    assert narrator.metrics(step(1, 7)) is None
+    assert narrator.step == 7
+    assert narrator.metrics(evaluation(1, 7, 0.5, 0.5)) is not None
 
 
 def test_a_best_value_of_another_evaluation_is_told() -> None:
@@ -306,14 +306,14 @@ def test_a_best_value_of_another_evaluation_is_told() -> None:
 
 def test_an_evaluation_says_whose_metrics_it_holds() -> None:
     """The average's have its name, and stand at the end as well; the raw weights' follow where both were measured."""
-    story = Story()
+    narrator = RunNarrator()
     measured = evaluation(1, 20, 0.9, 0.9) | {"weights": "ema", "eval_raw": {"loss": 0.3, "accuracy": 0.8}}
-    line = story.metrics(measured)
+    line = narrator.metrics(measured)
     assert line is not None
     assert line.text == (
         "epoch 1, step 20: ema: accuracy 0.9000, loss 0.1000 (best); raw: accuracy 0.8000, loss 0.3000"
     )
-    finished = story.event(event(2, "run.finished", step=20, seconds=2.0, restarts=0))
+    finished = narrator.event(event(2, "run.finished", step=20, seconds=2.0, restarts=0))
     assert finished is not None
     assert finished.text.startswith("ema: accuracy 0.9000, loss 0.1000, ")
 
@@ -390,7 +390,7 @@ def test_last_words_of_a_worker_that_died_by_itself_are_quoted() -> None:
 
     def quoted(code: int) -> tuple[str, ...]:
         fields = {"rank": 0, "exit_code": code, "error": "killed by a signal", "stderr": said}
-        line = Story().event(event(1, "worker.failed", **fields))
+        line = RunNarrator().event(event(1, "worker.failed", **fields))
         assert line is not None
         return line.quote
 
@@ -409,7 +409,7 @@ def test_last_words_of_a_worker_that_died_by_itself_are_quoted() -> None:
 )
 def test_interrupted_run_says_from_where_it_will_go_on(begin: int | None, text: str) -> None:
     """The last step is told, and the snapshot's where that is another; an earlier version did not say."""
-    line = Story().event(event(1, "run.interrupted", reason="SIGTERM", step=64, goes_on_from=begin))
+    line = RunNarrator().event(event(1, "run.interrupted", reason="SIGTERM", step=64, goes_on_from=begin))
 
     assert line is not None
     assert text == line.text
