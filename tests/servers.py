@@ -76,7 +76,7 @@ def sshd(folder: Path) -> Iterator[SshServer]:
         raise MissingServerError("OpenSSH's server is not installed: apt-get install openssh-server")
     for name in ("host", "client"):
         subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=30
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=100
         )
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -204,7 +204,7 @@ def _running(command: Sequence[str], port: int) -> Iterator[None]:
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

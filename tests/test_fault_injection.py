@@ -126,7 +126,7 @@ def test_kill_and_stop_are_real(real_processes: None) -> None:
     """`kill` at the second arrival ends the process by SIGKILL there; `stop` halts it until it is continued."""
     environment = {**os.environ, fault_injection.VARIABLE: f"{POINT}=kill@2"}
     killed = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, timeout=20, check=False
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, timeout=100, check=False
     )
     assert (-signal.SIGKILL, b"1\n2\n") == (killed.returncode, killed.stdout)
 
@@ -135,5 +135,5 @@ def test_kill_and_stop_are_real(real_processes: None) -> None:
         _, status = os.waitpid(stopped.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         stopped.send_signal(signal.SIGCONT)
-        assert b"1\n2\n3\n" == stopped.communicate(timeout=20)[0]
+        assert b"1\n2\n3\n" == stopped.communicate(timeout=100)[0]
         assert 0 == stopped.returncode

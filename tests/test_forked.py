@@ -43,7 +43,7 @@ def test_a_fork_is_like_a_fresh_interpreter(forked: ForkedPrograms, tmp_path: Pa
         started[3].wait(0.01)
     started[3].kill()
 
-    assert [0, 1, 3, -signal.SIGKILL] == [each.wait(20) for each in started]
+    assert [0, 1, 3, -signal.SIGKILL] == [each.wait(60) for each in started]
     told = [json.loads(each.stdout.read_text()) for each in started[:3]]
     assert [[str(program), how] for how in hows[:3]] == [facts["argv"] for facts in told]
     assert 3 == len({facts["drawn"] for facts in told})

@@ -169,9 +169,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
     with contextlib.suppress(OSError):
-        if subprocess.run(mount, check=False, capture_output=True, timeout=30).returncode == 0:
+        if subprocess.run(mount, check=False, capture_output=True, timeout=100).returncode == 0:
             yield folder
-            subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
+            subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=100)
             return
     pytest.skip("this user may not mount a tmpfs")
 
@@ -210,13 +210,13 @@ def test_read_only_disk(bench_on_disk: Bench, small_disk: Path) -> None:
     client = bench.connect(bench.writer())
     bench.share(client, 1)
     assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 1)]
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True, timeout=30)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True, timeout=100)
     bench.share(client, 2)
     (report,) = client.flush(300)
     assert report["event"] == "snapshot.failed"
     assert "Read-only file system" in report["reason"]
     assert_all_whole(bench.catalog, [1])
-    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True, timeout=30)
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True, timeout=100)
     bench.share(client, 3)
     assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 3)]
     assert_all_whole(bench.catalog, [3, 1])

@@ -73,7 +73,7 @@ def warm(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     os.close(heartbeats_fd)
 
 
-def wait_until(is_so: Callable[[], object], limit_s: float = 20.0) -> float:
+def wait_until(is_so: Callable[[], object], limit_s: float = 60.0) -> float:
     """Return the seconds until *is_so* was true; fail after *limit_s*."""
     began = time.monotonic()
     while not is_so():

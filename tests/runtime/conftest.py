@@ -71,7 +71,7 @@ class Group:
                 self.kill()
                 break
             time.sleep(0.02)
-        codes = [rank.wait(10) for rank in self._ranks]
+        codes = [rank.wait(60) for rank in self._ranks]
         errors = [rank.stderr.read_text() for rank in self._ranks]
         sys.stdout.writelines(errors)  # pytest shows it when the test fails
         return Ended(codes, errors)

@@ -71,7 +71,7 @@ class Bench:
     ) -> str:
         """Stage a share whose bytes tell step and rank; rank 0 gives the record with it."""
         name = Bench.name_of(step, generation)
-        buffer = client.buffer(size, timeout_s=20)
+        buffer = client.buffer(size, timeout_s=100)
         buffer[:] = Bench.content(step, rank, size)
         entries: Sequence[TensorEntry] = [
             TensorEntry(f"a{rank}", "U8", (size // 2,), 0, size // 2),

@@ -93,7 +93,7 @@ class Training:
         }
         for rank, client in enumerate(clients):
             share = Sharing(rank, world).share_of(captured)
-            entries = share.copy_into(client.buffer(share.nbytes, timeout_s=20))
+            entries = share.copy_into(client.buffer(share.nbytes, timeout_s=100))
             client.stage(
                 name=name,
                 step=self.steps,

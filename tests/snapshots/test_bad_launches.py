@@ -112,7 +112,7 @@ def test_two_hosts_at_one_run(bench: Bench) -> None:
     """Both save as fast as they can: from the moment the second claimed, the first commits nothing, and loses nothing."""
     hosts = [bench.writer(keep_last=100, limits={"fence_grace_s": 0.01}) for _ in range(2)]
     bench.catalog.claim_generation({"host": "a"})
-    first = bench.connect(hosts[0], timeout_s=20)
+    first = bench.connect(hosts[0], timeout_s=100)
     told: list[tuple[str, int]] = []
 
     def train() -> None:

@@ -48,7 +48,7 @@ def save(
         for client in clients:
             client.flush(20)
     except SnapshotError:
-        return writer.process.wait(20)
+        return writer.process.wait(60)
     return 0
 
 
@@ -146,7 +146,7 @@ def test_worker_killed(bench: Bench, forked: ForkedPrograms) -> None:
     address = bench.writer(keep_last=KEEP).address
     arguments = (address, bench.uri, *IN_A_SAVING_WORKER)
     program = forked.start(DYING_WORKERS, *arguments, environment=os.environ)
-    assert 0 == program.wait(60), program.stderr.read_text()
+    assert 0 == program.wait(100), program.stderr.read_text()
     expected = [
         [point, rank, 2 if point == "snapshot.after_stage" else 1]
         for point in IN_A_SAVING_WORKER

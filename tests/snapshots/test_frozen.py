@@ -26,7 +26,7 @@ def share(client: StagingClient, step: int, *, rank: int = 0, frozen: int = 1, *
     """Stage a share: a tensor that changes at each step, between two frozen ones that say *frozen*."""
     name = Bench.name_of(step, about.pop("generation", 1))
     size = FROZEN + OWN
-    buffer = client.buffer(size, timeout_s=20)
+    buffer = client.buffer(size, timeout_s=100)
     buffer[:] = bytes([frozen + rank]) * (FROZEN // 2) + bytes([step]) * OWN + bytes([frozen]) * (FROZEN // 2)
     half = FROZEN // 2
     entries = [

@@ -39,7 +39,7 @@ def test_limit_that_is_too_small_is_told(bench: Bench) -> None:
     writer = bench.writer(staging_limit=SIZE)
     client = bench.connect(writer, 0, 2)
     with pytest.raises(StagingLimitError) as caught:
-        client.buffer(SIZE, timeout_s=20)
+        client.buffer(SIZE, timeout_s=100)
     assert caught.value.message == (
         "snapshots.staging_limit is too small: 16777216 bytes are needed to stage this node's part of a snapshot "
         "once, 8000000 are allowed"

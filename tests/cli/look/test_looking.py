@@ -273,6 +273,6 @@ def test_looking_at_runs_loads_no_torch(project: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=100,
     )
     assert done.stderr == "[0, 0, 0] []\n"

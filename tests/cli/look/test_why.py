@@ -98,7 +98,7 @@ def test_cancel_waits_until_the_supervisor_has_left(
         supervisor.stdout.readline()
         change(project, status="running", pid=supervisor.pid)
         code, out, err = ran("cancel", RUN_ID, *options)
-        left = supervisor.wait(10)
+        left = supervisor.wait(60)
 
     assert (0, 0) == (code, left)
     assert f"stopping run {RUN_ID} (process {supervisor.pid})\n" == err

@@ -217,7 +217,7 @@ def shell(request: pytest.FixtureRequest, project: Path, elasticflow: Path) -> I
 
     environment = {**os.environ, "PATH": f"{elasticflow}{os.pathsep}{os.environ['PATH']}", "TERM": "dumb"}
     child = pexpect.spawn(
-        name, START[name], cwd=project, env=environment | {"HOME": str(project)}, encoding="utf-8", dimensions=(50, 200), timeout=30
+        name, START[name], cwd=project, env=environment | {"HOME": str(project)}, encoding="utf-8", dimensions=(50, 200), timeout=100
     )  # fmt: skip
     child.sendline(f"{SETTINGS[name].format('elasticflow')}; echo o''k")
     child.expect_exact("ok\r\n")

@@ -40,7 +40,7 @@ def test_git_state(tmp_path: Path) -> None:
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
         (tmp_path / "file").write_text("one")
         identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, timeout=30)
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, timeout=100)
     state = git_state(tmp_path)
     assert state is not None
     assert (len(str(state["commit"])), state["is_clean"]) == (40, True)

@@ -257,7 +257,7 @@ def test_every_variable_has_a_reason() -> None:
 def test_the_script_quotes_for_the_shell() -> None:
     """Values that a shell would split or expand arrive whole."""
     text = script("small", ("--log-dir=a b$c", "train.py"), {"A": "x y"}, {"A": "why"})
-    done = subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=10)
+    done = subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=100)
     assert done.returncode == 0
     assert f"    {shlex.quote('--log-dir=a b$c')}\n" in text
     assert "# why\nexport A='x y'\n" in text

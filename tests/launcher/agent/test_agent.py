@@ -133,7 +133,7 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
     made.thread.start()
     yield made
     channel.stop()
-    made.thread.join(5)
+    made.thread.join(60)
     stopped = not made.thread.is_alive()
     if agent._workers is not None:
         agent._workers.close(signal.SIGKILL, timeout=5)

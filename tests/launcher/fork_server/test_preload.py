@@ -32,7 +32,7 @@ def refused_of(folder: Path, modules: dict[str, str], *names: str) -> tuple[dict
         [sys.executable, "-c", program, str(folder), json.dumps(names), json.dumps(list(modules))],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
@@ -117,7 +117,7 @@ def test_rank_variables_are_read_as_before_after_a_preload(tmp_path: Path) -> No
     (tmp_path / "broken.py").write_text("1 / 0")
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
-        timeout=30,
+        timeout=100,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

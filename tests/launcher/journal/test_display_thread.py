@@ -37,11 +37,11 @@ def test_terminal_that_is_held_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) 
 
     show = Shown(held)
     show({"step": 0})
-    assert begun.wait(5)
+    assert begun.wait(60)
     for step in range(1, 100):
         show({"step": step})
     assert not show.close()
 
     released.set()
-    show._thread.join(5)
+    show._thread.join(60)
     assert list(range(11)) == [record["step"] for record in seen]

@@ -12,8 +12,8 @@ LIMIT_S = 60.0
 
 
 def committed() -> set[Path]:
-    """Return the manifests of the run's snapshots."""
-    return set(Path(os.environ["ELASTICFLOW_RUN_FOLDER"]).glob("snapshots/*/MANIFEST.json"))
+    """Return the manifests of the run's snapshots; one that is still in a temporary folder is not committed."""
+    return set(Path(os.environ["ELASTICFLOW_RUN_FOLDER"]).glob("snapshots/[0-9]*/MANIFEST.json"))
 
 
 COMMITTED_BEFORE = committed()

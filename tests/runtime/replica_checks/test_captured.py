@@ -27,7 +27,7 @@ def test_ranks_that_differ_are_named(forked: ForkedPrograms, tmp_path: Path) -> 
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     arguments = ("2", str(tmp_path / "store"))
     ranks = [forked.start(PROGRAM, rank, *arguments, environment=environment) for rank in ("0", "1")]
-    assert [0, 0] == [rank.wait(60) for rank in ranks]
+    assert [0, 0] == [rank.wait(100) for rank in ranks]
     told: list[list[str]] = [json.loads(rank.stdout.read_text()) for rank in ranks]
     assert told[0] == told[1]
     start = "a snapshot holds one state, and rank 1's "

@@ -20,9 +20,9 @@ def compared(*ranks: dict[str, Tensor]) -> list[str]:
     def act(rank: int) -> None:
         def gather(text: str) -> list[str]:
             texts[rank] = text
-            meeting.wait(20)
+            meeting.wait(60)
             found = list(texts)
-            meeting.wait(20)
+            meeting.wait(60)
             return found
 
         me: Any = SimpleNamespace(world_size=len(ranks), gather_text=gather)

@@ -163,7 +163,7 @@ def test_a_run_is_held_after_the_step_until_it_is_asked_to_leave(tmp_path: Path)
         assert training.is_alive()
     me.vote.leave_wanted = True
 
-    training.join(10)
+    training.join(60)
 
     assert not training.is_alive()
     assert not trajectory_record.hold_file(tmp_path, 2).exists()

@@ -33,7 +33,7 @@ catalog = Catalog(Storage(folder))
 def connect(rank: int, generation: int) -> StagingClient:
     """Greet the writer as a rank of *generation*."""
     return StagingClient.connect(
-        address, rank=rank, world_size=WORLD, local_world_size=WORLD, generation=generation, timeout_s=20
+        address, rank=rank, world_size=WORLD, local_world_size=WORLD, generation=generation, timeout_s=100
     )
 
 
@@ -41,7 +41,7 @@ def take(client: StagingClient, state: State, rank: int, generation: int, step: 
     """Stage this rank's share, as `runtime.snapshot.Snapshots` does."""
     captured = state.capture()
     share = Sharing(rank, WORLD).share_of(captured)
-    entries = share.copy_into(client.buffer(share.nbytes, timeout_s=20))
+    entries = share.copy_into(client.buffer(share.nbytes, timeout_s=100))
     record = {"state": {"position": {"step": step}, "state": {}}, "manifest": {}} if rank == 0 else None
     name = snapshot_name(step, generation, f"{step:08x}")
     client.stage(name=name, step=step, tensors=entries, nbytes=share.nbytes, record=record)

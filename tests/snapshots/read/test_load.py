@@ -81,7 +81,7 @@ def held(pid: int | str, committed: str) -> list[str]:
 
 def comes_true(condition: Callable[[], bool]) -> bool:
     """Wait for something that another process is about to do."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
