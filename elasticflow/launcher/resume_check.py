@@ -52,7 +52,7 @@ def made_before(
         RecordError: no record of the run can be read, and drift is not accepted.
         OSError: the snapshot URI does not answer.
     """
-    content = catalog.look_at_job_record()
+    content = catalog.inspect_job_record()
     place = f"{catalog.storage.uri.rstrip('/')}/{catalog.prefix}JOB.json"
     beside = record_from(content, place) if isinstance(content, dict) else content
     here, damages = newest_record(folder)

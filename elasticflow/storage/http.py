@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _ABSENT = (404, 410)
 
 
-class Web(ObjectStore):
+class HttpStore(ObjectStore):
     """Files below a URL, by fsspec's http; see `Store`.
 
     Names in a folder come from the server's index page; without one, no snapshot is found there.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 
-class LocalFolder:
+class LocalStore:
     """Files on this machine's disks, whole or absent also after a power cut; see `Store`."""
 
     def __init__(self, folder: Path) -> None:

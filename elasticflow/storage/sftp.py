@@ -26,7 +26,7 @@ T = TypeVar("T")
 _LIMITS = {"connect_timeout": 10, "login_timeout": 30, "keepalive_interval": 15, "keepalive_count_max": 3}
 
 
-class Sftp:
+class SftpStore:
     """Files below a folder of an ssh server; see `Store`.
 
     A file is written under a hidden name and renamed; a link gives a name to one creator only. One connection serves all

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from elasticflow import fault_injection, redaction
 from elasticflow.errors import StorageError
 from elasticflow.storage import errors, retry, urls
-from elasticflow.storage.local import LocalFolder
+from elasticflow.storage.local import LocalStore
 from elasticflow.storage.retry import Patience
 from elasticflow.storage.store import RangeReader
 
@@ -90,7 +90,7 @@ class Storage:
         self.is_local = protocol in {"file", "local"}
         plain = re.sub(r"^(file|local)://", "", uri, flags=re.IGNORECASE)
         self._folder = Path(plain).expanduser().absolute()  # meaningless unless local
-        self._store: Store | None = LocalFolder(self._folder) if self.is_local else None
+        self._store: Store | None = LocalStore(self._folder) if self.is_local else None
         self._pid = os.getpid()
 
     @property

@@ -58,7 +58,7 @@ def open_store(uri: str, options: Mapping[str, Any], shown: str) -> Store:
         return _open_sftp(uri, options)
     import fsspec.core
 
-    from elasticflow.storage.http import Web
+    from elasticflow.storage.http import HttpStore
     from elasticflow.storage.objects import ObjectStore
 
     extra = {"skip_instance_cache": True, "use_listings_cache": False}  # a cached listing hides others' files
@@ -73,13 +73,13 @@ def open_store(uri: str, options: Mapping[str, Any], shown: str) -> Store:
     if protocol in _S3:
         fs.retries = 1  # botocore tries again, which is bounded; both together are not
     if protocol in _WEB:
-        return Web(fs, root, shown)
+        return HttpStore(fs, root, shown)
     # fsspec's memory shows a file from its opening on, whatever it is told.
     return ObjectStore(fs, root, has_folders=protocol in _WITH_FOLDERS, has_parts=protocol != "memory")
 
 
 def _open_sftp(uri: str, options: Mapping[str, Any]) -> Store:
-    from elasticflow.storage.sftp import Sftp
+    from elasticflow.storage.sftp import SftpStore
 
     if importlib.util.find_spec("asyncssh") is None:
         raise ImportError("sftp is served by asyncssh, which is not installed")
@@ -87,7 +87,7 @@ def _open_sftp(uri: str, options: Mapping[str, Any]) -> Store:
         if name in options:
             message = f"snapshots.options.{name} is no option of asyncssh, which serves sftp:// here"
             raise StorageError(message, f"write {right} instead")
-    return Sftp(uri, options)
+    return SftpStore(uri, options)
 
 
 def _limits(protocol: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pytest
 
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.snapshots.read.loaded import Loaded
+    from elasticflow.snapshots.read.load import LoadedSnapshot
     from elasticflow.snapshots.store.catalog import Catalog
 
 STEPS, EVERY = 30, 10
@@ -98,7 +98,7 @@ class _Own:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def load(self, name: str) -> Loaded:
+    def load(self, name: str) -> LoadedSnapshot:
         """See restore.Loads."""
         return load.load(self._catalog, name)
 

@@ -82,7 +82,7 @@ def test_frozen_backbone_is_stored_once_and_survives_a_kill_until_a_rank_has_eno
     catalog = Catalog(Storage(str(running.run.path)))
     for found in catalog.committed():
         assert verify.verify(catalog, found) == []
-        assert {first["name"]} == (set(found.lenders) or {found.name})
+        assert {first["name"]} == (set(found.borrowed_from) or {found.name})
     assert tensors(running.run)["model/0.1.weight"]
 
     again = named(happened, events.TRAINING_STARTED)[1]

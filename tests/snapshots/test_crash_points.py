@@ -19,8 +19,8 @@ from elasticflow.snapshots.format.shard_file import TensorEntry
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.writer.committer import Committer, Config
-from elasticflow.snapshots.writer.pending import Board, ShareSet
-from elasticflow.snapshots.writer.shard_writer import ShareWriting
+from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
+from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -146,17 +146,17 @@ class Story:
         mortal = Catalog(Mortal(self.uri, life.moment if moment is None else moment), "run/")
         rules = {f"keep_{key}": value for key, value in asdict(life.rules).items() if key != "best_mode"}
         config = Config(self.uri, "r", {}, best_mode=life.rules.best_mode, **rules)
-        board = Board()
+        board = PendingSnapshots()
         committer = Committer(config, mortal, board, self._hear)
-        writing = ShareWriting(config, mortal)
+        writing = ShardWriter(config, mortal)
         with suppress(DeadError):
             for number, frozen in enumerate(life.frozen):
                 self.step += 1
                 about = {"parent": parent and parent.name, "metric": float(number % 2), "trigger": "steps"}
                 self._stage(writing, board, generation, frozen, about)
-                share_set = board.next_settled()
-                assert share_set is not None
-                committer._retain(share_set, self._commit(committer, board, share_set))
+                pending = board.next_settled()
+                assert pending is not None
+                committer._retain(pending, self._commit(committer, board, pending))
 
     def check(self, parent: str | None = None) -> None:
         """Everything that is seen can be loaded, and all that was promised is seen."""
@@ -182,14 +182,19 @@ class Story:
         if report["event"] == "snapshot.committed":
             self.told.append(report["name"])
 
-    def _commit(self, committer: Committer, board: Board, share_set: ShareSet) -> Manifest:
-        committed = committer._settle(share_set)
-        board.close(share_set)
+    def _commit(self, committer: Committer, board: PendingSnapshots, pending: PendingSnapshot) -> Manifest:
+        committed = committer._settle(pending)
+        board.close(pending)
         assert committed is not None
         return committed
 
     def _stage(
-        self, writing: ShareWriting, board: Board, generation: int, frozen: int, about: dict[str, Any]
+        self,
+        writing: ShardWriter,
+        board: PendingSnapshots,
+        generation: int,
+        frozen: int,
+        about: dict[str, Any],
     ) -> None:
         name = snapshot_name(self.step, generation, f"{self.step:08x}")
         entries = [
@@ -198,10 +203,10 @@ class Story:
         ]
         record = {"state": {"position": {"step": self.step}, "state": {}}, "manifest": about}
         message = {"tensors": [asdict(each) for each in entries], "nbytes": 2 * SIZE, "record": record}
-        share_set = board.add(ShareSet(name, self.step, generation, 1, 1), 0, record, None)
+        pending = board.add(PendingSnapshot(name, self.step, generation, 1, 1), 0, record, None)
         self.staged[name] = bytes([self.step]) * SIZE + bytes([frozen]) * SIZE
-        files = writing.write(share_set, 0, json.loads(json.dumps(message)), memoryview(self.staged[name]))
-        board.finish(share_set, 0, files, None)
+        files = writing.write(pending, 0, json.loads(json.dumps(message)), memoryview(self.staged[name]))
+        board.finish(pending, 0, files, None)
 
     def _content(self, found: Manifest, key: str) -> bytes:
         place = found.tensors[key]

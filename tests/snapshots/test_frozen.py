@@ -190,10 +190,10 @@ def test_a_store_that_does_not_answer_lends_nothing(bench: Bench, monkeypatch: p
     commit(bench.connect(bench.writer()), 1)
     catalog, entry = bench.catalog, newest(bench).files[FILE]
     assert entry.sha256 is not None
-    assert (f"{bench.name_of(1)}/{FILE}", entry) == reuse.Lending(catalog).find(entry.sha256)
+    assert (f"{bench.name_of(1)}/{FILE}", entry) == reuse.ReusableFiles(catalog).find(entry.sha256)
 
     def refuse(*_: object) -> bool:
         raise OSError("no answer")
 
     monkeypatch.setattr(catalog.storage, "exists", refuse)
-    assert reuse.Lending(catalog).find(entry.sha256) is None
+    assert reuse.ReusableFiles(catalog).find(entry.sha256) is None

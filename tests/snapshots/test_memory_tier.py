@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.errors import StagingLimitError
-from elasticflow.snapshots.client.memory_tier import Holding
+from elasticflow.snapshots.client.memory_tier import MemoryTierClient
 from elasticflow.snapshots.client.staging import BEGUN, StagingClient
 from elasticflow.snapshots.format.shard_file import TensorEntry
 from elasticflow.snapshots.read import verify
@@ -34,7 +34,7 @@ class Rank:
     """One rank with its slots."""
 
     client: StagingClient
-    holding: Holding
+    tier: MemoryTierClient
     rank: int
     generation: int
     size: int = SIZE
@@ -51,12 +51,12 @@ class Rank:
     def hold(self, step: int) -> Slot:
         """Fill a slot with bytes that tell step and rank."""
         slot = self.fill(step)
-        assert self.holding.seal(slot, Bench.name_of(step, self.generation), step, self.record(step))
+        assert self.tier.commit_slot(slot, Bench.name_of(step, self.generation), step, self.record(step))
         return slot
 
     def fill(self, step: int) -> Slot:
         """The same, up to the moment before it counts."""
-        slot = self.holding.open(20)
+        slot = self.tier.next_slot(20)
         assert slot is not None
         slot.memory[: self.size] = Bench.content(step, self.rank, self.size)
         return slot
@@ -69,7 +69,7 @@ def joined(
     ranks = []
     for rank in range(world):
         client = bench.connect(writer, rank, world, generation=generation)
-        ranks.append(Rank(client, Holding(client, generation), rank, generation, size))
+        ranks.append(Rank(client, MemoryTierClient(client, generation), rank, generation, size))
     return ranks
 
 
@@ -77,8 +77,8 @@ def settled(ranks: list[Rank]) -> list[Rank]:
     """Have each rank take its slots and tell how its shares are laid out."""
     for rank in ranks:
         entries = [TensorEntry(f"a{rank.rank}", "U8", (rank.size,), 0, rank.size)]
-        rank.holding.reserve(rank.size)
-        rank.holding.outline(entries, rank.size, rank.record(0))
+        rank.tier.reserve(rank.size)
+        rank.tier.describe(entries, rank.size, rank.record(0))
     return ranks
 
 
@@ -92,7 +92,7 @@ def recalled(ranks: list[Rank]) -> list[tuple[int, list[bytes]] | None]:
     """What each rank is told is held: step and all shares."""
     found = []
     for rank in ranks:
-        held = rank.holding.recall()
+        held = rank.tier.recall()
         found.append(
             None
             if held is None
@@ -117,7 +117,7 @@ def test_successors_go_on_from_the_newest_step_that_every_rank_has(bench: Bench)
     die(first)
     second = joined(bench, writer, generation=2)
     assert [content(7), content(7)] == recalled(second)
-    held = second[0].holding.recall()
+    held = second[0].tier.recall()
     assert held is not None
     assert (Bench.name_of(7), 7, None) == (held.name, held.step, held.committed)
     assert {"position": {"step": 7}, "state": {"rest": {"lr": 0.5}}} == held.record["state"]
@@ -181,7 +181,7 @@ def test_zombie_keeps_successors_from_its_memory(bench: Bench) -> None:
     for rank in settled(second):
         rank.hold(2)
     first[0].hold(9)
-    first[0].client.wish(9, "steps")
+    first[0].client.request_persist(9, "steps")
     time.sleep(0.2)
     assert [] == bench.catalog.committed()
     die(first)
@@ -199,14 +199,14 @@ def test_nothing_is_recalled_once_a_rank_found_that_replicas_differ(bench: Bench
     for rank in first:
         rank.hold(3)
     for rank in first:
-        rank.client.wish(3, "steps")
+        rank.client.request_persist(3, "steps")
     while not first[0].client.reports():
         time.sleep(0.001)
     writer.process.send_signal(signal.SIGSTOP)
     for step in (4, 5):
         for rank in first:
             rank.hold(step)
-    first[1].holding.forget(equal_at=3)
+    first[1].tier.invalidate(equal_at=3)
     die(first)
     writer.process.send_signal(signal.SIGCONT)
     second = joined(bench, writer, generation=2)
@@ -229,11 +229,11 @@ def test_what_was_taken_after_the_last_comparison_is_not_gone_on_from(
         for rank in first:
             rank.hold(step)
     for rank in first:
-        rank.client.wish(4, "steps")
+        rank.client.request_persist(4, "steps")
     if is_committed:
         assert [("snapshot.committed", 5)] == bench.outcomes(first[0].client.flush(20))
     for rank in first:
-        rank.holding.forget(equal_at=4)
+        rank.tier.invalidate(equal_at=4)
     die(first)
     joined(bench, writer, generation=2)
     assert [] == bench.catalog.committed()
@@ -249,7 +249,7 @@ def test_group_over_two_nodes_is_not_whole_here(bench: Bench) -> None:
     first[0].hold(3)
     die(first)
     (wide,) = [bench.connect(writer, 0, 2, local_world_size=1, generation=2)]
-    assert Holding(wide, 2).recall() is None
+    assert MemoryTierClient(wide, 2).recall() is None
     wide.close()
     assert [None] == recalled(joined(bench, writer, world=1, generation=3))
 
@@ -262,7 +262,7 @@ def test_wish_is_written_with_what_was_held(bench: Bench) -> None:
         for rank in ranks:
             rank.hold(step)
     for rank in ranks:
-        rank.client.wish(4, "steps")
+        rank.client.request_persist(4, "steps")
     for rank in ranks:
         assert [("snapshot.committed", 4)] == bench.outcomes(rank.client.flush(20))
     (found,) = bench.catalog.committed()
@@ -281,7 +281,7 @@ def test_wishes_are_coalesced_while_the_store_is_busy(bench: Bench) -> None:
         for rank in ranks:
             rank.hold(step)
         for rank in ranks:
-            rank.client.wish(step, "steps")
+            rank.client.request_persist(step, "steps")
     for rank in ranks:
         rank.client.flush(60)
     steps = [found.step for found in bench.catalog.committed()]
@@ -300,7 +300,7 @@ def test_what_is_being_written_is_not_filled(bench: Bench) -> None:
     writer = bench.writer()
     ranks = settled(joined(bench, writer, world=1, size=50_000_000))
     ranks[0].hold(1)
-    ranks[0].client.wish(1, "steps")
+    ranks[0].client.request_persist(1, "steps")
     while not (begun := ranks[0].client.reports()):
         time.sleep(0.001)
     assert BEGUN == begun[0]["event"]
@@ -324,7 +324,7 @@ def test_wish_of_the_dead_is_kept_and_named_to_successors(bench: Bench) -> None:
     for rank in first:
         rank.hold(5)
     for rank in first:
-        rank.client.wish(5, "steps")
+        rank.client.request_persist(5, "steps")
     for rank in first:
         rank.hold(6)
     die(first)
@@ -332,7 +332,7 @@ def test_wish_of_the_dead_is_kept_and_named_to_successors(bench: Bench) -> None:
     second = joined(bench, writer, generation=2)
     (found,) = bench.catalog.committed()
     assert found.step in (5, 6)
-    held = second[0].holding.recall()
+    held = second[0].tier.recall()
     assert held is not None
     place = {"name": found.name, "step": found.step, "epoch": 0, "samples": found.step * 10}
     assert (6, place) == (held.step, held.committed)
@@ -357,7 +357,7 @@ def test_same_step_is_never_written_twice(bench: Bench) -> None:
     ranks = settled(joined(bench, writer, world=1))
     ranks[0].hold(5)
     for trigger in ("steps", "end"):
-        ranks[0].client.wish(5, trigger)
+        ranks[0].client.request_persist(5, trigger)
     assert [("snapshot.committed", 5)] == bench.outcomes(ranks[0].client.flush(20))
     ranks[0].client.close()
     writer.finish(20)
@@ -371,8 +371,8 @@ def test_wish_of_a_slower_rank_is_the_same_wish(bench: Bench) -> None:
     for rank in ranks:
         rank.hold(5)
     # Each is answered once what it sent before has been read: the writer has both outlines, and may grant a wish.
-    assert [rank.holding.recall() for rank in ranks][-1] is not None
-    ranks[0].client.wish(5, "steps")
+    assert [rank.tier.recall() for rank in ranks][-1] is not None
+    ranks[0].client.request_persist(5, "steps")
     assert [("snapshot.committed", 5)] == bench.outcomes(ranks[0].client.flush(20))
     for rank in ranks:
         rank.hold(6)
@@ -392,12 +392,12 @@ def test_record_that_changed_much_is_told_anew(bench: Bench) -> None:
     record["state"]["rest"] = {"words": ["long"] * 10_000}
     slot = rank.fill(2)
     name = Bench.name_of(2)
-    assert not rank.holding.seal(slot, name, 2, record)
-    rank.holding.outline([TensorEntry("a0", "U8", (SIZE,), 0, SIZE)], SIZE, record)
-    assert rank.holding.seal(slot, name, 2, record)
+    assert not rank.tier.commit_slot(slot, name, 2, record)
+    rank.tier.describe([TensorEntry("a0", "U8", (SIZE,), 0, SIZE)], SIZE, record)
+    assert rank.tier.commit_slot(slot, name, 2, record)
     rank.client.close()
     (successor,) = joined(bench, writer, world=1, generation=2)
-    held = successor.holding.recall()
+    held = successor.tier.recall()
     assert held is not None
     assert (2, record["state"]) == (held.step, held.record["state"])
 
@@ -405,12 +405,12 @@ def test_record_that_changed_much_is_told_anew(bench: Bench) -> None:
 def test_limit_that_is_too_small_for_the_tier_is_told(bench: Bench) -> None:
     """Three slots for each of two workers are more than the limit: an error with figures and a remedy."""
     (first, _) = joined(bench, bench.writer(staging_limit=50_000), size=10_000)
-    first.holding.reserve(10_000)
+    first.tier.reserve(10_000)
     with pytest.raises(
         StagingLimitError,
         match=r"staging_limit is too small: 172032 bytes are needed .* 3 times, 50000 are allowed",
     ):
-        first.holding.open(20)
+        first.tier.next_slot(20)
 
 
 def test_nothing_is_left_when_everything_is_killed(tmp_path: Path, real_processes: None) -> None:
@@ -420,12 +420,12 @@ def test_nothing_is_left_when_everything_is_killed(tmp_path: Path, real_processe
         "from elasticflow.snapshots.client.writer_process import start_writer\n"
         "from elasticflow.snapshots.client.staging import BEGUN, StagingClient\n"
         "from elasticflow.snapshots.format.shard_file import TensorEntry\n"
-        "from elasticflow.snapshots.client.memory_tier import Holding\n"
+        "from elasticflow.snapshots.client.memory_tier import MemoryTierClient\n"
         f"w = start_writer({{'uri': {str(tmp_path)!r}, 'run_id': 'r'}})\n"
         "c = StagingClient.connect(w.address, rank=0, world_size=1, local_world_size=1, generation=1)\n"
-        "h = Holding(c, 1)\n"
+        "h = MemoryTierClient(c, 1)\n"
         "h.reserve(50_000_000)\n"
-        "s = h.open()\n"
+        "s = h.next_slot()\n"
         "print(w.process.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -6,9 +6,9 @@ import pytest
 
 from elasticflow.errors import StorageError
 from elasticflow.storage import urls
-from elasticflow.storage.http import Web
+from elasticflow.storage.http import HttpStore
 from elasticflow.storage.objects import ObjectStore
-from elasticflow.storage.sftp import Sftp
+from elasticflow.storage.sftp import SftpStore
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def test_protocol(uri: str, protocol: str) -> None:
         ("s3://bucket/x", ObjectStore),
         ("gs://bucket/x", ObjectStore),
         ("memory://x", ObjectStore),
-        ("http://host/x", Web),
-        ("https://host/x", Web),
-        ("sftp://host/x", Sftp),
-        ("ssh://host/x", Sftp),
+        ("http://host/x", HttpStore),
+        ("https://host/x", HttpStore),
+        ("sftp://host/x", SftpStore),
+        ("ssh://host/x", SftpStore),
     ],
 )
 def test_every_protocol_has_its_store(uri: str, kind: type) -> None:
@@ -83,7 +83,7 @@ def test_options_of_another_ssh_library_are_refused(name: str) -> None:
 )
 def test_sftp_address(uri: str, options: dict[str, Any], expected: tuple[Any, ...]) -> None:
     """User, password, port and folder come from the URL, or from options; `/~/` is the user's home."""
-    store = Sftp(uri, options)
+    store = SftpStore(uri, options)
     named = [store._options.get(name) for name in ("username", "password", "port")]
     assert (*named, store._root) == expected
 

@@ -104,7 +104,7 @@ def _record_beside(folder: RunFolder, project_root: Path, launch: Path) -> Launc
     except ElasticflowError:  # without it: where they are unless the job says otherwise
         catalog = Catalog(Storage(str(folder.path)))
     with suppress(OSError, ElasticflowError):
-        content = catalog.look_at_job_record()
+        content = catalog.inspect_job_record()
         found = record_from(content, f"{catalog.storage.uri}/JOB.json") if isinstance(content, dict) else None
         return found if isinstance(found, LaunchRecord) else None
     return None

@@ -89,7 +89,7 @@ def _borrowed(found: Manifest) -> str:
     if not found.borrowed:
         return ""
     total = sum(entry.size for entry in found.borrowed.values())
-    return f"{size(total)} of tensors unchanged since, from {', '.join(sorted(found.lenders))}"
+    return f"{size(total)} of tensors unchanged since, from {', '.join(sorted(found.borrowed_from))}"
 
 
 def _files(found: Manifest) -> Iterator[str]:

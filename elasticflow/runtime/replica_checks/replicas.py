@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
     from elasticflow.runtime.state.state import Captured, State
-    from elasticflow.snapshots.format.policy import Place
+    from elasticflow.snapshots.format.policy import HasPosition
 
 Sums = dict[str, int]
 """Of one rank: what the bits of each tensor add up to, by key."""
@@ -68,7 +68,7 @@ class Comparison:
     def __init__(self, me: Worker, state: State, every: str | None) -> None:
         self._me, self._state = me, state
         self._due = None if every is None or me.world_size == 1 else Due((every,))
-        self._last: Place | None = None
+        self._last: HasPosition | None = None
         self._equal_at = 0  # step after which the replicas were last known to be equal
         self._asked: _Asked | None = None
         self._thread: ThreadPoolExecutor | None = None

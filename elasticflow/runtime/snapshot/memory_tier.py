@@ -13,7 +13,7 @@ from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.runtime.snapshot.rank_shard import view_of
 from elasticflow.runtime.snapshot.restore import Found
 from elasticflow.runtime.state import codec
-from elasticflow.snapshots.client.memory_tier import Holding
+from elasticflow.snapshots.client.memory_tier import MemoryTierClient
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.format.policy import Due
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from elasticflow.runtime.snapshot.rank_shard import Share, Sharing
     from elasticflow.runtime.snapshot.staging_copy import Copier
     from elasticflow.runtime.state.state import State
-    from elasticflow.snapshots.client.memory_tier import Recalled
+    from elasticflow.snapshots.client.memory_tier import RecalledState
     from elasticflow.snapshots.client.staging import StagingClient
-    from elasticflow.snapshots.format.policy import Place
+    from elasticflow.snapshots.format.policy import HasPosition
     from elasticflow.snapshots.memory.slots import Slot
     from elasticflow.snapshots.store.catalog import Catalog
 
@@ -51,10 +51,10 @@ class Held:
 
     found: Found
     parent: str | None
-    last: Place | None
+    last: HasPosition | None
 
     @classmethod
-    def of(cls, held: Recalled, run_id: str) -> Held:
+    def of(cls, held: RecalledState, run_id: str) -> Held:
         """Return what the writer told."""
         about, committed = held.record["manifest"], held.committed
         metric = None if about["metric"] is None else float(about["metric"])
@@ -106,9 +106,9 @@ class Tier:
     ) -> None:
         self._me, self._state, self._sharing, self._recorder = me, state, sharing, recorder
         self._copier = copier
-        self._client, self._holding = client, Holding(client, me.generation)
+        self._client, self._tier_client = client, MemoryTierClient(client, me.generation)
         self._due = Due((every,))
-        self._last: Place | None = None
+        self._last: HasPosition | None = None
         self._last_time = time.monotonic()
         self._share: Share | None = None
         self._held: int | None = None  # step
@@ -126,7 +126,7 @@ class Tier:
 
     def reserve(self, share: Share) -> None:
         """Have the writer make slots for *share* ready while training goes on."""
-        self._holding.reserve(share.nbytes)
+        self._tier_client.reserve(share.nbytes)
 
     def hold(self, position: Position) -> None:
         """Copy this rank's share into the writer's memory and return; no process is told, and no rank waited for.
@@ -139,21 +139,21 @@ class Tier:
         self._copier.finish()
         captured = self._state.capture()
         share = self._sharing.share_of(captured)
-        self._holding.reserve(share.nbytes)
+        self._tier_client.reserve(share.nbytes)
         record = self._recorder.record(position, captured, _TRIGGER)
         name = "" if record is None else self._recorder.name(position.step)
-        slot = self._holding.open()
+        slot = self._tier_client.next_slot()
         self._copier.start(share, memoryview(slot.memory)[: share.nbytes], captured.stepped)
         self._copier.then(partial(self._seal, share, slot, name, position.step, record))
         self._last, self._last_time, self._held = position, time.monotonic(), position.step
 
     def _seal(self, share: Share, slot: Slot, name: str, step: int, record: dict[str, Any] | None) -> None:
         if share is not self._share:
-            self._holding.outline(share.entries, share.nbytes, record)
+            self._tier_client.describe(share.entries, share.nbytes, record)
             self._share = share
-        if not self._holding.seal(slot, name, step, record):
-            self._holding.outline(share.entries, share.nbytes, record)
-            self._holding.seal(slot, name, step, record)
+        if not self._tier_client.commit_slot(slot, name, step, record):
+            self._tier_client.describe(share.entries, share.nbytes, record)
+            self._tier_client.commit_slot(slot, name, step, record)
         self._me.heartbeat.hold(step)
 
     def holds(self, position: Position) -> bool:
@@ -166,7 +166,7 @@ class Tier:
         Raises:
             SnapshotError: the writer died, and what was held with it.
         """
-        self._holding.forget(equal_at)
+        self._tier_client.invalidate(equal_at)
 
     def recall(self, catalog: Catalog) -> Held | None:
         """Return what the generation before held, if all ranks have it and nothing committed is newer.
@@ -175,7 +175,7 @@ class Tier:
         """
         me = self._me
         fault_injection.reach("restore.before_recall")
-        held = self._holding.recall()
+        held = self._tier_client.recall()
         name = held.name if held is not None else ""
         if me.rank == 0 and held is not None and not _is_newest(held, catalog):
             name = ""
@@ -189,7 +189,7 @@ class Tier:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)
 
 
-def _is_newest(held: Recalled, catalog: Catalog) -> bool:
+def _is_newest(held: RecalledState, catalog: Catalog) -> bool:
     """Return whether nothing committed is newer, by names alone; True also if the store cannot be asked."""
     try:
         set_aside = catalog.quarantined()

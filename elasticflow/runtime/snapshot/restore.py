@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.state.state import State
     from elasticflow.snapshots.format.manifest import Manifest
-    from elasticflow.snapshots.read.loaded import Loaded
+    from elasticflow.snapshots.read.load import LoadedSnapshot
     from elasticflow.snapshots.store.catalog import Catalog
 
 _OUTAGE, _UNREAD, _LEAVING = "outage: ", "unread: ", "asked to leave"
@@ -44,15 +44,15 @@ class Found:
     tensors: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, loaded: Loaded) -> Found:
+    def of(cls, loaded: LoadedSnapshot) -> Found:
         """Return *loaded*, of whose tensors none is read yet."""
         return cls(loaded.manifest, loaded.state, Fresh(loaded))
 
 
 class Loads(Protocol):
-    """Where snapshots come from: the node's writer (`loaded.NodeLoader`)."""
+    """Where snapshots come from: the node's writer (`NodeLoader`)."""
 
-    def load(self, name: str) -> Loaded:
+    def load(self, name: str) -> LoadedSnapshot:
         """Return snapshot *name*, verified.
 
         Raises:

@@ -21,15 +21,15 @@ from elasticflow.runtime.snapshot.rank_shard import Sharing, nbytes_of
 from elasticflow.runtime.snapshot.staging_copy import copier_for
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.weights import load_weights
+from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.format.policy import Due
-from elasticflow.snapshots.read.loaded import NodeLoader
 
 if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import AnySchedule, Position
     from elasticflow.runtime.snapshot.restore import Found
     from elasticflow.runtime.state.state import Captured, State
-    from elasticflow.snapshots.format.policy import Place
+    from elasticflow.snapshots.format.policy import HasPosition
 
 __all__ = ["Policy", "Snapshots", "load_weights"]
 
@@ -74,7 +74,7 @@ class Snapshots:
                 me, self._client, state, self._sharing, self._recorder, self._copier, policy.memory
             )
         self._due, self._is_due = Due(policy.every), False
-        self._last: Place = schedule.start
+        self._last: HasPosition = schedule.start
         self._last_time = time.monotonic()
         self._staged: str | None = None
         self._is_prepared = False
@@ -170,7 +170,7 @@ class Snapshots:
         if self._tier is not None:
             if not (final or self._is_due):
                 return
-            self._copier.then(partial(self._client.wish, position.step, trigger))
+            self._copier.then(partial(self._client.request_persist, position.step, trigger))
         self._alike.ask(self._state.capture())
         self._last, self._last_time = position, time.monotonic()
         self._staged = self._recorder.name(position.step)

@@ -13,7 +13,7 @@ from elasticflow.runtime.state import tensors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.snapshots.read.loaded import Loaded
+    from elasticflow.snapshots.read.load import LoadedSnapshot
 
 
 class Fresh(Mapping[str, Tensor]):
@@ -23,7 +23,7 @@ class Fresh(Mapping[str, Tensor]):
         SnapshotError: at a look, if the tensor's file changed since it was verified, or cannot be read.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedSnapshot) -> None:
         self._loaded = loaded
         self._places = loaded.manifest.tensors
 

@@ -17,7 +17,7 @@ _LOOK_S = 1.0
 _LONGEST_WRITE_S = 3600.0  # a slow store is waited for; a writer that says nothing for longer hangs
 
 
-class Link:
+class WriterConnection:
     """One rank's connection to its node's writer; used from one thread.
 
     Attributes:

@@ -14,20 +14,20 @@ from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.format.shard_file import TensorEntry
 from elasticflow.snapshots.memory import buffers
-from elasticflow.snapshots.memory.slots import MOST_NUMBERS, Label, Slot
+from elasticflow.snapshots.memory.slots import MOST_METADATA, Label, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from elasticflow.snapshots.client.channel import Message
-    from elasticflow.snapshots.client.connection import Link
+    from elasticflow.snapshots.client.connection import WriterConnection
 
 _ANSWER_LIMIT_S = 60.0
 _JSON = json.JSONEncoder(allow_nan=False)  # made once: that takes longer than what it does at each step
 
 
 @dataclass(frozen=True)
-class Recalled:
+class RecalledState:
     """What all ranks of an earlier generation held at one step, in their node's memory.
 
     Attributes:
@@ -45,7 +45,7 @@ class Recalled:
     shares: list[tuple[list[TensorEntry], mmap.mmap]]
 
 
-class Holding:
+class MemoryTierClient:
     """One rank's slots; used from one thread, with the link's.
 
     Args:
@@ -53,11 +53,11 @@ class Holding:
         generation: This worker's.
     """
 
-    def __init__(self, link: Link, generation: int) -> None:
+    def __init__(self, link: WriterConnection, generation: int) -> None:
         self._link, self._generation = link, generation
         self._slots: list[Slot] = []  # the newest last
         self._reserved = 0
-        self._outline = 0
+        self._layout = 0
         self._record: dict[str, Any] = {}
         self._answers: list[Message] = []
         link.handlers |= {"slots": self._map, "held": self._answers.append, "share": self._answers.append}
@@ -70,7 +70,7 @@ class Holding:
             self._reserved, self._slots = nbytes, []
             self._link.send({"slots": nbytes})
 
-    def open(self, timeout_s: float | None = None) -> Slot:
+    def next_slot(self, timeout_s: float | None = None) -> Slot:
         """Return the slot to fill next; waits until slots are ready.
 
         What was held before is held until `seal`.
@@ -84,24 +84,24 @@ class Holding:
             self._link.receive_one(deadline, "no slot was made ready")
         for slot in self._slots[:-1]:
             if slot.lock():
-                slot.open()
+                slot.clear_label()
                 return slot
         raise SnapshotError("no slot of the memory tier is free")  # the writer has one of them at most
 
-    def outline(self, tensors: Sequence[TensorEntry], nbytes: int, record: dict[str, Any] | None) -> None:
+    def describe(self, tensors: Sequence[TensorEntry], nbytes: int, record: dict[str, Any] | None) -> None:
         """Tell how the shares that follow are laid out, and rank 0's record as it is now.
 
         Raises:
             SnapshotError: the writer died.
         """
-        self._outline += 1
+        self._layout += 1
         self._record = _plain(record) if record is not None else {}
         entries = [vars(entry) for entry in tensors]
-        told = {"number": self._outline, "tensors": entries, "nbytes": nbytes, "record": self._record}
-        self._link.send({"outline": told})
+        layout = {"number": self._layout, "tensors": entries, "nbytes": nbytes, "record": self._record}
+        self._link.send({"layout": layout})
 
-    def seal(self, slot: Slot, name: str, step: int, record: dict[str, Any] | None) -> bool:
-        """Say that *slot* holds this rank's share of *step*; False if the record has become another: `outline` first.
+    def commit_slot(self, slot: Slot, name: str, step: int, record: dict[str, Any] | None) -> bool:
+        """Say that *slot* holds this rank's share of *step*; False if the record has become another: `describe` first.
 
         Args:
             slot: As `open` gave it; given back.
@@ -109,20 +109,20 @@ class Holding:
             step: Finished steps.
             record: Rank 0's, None on other ranks.
         """
-        numbers = b""
+        metadata = b""
         if record is not None:
             changed = list(_differences(self._record, _plain(record), []))
-            numbers = _JSON.encode({"name": name, "changed": changed}).encode()
-        is_told = len(numbers) <= MOST_NUMBERS
+            metadata = _JSON.encode({"name": name, "changed": changed}).encode()
+        is_told = len(metadata) <= MOST_METADATA
         if is_told:
             fault_injection.reach("tier.before_seal")
-            slot.seal(Label(self._generation, step, self._outline, numbers))
+            slot.set_label(Label(self._generation, step, self._layout, metadata))
             self._slots.remove(slot)
             self._slots.append(slot)
             slot.unlock()
         return is_told
 
-    def forget(self, equal_at: int) -> None:
+    def invalidate(self, equal_at: int) -> None:
         """Have nobody go on from anything that the ranks of this generation hold.
 
         Nor from a snapshot that the writer took of it after step *equal_at*: it is not committed, or set aside. One rank
@@ -133,7 +133,7 @@ class Holding:
         """
         self._link.send({"forget": {"equal_at": equal_at}})
 
-    def recall(self) -> Recalled | None:
+    def recall(self) -> RecalledState | None:
         """Return what the newest earlier generation held, or None if this node has no whole set. Before `reserve`.
 
         Raises:
@@ -153,7 +153,7 @@ class Holding:
                 os.close(descriptor)
             entries = [TensorEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in share["tensors"]]
             shares.append((entries, memory))
-        return Recalled(**held, shares=shares)
+        return RecalledState(**held, shares=shares)
 
     def _answer(self) -> Message:
         deadline = time.monotonic() + _ANSWER_LIMIT_S

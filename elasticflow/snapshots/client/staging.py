@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError, StagingLimitError
-from elasticflow.snapshots.client.connection import Link
+from elasticflow.snapshots.client.connection import WriterConnection
 from elasticflow.snapshots.memory import buffers
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Mapped:
     state: str = "free"  # free -> filling (the worker's) -> writing (the writer's) -> free
 
 
-class StagingClient(Link):
+class StagingClient(WriterConnection):
     """One rank's connection to its node's writer, to stage and to hear of outcomes; used from one thread.
 
     Two buffers per rank, or one where memory is short: while one is being written, the other can be filled; when all
@@ -52,7 +52,7 @@ class StagingClient(Link):
         self._reports: list[Report] = []
         self._open: set[str] = set()  # names staged here without an outcome
         self._untidied: set[str] = set()  # names staged here whose retention is not through
-        self._wished: int | None = None  # step of a wish that the writer has not begun to fulfil
+        self._requested: int | None = None  # step of a request that the writer has not begun to fulfil
         self._begun = 0  # step of the newest snapshot begun out of the memory tier
         self.single: str | None = None
         self.handlers |= {
@@ -137,22 +137,22 @@ class StagingClient(Link):
         self.send({"stage": {**share, "buffer": number, "nbytes": nbytes}})
         fault_injection.reach("snapshot.after_stage")
 
-    def wish(self, step: int, trigger: str) -> None:
+    def request_persist(self, step: int, trigger: str) -> None:
         """Ask for a snapshot on the store of what the memory tier holds at *step*, or a later one if it is busy.
 
-        What was wished for and not begun before is included. Every rank asks.
+        What was asked for and not begun before is included. Every rank asks.
 
         Raises:
             SnapshotError: the writer died.
         """
         if step > self._begun:
-            self._wished = step
+            self._requested = step
             self.send({"wish": {"step": step, "trigger": trigger}})
 
     @property
     def is_awaiting(self) -> bool:
-        """True while something staged here has no outcome, or a wish is not fulfilled."""
-        return bool(self._open) or self._wished is not None
+        """True while something staged here has no outcome, or a request is not fulfilled."""
+        return bool(self._open) or self._requested is not None
 
     def reports(self) -> list[Report]:
         """Return what became of snapshots staged here since the last call; does not wait."""
@@ -169,8 +169,8 @@ class StagingClient(Link):
             SnapshotError: the writer died, or an outcome is missing after *timeout_s*.
         """
         deadline = time.monotonic() + timeout_s
-        while self._open or self._wished is not None:
-            what = ", ".join(sorted(self._open)) or f"step {self._wished}"
+        while self._open or self._requested is not None:
+            what = ", ".join(sorted(self._open)) or f"step {self._requested}"
             self.receive_one(deadline, f"no outcome of {what}")
         with contextlib.suppress(SnapshotError):
             deadline = min(deadline, time.monotonic() + _TIDY_LIMIT_S)
@@ -203,8 +203,8 @@ class StagingClient(Link):
         self._open.add(begun["name"])
         self._untidied.add(begun["name"])
         self._reports.append({"event": BEGUN, **begun})
-        if self._wished is not None and self._wished <= self._begun:
-            self._wished = None
+        if self._requested is not None and self._requested <= self._begun:
+            self._requested = None
 
     def _map(self, message: channel.Message) -> None:
         self._mapped.clear()  # the writer keeps what is still being written

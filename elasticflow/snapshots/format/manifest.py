@@ -124,7 +124,7 @@ class Manifest:
         return name or None, source.rstrip(")") or None, self.fingerprints.get("evaluation")
 
     @property
-    def lenders(self) -> frozenset[str]:
+    def borrowed_from(self) -> frozenset[str]:
         """Names of the snapshots it borrows from: without them it cannot be loaded."""
         return frozenset(location.partition("/")[0] for location in self.borrowed)
 

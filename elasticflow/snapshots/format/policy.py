@@ -18,7 +18,7 @@ _TRIGGERS = (("epoch", "epoch"), ("step", "steps"), ("sample", "samples"))
 PERMANENT = frozenset({"best", "every", "pinned"})  # reasons to stay that hold for good
 
 
-class Place(Protocol):
+class HasPosition(Protocol):
     """What a policy needs to know of a position in training."""
 
     @property
@@ -34,7 +34,7 @@ class Place(Protocol):
         """Samples consumed."""
 
 
-class Kept(Place, Protocol):
+class RetainableSnapshot(HasPosition, Protocol):
     """What retention needs to know of a committed snapshot; `Manifest` is one."""
 
     @property
@@ -62,7 +62,7 @@ class Kept(Place, Protocol):
         """Name of the snapshot its generation was restored from."""
 
     @property
-    def lenders(self) -> frozenset[str]:
+    def borrowed_from(self) -> frozenset[str]:
         """Names of the snapshots it borrows files from."""
 
 
@@ -92,7 +92,7 @@ class Due:
         counted = tuple((_FIELDS[i.unit], int(i.amount)) for i in intervals if i.unit != "s")
         object.__setattr__(self, "_counted", counted)
 
-    def is_due(self, previous: Place, now: Place, seconds: float = 0.0) -> bool:
+    def is_due(self, previous: HasPosition, now: HasPosition, seconds: float = 0.0) -> bool:
         """Return whether it is due at *now*, when it was last done (or training began) at *previous*, *seconds* ago."""
         if now.step <= previous.step:
             return False
@@ -101,7 +101,7 @@ class Due:
                 return True
         return self.is_due_by_time(seconds)
 
-    def trigger(self, previous: Place, now: Place) -> str:
+    def trigger(self, previous: HasPosition, now: HasPosition) -> str:
         """Return what makes it due at *now*: "epoch", "steps" or "samples"; "time" if no counted interval does."""
         reached = {i.unit for i in self._intervals if i.unit != "s" and _passed(previous, now, i)}
         return next((word for unit, word in _TRIGGERS if unit in reached), "time")
@@ -111,12 +111,12 @@ class Due:
         return self.seconds is not None and seconds >= self.seconds
 
 
-def _passed(previous: Place, now: Place, interval: Interval) -> bool:
+def _passed(previous: HasPosition, now: HasPosition, interval: Interval) -> bool:
     amount = int(interval.amount)
     return _count(now, interval) // amount > _count(previous, interval) // amount
 
 
-def _count(place: Place, interval: Interval) -> int:
+def _count(place: HasPosition, interval: Interval) -> int:
     count: int = getattr(place, _FIELDS[interval.unit])
     return count
 
@@ -141,7 +141,11 @@ class Keep:
 
 
 def reasons(
-    snapshots: Iterable[Kept], rules: Keep, *, pinned: Collection[str] = (), in_use: Collection[str] = ()
+    snapshots: Iterable[RetainableSnapshot],
+    rules: Keep,
+    *,
+    pinned: Collection[str] = (),
+    in_use: Collection[str] = (),
 ) -> dict[str, set[str]]:
     """Return the names of the committed snapshots that stay, each with why: at least one of the words below.
 
@@ -172,29 +176,33 @@ def reasons(
     for snapshot in newest_first:
         if why := {reason for reason, names in by_reason.items() if snapshot.name in names}:
             found[snapshot.name] = why
-    _add_lenders(found, {snapshot.name: snapshot.lenders for snapshot in newest_first})
+    _add_owners(found, {snapshot.name: snapshot.borrowed_from for snapshot in newest_first})
     return found
 
 
 def keep(
-    snapshots: Iterable[Kept], rules: Keep, *, pinned: Collection[str] = (), in_use: Collection[str] = ()
+    snapshots: Iterable[RetainableSnapshot],
+    rules: Keep,
+    *,
+    pinned: Collection[str] = (),
+    in_use: Collection[str] = (),
 ) -> set[str]:
     """Return the names of the committed snapshots that stay: those with `reasons`."""
     return set(reasons(snapshots, rules, pinned=pinned, in_use=in_use))
 
 
-def _add_lenders(found: dict[str, set[str]], lenders: Mapping[str, Collection[str]]) -> None:
+def _add_owners(found: dict[str, set[str]], borrowed_from: Mapping[str, Collection[str]]) -> None:
     """Add the snapshots that those in *found* borrow from, and those that these borrow from."""
     todo = list(found)
     while todo:
-        for lender in lenders[todo.pop()]:
-            if lender in lenders:
-                if lender not in found:
-                    todo.append(lender)
-                found.setdefault(lender, set()).add("borrowed")
+        for owner in borrowed_from[todo.pop()]:
+            if owner in borrowed_from:
+                if owner not in found:
+                    todo.append(owner)
+                found.setdefault(owner, set()).add("borrowed")
 
 
-def _recent(newest_first: list[Kept], within: str | None) -> set[str]:
+def _recent(newest_first: list[RetainableSnapshot], within: str | None) -> set[str]:
     """Measured from the newest snapshot: no clock is asked, so a job that rested loses nothing.
 
     What claims to be younger than a later one was taken before the clock was set back: it counts as being of that age.
@@ -206,7 +214,7 @@ def _recent(newest_first: list[Kept], within: str | None) -> set[str]:
     return {snapshot.name for snapshot, at in zip(newest_first, created, strict=True) if at >= oldest}
 
 
-def _best(newest_first: list[Kept], rules: Keep) -> set[str]:
+def _best(newest_first: list[RetainableSnapshot], rules: Keep) -> set[str]:
     if not rules.best or rules.best_mode is None:
         return set()
     sign = -1.0 if rules.best_mode == "max" else 1.0
@@ -216,14 +224,14 @@ def _best(newest_first: list[Kept], rules: Keep) -> set[str]:
     return {name for _, name in ranked[: rules.best]}
 
 
-def _is_measured_like(one: Kept, other: Kept) -> bool:
+def _is_measured_like(one: RetainableSnapshot, other: RetainableSnapshot) -> bool:
     """Return whether two metrics can be compared: the same measure, by the same code, on the same data."""
     return all(
         None in pair or pair[0] == pair[1] for pair in zip(one.measured_by, other.measured_by, strict=True)
     )
 
 
-def _milestones(newest_first: list[Kept], every: str | None) -> set[str]:
+def _milestones(newest_first: list[RetainableSnapshot], every: str | None) -> set[str]:
     if every is None:
         return set()
     interval = parse_interval(every)

@@ -41,7 +41,7 @@ class Buffer:
     is_slot: bool = False
 
 
-class Pool:
+class BufferPool:
     """All staging buffers of a node; those of dead workers are used again, since first touch is what costs.
 
     Args:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import mmap
 
 _MARK = 0x656C_6173_7469_6366
-_LABEL = struct.Struct("<QQQQQ")  # mark, generation, step, outline, bytes of numbers
-TAIL = 16 << 10  # at the end of a buffer: the label and its numbers
-MOST_NUMBERS = TAIL - _LABEL.size
+_LABEL = struct.Struct("<QQQQQ")  # mark, generation, step, layout, bytes of metadata
+TAIL = 16 << 10  # at the end of a buffer: the label and its metadata
+MOST_METADATA = TAIL - _LABEL.size
 _NO_LABEL = bytes(_LABEL.size)
 
 
@@ -32,14 +32,14 @@ class Label:
     Attributes:
         generation: Of the worker that filled it.
         step: Finished steps.
-        outline: Number of the message that told how the share is laid out, counted by that worker.
-        numbers: JSON of what is another than in the outline; rank 0's only.
+        layout: Number of the message that told how the share is laid out, counted by that worker.
+        metadata: JSON of what is another than in the layout; rank 0's only.
     """
 
     generation: int
     step: int
-    outline: int
-    numbers: bytes = b""
+    layout: int
+    metadata: bytes = b""
 
 
 class Slot:
@@ -61,22 +61,22 @@ class Slot:
         """Give the slot back."""
         fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
 
-    def open(self) -> None:
+    def clear_label(self) -> None:
         """Take the label off: what lies here is not whole from now on."""
         self.memory[self._tail : self._tail + _LABEL.size] = _NO_LABEL
 
-    def seal(self, label: Label) -> None:
-        """Put the label on: what lies here is whole. Numbers may have MOST_NUMBERS bytes."""
+    def set_label(self, label: Label) -> None:
+        """Put the label on: what lies here is whole. Metadata may have MOST_METADATA bytes."""
         begin = self._tail + _LABEL.size
-        self.memory[begin : begin + len(label.numbers)] = label.numbers
-        fields = (label.generation, label.step, label.outline, len(label.numbers))
+        self.memory[begin : begin + len(label.metadata)] = label.metadata
+        fields = (label.generation, label.step, label.layout, len(label.metadata))
         _LABEL.pack_into(self.memory, self._tail, 0, *fields)
         _LABEL.pack_into(self.memory, self._tail, _MARK, *fields)  # last, for a reader that has no lock
 
     def label(self) -> Label | None:
         """Return the label, or None if what lies here is not whole."""
-        mark, generation, step, outline, length = _LABEL.unpack_from(self.memory, self._tail)
-        if mark != _MARK or length > MOST_NUMBERS:
+        mark, generation, step, layout, length = _LABEL.unpack_from(self.memory, self._tail)
+        if mark != _MARK or length > MOST_METADATA:
             return None
         begin = self._tail + _LABEL.size
-        return Label(generation, step, outline, self.memory[begin : begin + length])
+        return Label(generation, step, layout, self.memory[begin : begin + length])

@@ -19,16 +19,16 @@ from elasticflow.snapshots.memory.slots import TAIL, Label, Slot
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.snapshots.memory.buffers import Buffer, Pool
+    from elasticflow.snapshots.memory.buffers import Buffer, BufferPool
 
 SLOTS = 3
-_OUTLINES = 2 * SLOTS  # that labels may still speak of
+_LAYOUTS = 2 * SLOTS  # that labels may still speak of
 _TRIES = 5  # to take a set while ranks go on to newer ones
 
 
 @dataclass(eq=False)
-class Berth:
-    """One rank's slots, and what its outlines told.
+class RankSlots:
+    """One rank's slots, and how its shares are laid out.
 
     Attributes:
         rank: Whose.
@@ -42,49 +42,49 @@ class Berth:
     world_size: int
     generation: int
     slots: list[tuple[Slot, Buffer]]
-    outlines: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    layouts: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     is_left: bool = False
 
 
 @dataclass(frozen=True)
-class HeldShare:
-    """One rank's part of a held set: where it lies, and its outline: `tensors`, `nbytes` and rank 0's `record`."""
+class FilledSlot:
+    """One rank's part of a held set: where it lies, and its layout: `tensors`, `nbytes` and rank 0's `record`."""
 
     slot: Slot
     buffer: Buffer
     label: Label
-    outline: dict[str, Any]
+    layout: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class HeldSet:
+class SlotSet:
     """What all ranks staged at one step."""
 
     generation: int
     step: int
-    shares: dict[int, HeldShare]
+    shares: dict[int, FilledSlot]
 
     @property
     def place(self) -> tuple[int, int]:
         """Generation and step: what is newer is greater."""
         return self.generation, self.step
 
-    def told(self) -> tuple[str, dict[str, Any]]:
+    def metadata(self) -> tuple[str, dict[str, Any]]:
         """Return the set's name and rank 0's record, as it was at this step."""
         share = self.shares[0]
-        numbers = json.loads(share.label.numbers)
-        record: dict[str, Any] = copy.deepcopy(share.outline["record"])
-        for path, value in numbers["changed"]:
+        metadata = json.loads(share.label.metadata)
+        record: dict[str, Any] = copy.deepcopy(share.layout["record"])
+        for path, value in metadata["changed"]:
             place: Any = record
             for key in path[:-1]:
                 place = place[key]
             place[path[-1]] = value
-        return numbers["name"], record
+        return metadata["name"], record
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A generation's wish for a snapshot on the store, of this step or a later one."""
+class PersistRequest:
+    """A generation's request for a snapshot on the store, of this step or a later one."""
 
     generation: int
     step: int
@@ -96,20 +96,20 @@ class Wish:
         return self.generation, self.step
 
 
-class Tier:
+class MemoryTierSlots:
     """Slots of all ranks of a node; safe to use from all the writer's threads."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
         self._lock = threading.RLock()
-        self._berths: dict[int, Berth] = {}
-        self._wish: Wish | None = None
+        self._rank_slots: dict[int, RankSlots] = {}
+        self._request: PersistRequest | None = None
         self._written = (0, 0)  # place of the set last handed out to be written
         self._forgotten = 0  # nothing that this generation or an older one held is handed out
 
-    def settle_in(
-        self, rank: int, world_size: int, generation: int, nbytes: int, before: Berth | None
-    ) -> Berth:
+    def attach(
+        self, rank: int, world_size: int, generation: int, nbytes: int, before: RankSlots | None
+    ) -> RankSlots:
         """Return slots of *nbytes* for a rank: those its predecessor left if they fit, with what lies in them.
 
         Args:
@@ -117,14 +117,14 @@ class Tier:
             world_size: Ranks of its group, all on this node.
             generation: Its own.
             nbytes: Bytes of its share.
-            before: Its berth so far, if it has one that became too small.
+            before: Its slots so far, if they became too small.
 
         Raises:
             LimitError: three slots for each rank are more than the limit allows.
             OSError: the machine has no memory for them.
         """
         with self._lock:
-            size, old = nbytes + TAIL, self._berths.get(rank)
+            size, old = nbytes + TAIL, self._rank_slots.get(rank)
             if old is not None and old.is_left and old.world_size == world_size and _fits(old, size):
                 old.generation, old.is_left = generation, False
                 return old
@@ -135,32 +135,32 @@ class Tier:
             slots = [(Slot(b.descriptor, b.size, b.view), b) for b in buffers]
             for slot, buffer in slots:
                 buffer.is_slot = True
-                slot.open()  # it may have been a slot of another rank
-            berth = self._berths[rank] = Berth(rank, world_size, generation, slots)
-            return berth
+                slot.clear_label()  # it may have been a slot of another rank
+            rank_slots = self._rank_slots[rank] = RankSlots(rank, world_size, generation, slots)
+            return rank_slots
 
-    def outline(self, berth: Berth, number: int, told: dict[str, Any]) -> None:
+    def describe(self, rank_slots: RankSlots, number: int, layout: dict[str, Any]) -> None:
         """Take note of how a rank's next shares are laid out."""
         with self._lock:
-            berth.outlines[berth.generation, number] = told
-            while len(berth.outlines) > _OUTLINES:
-                del berth.outlines[next(iter(berth.outlines))]
+            rank_slots.layouts[rank_slots.generation, number] = layout
+            while len(rank_slots.layouts) > _LAYOUTS:
+                del rank_slots.layouts[next(iter(rank_slots.layouts))]
 
-    def leave(self, berth: Berth) -> None:
-        """Keep what lies in *berth*, whose worker is gone; unless another worker of its rank is here already."""
+    def leave(self, rank_slots: RankSlots) -> None:
+        """Keep what lies in *rank_slots*, whose worker is gone, unless another worker of its rank is here already."""
         with self._lock:
-            berth.is_left = True
-            if self._berths.get(berth.rank) is not berth:
-                self._give_back(berth)
+            rank_slots.is_left = True
+            if self._rank_slots.get(rank_slots.rank) is not rank_slots:
+                self._give_back(rank_slots)
 
     def clear(self) -> None:
         """Drop what dead workers left."""
         with self._lock:
-            for berth in [b for b in self._berths.values() if b.is_left]:
-                del self._berths[berth.rank]
-                self._give_back(berth)
+            for rank_slots in [b for b in self._rank_slots.values() if b.is_left]:
+                del self._rank_slots[rank_slots.rank]
+                self._give_back(rank_slots)
 
-    def newest(self, before: int | None = None) -> HeldSet | None:
+    def newest(self, before: int | None = None) -> SlotSet | None:
         """Return the newest set that is whole.
 
         Args:
@@ -168,12 +168,12 @@ class Tier:
         """
         with self._lock:
             if before is not None and any(
-                not b.is_left and b.generation < before for b in self._berths.values()
+                not b.is_left and b.generation < before for b in self._rank_slots.values()
             ):
                 return None
-            ranks = sorted(self._berths)
-            found = [dict(_labels(self._berths[rank])) for rank in ranks]
-            worlds = {berth.world_size for berth in self._berths.values()}
+            ranks = sorted(self._rank_slots)
+            found = [dict(_labels(self._rank_slots[rank])) for rank in ranks]
+            worlds = {rank_slots.world_size for rank_slots in self._rank_slots.values()}
             if worlds != {len(found)}:
                 return None
             common = {place for place in set(found[0]).intersection(*found[1:]) if place[0] > self._forgotten}
@@ -181,45 +181,45 @@ class Tier:
                 return None
             generation, step = max(common)
             shares = {rank: labels[generation, step] for rank, labels in zip(ranks, found, strict=True)}
-            return HeldSet(generation, step, shares)
+            return SlotSet(generation, step, shares)
 
-    def wish(self, wish: Wish | None) -> None:
-        """A snapshot is wanted on the store; the newest wish stands for those before, None for none.
+    def request(self, request: PersistRequest | None) -> None:
+        """A snapshot is wanted on the store; the newest request stands for those before, None for none.
 
-        Every rank has the same wish: one that comes when another rank's was granted already is not heard.
+        Every rank has the same request: one that comes when another rank's has been fulfilled already is ignored.
         """
         with self._lock:
-            if wish is None or wish.place > self._written:
-                self._wish = wish
+            if request is None or request.place > self._written:
+                self._request = request
 
-    def forget(self, generation: int) -> None:
+    def invalidate(self, generation: int) -> None:
         """Nothing that *generation* or an older one holds is handed out any more, to the store or to successors."""
         with self._lock:
             self._forgotten = max(self._forgotten, generation)
-            self._wish = None
+            self._request = None
 
-    def granted(self) -> tuple[HeldSet, Wish] | None:
-        """Return the newest set, locked for writing, if a snapshot is wished for; the same set only once."""
+    def take_for_writing(self) -> tuple[SlotSet, PersistRequest] | None:
+        """Return the newest set, locked for writing, if a snapshot is asked for; the same set only once."""
         with self._lock:
             for _ in range(_TRIES):
-                wish, held = self._wish, self.newest()
-                if wish is None or held is None or held.place < wish.place:
+                request, held = self._request, self.newest()
+                if request is None or held is None or held.place < request.place:
                     return None
                 if held.place == self._written:
-                    self._wish = None
+                    self._request = None
                 elif _lock(held):
                     for share in held.shares.values():
                         share.buffer.busy = True
-                    self._wish, self._written = None, held.place
-                    return held, wish
+                    self._request, self._written = None, held.place
+                    return held, request
             return None
 
-    def _give_back(self, berth: Berth) -> None:
-        for _, buffer in berth.slots:
+    def _give_back(self, rank_slots: RankSlots) -> None:
+        for _, buffer in rank_slots.slots:
             self._pool.disown(buffer)
 
 
-def _lock(held: HeldSet) -> bool:
+def _lock(held: SlotSet) -> bool:
     """Lock all slots of a set; False, and none is locked, if a rank was quicker."""
     locked: list[Slot] = []
     for share in held.shares.values():
@@ -235,12 +235,12 @@ def _lock(held: HeldSet) -> bool:
     return False
 
 
-def _fits(berth: Berth, size: int) -> bool:
-    return all(size <= buffer.size for _, buffer in berth.slots)
+def _fits(rank_slots: RankSlots, size: int) -> bool:
+    return all(size <= buffer.size for _, buffer in rank_slots.slots)
 
 
-def _labels(berth: Berth) -> Iterator[tuple[tuple[int, int], HeldShare]]:
-    for slot, buffer in berth.slots:
+def _labels(rank_slots: RankSlots) -> Iterator[tuple[tuple[int, int], FilledSlot]]:
+    for slot, buffer in rank_slots.slots:
         label = slot.label()
-        if label is not None and (outline := berth.outlines.get((label.generation, label.outline))):
-            yield (label.generation, label.step), HeldShare(slot, buffer, label, outline)
+        if label is not None and (layout := rank_slots.layouts.get((label.generation, label.layout))):
+            yield (label.generation, label.step), FilledSlot(slot, buffer, label, layout)

@@ -1,15 +1,17 @@
-"""The writer's side of loading: a snapshot is verified once per node, and handed to its ranks.
+"""Loading a snapshot: a node's writer verifies it once, and each rank reads its tensors.
 
-Where the files are on a disk of this machine's own, they are handed over as they are: verified a piece at a time in little
-memory, held open meanwhile, and read again by each rank straight into its own memory, out of the system's cache. From
-anywhere else they are read once, into a file in memory that all ranks of the node read.
+Files on a disk of this machine are handed to the ranks as they are: the writer verifies them a piece at a time in little
+memory and holds them open meanwhile, and each rank reads them again, out of the system's cache, straight into its own
+memory. Files from anywhere else are read once, into a file in memory that all ranks of the node read.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import SnapshotError
@@ -21,34 +23,65 @@ from elasticflow.snapshots.format.manifest import (
     FileEntry,
     Manifest,
     UnreadableSnapshotError,
+    parse,
 )
 from elasticflow.snapshots.memory.shared_memory import available, memory_file
 from elasticflow.snapshots.read import verify
-from elasticflow.snapshots.read.loaded import Loaded
-from elasticflow.snapshots.read.stream import Stream
-from elasticflow.snapshots.read.verified_files import Held
+from elasticflow.snapshots.read.stream import VerifiedStream
+from elasticflow.snapshots.read.verified_files import VerifiedFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from elasticflow.snapshots.read.stream import Sink
     from elasticflow.snapshots.store.catalog import Catalog
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A verified snapshot, as ranks are told of it.
+class LoadedSnapshot:
+    """A verified snapshot, whose tensors are read one by one into memory of the reader's own.
 
     Attributes:
-        facts: What `Loaded.of` needs besides the descriptors, as JSON can say it.
-        held: Its files.
+        manifest: What it holds.
+        state_json: Content of state.json, as text.
+        files: Its files.
     """
 
-    facts: dict[str, Any]
-    held: Held
+    manifest: Manifest
+    state_json: str
+    files: VerifiedFiles
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """Content of state.json."""
+        content: dict[str, Any] = json.loads(self.state_json)
+        return content
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` needs in another process besides the files' descriptors."""
+        return {
+            "manifest": self.manifest.to_bytes().decode(),
+            "state_json": self.state_json,
+            "files": self.files.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], descriptors: Sequence[int]) -> LoadedSnapshot:
+        """Return the snapshot of which `to_json` gave *content*; the descriptors belong to it from now on."""
+        manifest = parse(content["manifest"].encode())
+        return cls(manifest, content["state_json"], VerifiedFiles.from_json(content["files"], descriptors))
+
+    def read_into(self, key: str, target: memoryview) -> None:
+        """Fill *target* with the bytes of tensor *key*, as they were verified.
+
+        Raises:
+            SnapshotError: its file changed meanwhile, or cannot be read.
+        """
+        place = self.manifest.tensors[key]
+        self.files.read_into(self.manifest.location(place.file), place.offset, target)
 
 
-class Reading:
+class SnapshotReader:
     """A snapshot on its way to a node's ranks; for one use.
 
     Args:
@@ -59,10 +92,10 @@ class Reading:
 
     def __init__(self, catalog: Catalog, name: str, progress: Callable[[int], None] | None = None) -> None:
         self._catalog, self._name, self._progress = catalog, name, progress
-        self._stream: Stream | None = None
+        self._stream: VerifiedStream | None = None
         self._is_stopped = False
 
-    def read(self) -> Answer:
+    def read(self) -> LoadedSnapshot:
         """Return the snapshot, every byte of it verified.
 
         Raises:
@@ -73,21 +106,20 @@ class Reading:
         """
         manifest = self._manifest()
         folder = self._catalog.folder()
-        held = Held.opened(self._catalog.storage, folder, manifest.locations())
+        files = VerifiedFiles.opened(self._catalog.storage, folder, manifest.locations())
         try:
-            if held is None:
-                held = self._copied(manifest)
+            if files is None:
+                files = self._copied(manifest)
             else:
                 self._verify(manifest)
-                held.check_at(self._catalog.storage, folder)
-            content = held.read(manifest.location(STATE_FILE))
+                files.check_at(self._catalog.storage, folder)
+            content = files.read(manifest.location(STATE_FILE))
             state_json.parse(content, manifest.tensors)  # here, once for all ranks of the node
         except BaseException:
-            if held is not None:
-                held.close()
+            if files is not None:
+                files.close()
             raise
-        told = {"manifest": manifest.to_bytes().decode(), "content": content.decode(), "held": held.facts()}
-        return Answer(told, held)
+        return LoadedSnapshot(manifest, content.decode(), files)
 
     def stop(self) -> None:
         """Have `read` end soon; from any thread."""
@@ -108,9 +140,9 @@ class Reading:
             raise DamagedSnapshotError(f"{STATE_FILE} is not in the manifest")
         return manifest
 
-    def _copied(self, manifest: Manifest) -> Held:
+    def _copied(self, manifest: Manifest) -> VerifiedFiles:
         """Return the files in memory."""
-        files = verify.paths(self._catalog, manifest)
+        files = verify.needed_files(self._catalog, manifest)
         offsets, size = _layout(files)
         if size > (left := available()):  # else the kernel would end some process to make room
             raise SnapshotError(
@@ -134,33 +166,29 @@ class Reading:
             os.close(descriptor)
             raise
         own = f"{self._catalog.folder()}/"
-        return Held(
+        return VerifiedFiles(
             [descriptor],
             {path.removeprefix(own): (0, offsets[path], entry.size) for path, entry in files.items()},
         )
 
     def _verify(self, manifest: Manifest, sink: Sink | None = None) -> None:
-        files = verify.paths(self._catalog, manifest)
-        self._stream = Stream(self._catalog.storage, files, sink=sink, progress=self._progress)
+        files = verify.needed_files(self._catalog, manifest)
+        self._stream = VerifiedStream(self._catalog.storage, files, sink=sink, progress=self._progress)
         if self._is_stopped:
             self._stream.stop()
         if damage := self._stream.read():
-            raise DamagedSnapshotError("; ".join(verify.lines(self._catalog, manifest, damage)))
+            raise DamagedSnapshotError("; ".join(verify.describe_damage(self._catalog, manifest, damage)))
 
 
-def load(catalog: Catalog, name: str) -> Loaded:
+def load(catalog: Catalog, name: str) -> LoadedSnapshot:
     """Return snapshot *name*, read and verified by this process itself.
 
     Raises:
-        DamagedSnapshotError: as `Reading.read`, as are the others.
+        DamagedSnapshotError: as `SnapshotReader.read`, as are the others.
         SnapshotError: the same.
         OSError: the same.
     """
-    answer = Reading(catalog, name).read()
-    try:
-        return Loaded.of(answer.facts, [os.dup(descriptor) for descriptor in answer.held.descriptors])
-    finally:
-        answer.held.close()
+    return SnapshotReader(catalog, name).read()
 
 
 def _layout(files: Mapping[str, FileEntry]) -> tuple[dict[str, int], int]:

@@ -47,7 +47,7 @@ class _Run:
     count: int | None = None
 
 
-class Stream:
+class VerifiedStream:
     """Files on their way from a store to a sink; for one use.
 
     Args:

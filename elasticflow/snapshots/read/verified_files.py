@@ -24,28 +24,30 @@ _OWN_KINDS = frozenset(
 
 Extent = tuple[int, int, int]
 """Number of the descriptor, offset of a file's first byte, its bytes."""
-Mark = list[int]
+StatMark = list[int]
 
 
-class Held:
+class VerifiedFiles:
     """Bytes of files behind open descriptors, which are closed with it.
 
     Args:
         descriptors: Of what holds the bytes: one for each file, or of one place in memory for all of them.
         extents: Where the bytes of each file are, by location (`Manifest.location`).
-        marks: How each descriptor's file was when it was verified; None: as it is now.
+        stat_marks: How each descriptor's file was when it was verified; None: as it is now.
     """
 
     def __init__(
         self,
         descriptors: Sequence[int],
         extents: Mapping[str, Extent],
-        marks: Sequence[Mark] | None = None,
+        stat_marks: Sequence[StatMark] | None = None,
     ) -> None:
         self.descriptors = tuple(descriptors)
         self._close = weakref.finalize(self, _close_all, self.descriptors)
         self._extents = dict(extents)
-        self._marks = [_mark(os.fstat(fd)) for fd in descriptors] if marks is None else list(marks)
+        self._stat_marks = (
+            [_stat_mark(os.fstat(fd)) for fd in descriptors] if stat_marks is None else list(stat_marks)
+        )
 
     @classmethod
     def opened(cls, storage: Storage, folder: str, locations: Iterable[str]) -> Self | None:
@@ -69,14 +71,14 @@ class Held:
         return cls(descriptors, {place: (n, 0, sizes[n]) for n, place in enumerate(places)})
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any], descriptors: Sequence[int]) -> Self:
-        """Return what `facts` told of, in another process; the descriptors are its own now."""
-        extents = {location: tuple(extent) for location, extent in facts["extents"].items()}
-        return cls(descriptors, extents, facts["marks"])
+    def from_json(cls, content: Mapping[str, Any], descriptors: Sequence[int]) -> Self:
+        """Return the files of which `to_json` gave *content*; the descriptors belong to them from now on."""
+        extents = {location: tuple(extent) for location, extent in content["extents"].items()}
+        return cls(descriptors, extents, content["stat_marks"])
 
-    def facts(self) -> dict[str, Any]:
-        """Return what `of` needs besides the descriptors, as JSON can say it."""
-        return {"extents": self._extents, "marks": self._marks}
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` needs in another process besides the descriptors."""
+        return {"extents": self._extents, "stat_marks": self._stat_marks}
 
     def read(self, location: str) -> bytes:
         """Return a whole file; raises as `read_into`."""
@@ -98,7 +100,7 @@ class Held:
                 if not size:
                     raise _changed(location)
                 done += size
-            if _mark(os.fstat(descriptor)) != self._marks[number]:
+            if _stat_mark(os.fstat(descriptor)) != self._stat_marks[number]:
                 raise _changed(location)
         except OSError as error:
             raise SnapshotError(f"{location}: cannot be read: {type(error).__name__}: {error}") from error
@@ -111,10 +113,10 @@ class Held:
         """
         for location, (number, _, _) in self._extents.items():
             try:
-                found = _mark(storage.local_path(f"{folder}/{location}").stat())
+                found = _stat_mark(storage.local_path(f"{folder}/{location}").stat())
             except OSError:
                 found = []
-            if found != self._marks[number]:
+            if found != self._stat_marks[number]:
                 raise _changed(location)
 
     def close(self) -> None:
@@ -122,7 +124,7 @@ class Held:
         self._close()
 
 
-def _mark(stat: os.stat_result) -> Mark:
+def _stat_mark(stat: os.stat_result) -> StatMark:
     """Return what differs once somebody wrote, cut, replaced or removed the file."""
     return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 

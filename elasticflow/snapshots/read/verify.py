@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.snapshots.format import state_json
 from elasticflow.snapshots.format.manifest import STATE_FILE, DamagedSnapshotError, FileEntry, Manifest
-from elasticflow.snapshots.read.stream import Stream
+from elasticflow.snapshots.read.stream import VerifiedStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ def read_shard(storage: Storage, path: str, entry: FileEntry) -> bytearray:
     def keep(_: str, offset: int, data: memoryview) -> None:
         target[offset : offset + len(data)] = data
 
-    for damage in Stream(storage, {path: entry}, sink=keep).read().values():
+    for damage in VerifiedStream(storage, {path: entry}, sink=keep).read().values():
         raise DamagedSnapshotError(f"{path.rpartition('/')[2]}: {damage}")
     return content
 
@@ -62,16 +62,18 @@ def verify(catalog: Catalog, manifest: Manifest, progress: Callable[[int], None]
     Raises:
         SnapshotError: as `read_shard`.
     """
-    files = paths(catalog, manifest)
-    return lines(catalog, manifest, Stream(catalog.storage, files, progress=progress, to_the_end=True).read())
+    files = needed_files(catalog, manifest)
+    return describe_damage(
+        catalog, manifest, VerifiedStream(catalog.storage, files, progress=progress, to_the_end=True).read()
+    )
 
 
-def paths(catalog: Catalog, manifest: Manifest) -> dict[str, FileEntry]:
+def needed_files(catalog: Catalog, manifest: Manifest) -> dict[str, FileEntry]:
     """Return every file that is needed to load the snapshot, by its path in the storage."""
     return {f"{catalog.folder()}/{location}": entry for location, entry in manifest.locations().items()}
 
 
-def lines(catalog: Catalog, manifest: Manifest, damage: Mapping[str, str]) -> list[str]:
+def describe_damage(catalog: Catalog, manifest: Manifest, damage: Mapping[str, str]) -> list[str]:
     """Return a line for each damaged path; a file of another snapshot is named with it, and what hangs on it said."""
     own, all_ = f"{catalog.folder(manifest.name)}/", f"{catalog.folder()}/"
     return [

@@ -87,15 +87,15 @@ class Catalog:
             raise DamagedSnapshotError(f"{manifest.FILE_NAME} is that of snapshot {found.name}")
         return found
 
-    def lends(self, location: str, entry: FileEntry) -> bool:
+    def can_reuse(self, location: str, entry: FileEntry) -> bool:
         """Return whether a snapshot may refer to the file at *location*, as `Manifest.location` gives it.
 
         Its snapshot must be committed and not set aside, and the file of the size that was written.
         """
-        lender = location.partition("/")[0]
-        if not self.storage.exists(f"{self.folder(lender)}/{manifest.FILE_NAME}"):
+        owner = location.partition("/")[0]
+        if not self.storage.exists(f"{self.folder(owner)}/{manifest.FILE_NAME}"):
             return False
-        if self.storage.exists(self._verdict(lender)):
+        if self.storage.exists(self._verdict(owner)):
             return False
         with contextlib.suppress(FileNotFoundError):
             return self.storage.size(f"{self.folder()}/{location}") == entry.size
@@ -213,10 +213,10 @@ class Catalog:
 
     def read_job_record(self) -> dict[str, Any] | None:
         """Return JOB.json's content, or None if there is none that can be used."""
-        found = self.look_at_job_record()
+        found = self.inspect_job_record()
         return found if isinstance(found, dict) and found else None
 
-    def look_at_job_record(self) -> dict[str, Any] | Damage | None:
+    def inspect_job_record(self) -> dict[str, Any] | Damage | None:
         """Return JOB.json's content, what is wrong with it, or None if there is none."""
         return self._record(_JOB)
 

@@ -28,11 +28,11 @@ _TIDYING = Patience(
 )  # of a store in trouble, the next snapshot is worth more than what is left there
 
 
-class PublishError(Exception):
+class CommitRefusedError(Exception):
     """The snapshot cannot be committed; the text says why."""
 
 
-class GivenUpError(PublishError):
+class CommitAbandonedError(CommitRefusedError):
     """The node that commits has given the snapshot up for good."""
 
 
@@ -60,17 +60,17 @@ class Publisher:
         """Commit the snapshot whose files are all in `place`.
 
         Raises:
-            PublishError: a file is not there as written, or the name is taken, or a borrowed file is gone.
+            CommitRefusedError: a file is not there as written, or the name is taken, or a borrowed file is gone.
             OSError: the store failed; the snapshot is not committed.
         """
         place = self.place(record.name)
         self._check_files(place, record)
         fault_injection.reach("commit.before_manifest")
         if not self._put_manifest(f"{place}/{manifest.FILE_NAME}", record.to_bytes()):
-            raise PublishError("there is a manifest already: a snapshot is never overwritten")
+            raise CommitRefusedError("there is a manifest already: a snapshot is never overwritten")
         try:
             self._check_files(place, record)  # halted in between, it may have been swept meanwhile
-        except (PublishError, FileNotFoundError):
+        except (CommitRefusedError, FileNotFoundError):
             self._storage.remove(f"{place}/{manifest.FILE_NAME}")
             raise
         if self._storage.is_local:
@@ -123,10 +123,12 @@ class Publisher:
         for name, entry in record.files.items():
             size = self._storage.size(f"{place}/{name}")
             if size != entry.size:
-                raise PublishError(f"{name} has {size} bytes on the store, {entry.size} were written")
+                raise CommitRefusedError(f"{name} has {size} bytes on the store, {entry.size} were written")
         for location, entry in record.borrowed.items():
-            if not self._catalog.lends(location, entry):
-                raise PublishError(f"{location}, which it refers to, is no longer there or was set aside")
+            if not self._catalog.can_reuse(location, entry):
+                raise CommitRefusedError(
+                    f"{location}, which it refers to, is no longer there or was set aside"
+                )
 
     def announce(self, name: str, rank: int, content: dict[str, Any]) -> None:
         """Tell the node of rank 0 that this rank's share is written, or why it is not."""
@@ -138,7 +140,7 @@ class Publisher:
         """Return the shares of *ranks*, which other nodes write.
 
         Raises:
-            PublishError: a node failed, *limit_s* passed, or *alive* became false.
+            CommitRefusedError: a node failed, *limit_s* passed, or *alive* became false.
         """
         found: dict[int, list[WrittenFile]] = {}
         deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
@@ -146,15 +148,15 @@ class Publisher:
             for rank in missing:
                 content = self._read(_record(self.place(name), rank))
                 if content is not None and "failed" in content:
-                    raise PublishError(f"rank {rank}: {content['failed']}")
+                    raise CommitRefusedError(f"rank {rank}: {content['failed']}")
                 if content is not None:
                     found[rank] = [shard_file.WrittenFile.from_json(file) for file in content["files"]]
             if len(found) == len(ranks):
                 break
             if not alive():
-                raise PublishError("the generation ended before all shares were staged")
+                raise CommitRefusedError("the generation ended before all shares were staged")
             if time.monotonic() > deadline:
-                raise PublishError(f"the shares of ranks {missing} did not come within {limit_s:g} s")
+                raise CommitRefusedError(f"the shares of ranks {missing} did not come within {limit_s:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _POLL_MOST_S)
         return [file for files in found.values() for file in files]
@@ -163,8 +165,8 @@ class Publisher:
         """Return when the node of rank 0 has committed snapshot *name*, to which *rank* here gave a share.
 
         Raises:
-            GivenUpError: that node gave it up.
-            PublishError: *limit_s* passed, or *alive* became false; that node may still commit.
+            CommitAbandonedError: that node gave it up.
+            CommitRefusedError: *limit_s* passed, or *alive* became false; that node may still commit.
         """
         deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
         record = _record(self.place(name), rank)
@@ -174,13 +176,13 @@ class Publisher:
             if verdict is not None or not self._storage.exists(record):
                 if self.is_committed(name):
                     return
-                raise GivenUpError(
+                raise CommitAbandonedError(
                     f"the node of rank 0: {(verdict or {}).get('failed', 'gave the snapshot up')}"
                 )
             if not alive():
-                raise PublishError("the generation ended before the snapshot was committed")
+                raise CommitRefusedError("the generation ended before the snapshot was committed")
             if time.monotonic() > deadline:
-                raise PublishError(f"the node of rank 0 did not commit within {limit_s:g} s")
+                raise CommitRefusedError(f"the node of rank 0 did not commit within {limit_s:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _POLL_MOST_S)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.store.catalog import Catalog
 
 
-class Lending:
+class ReusableFiles:
     """Finds files by content; safe to use from several threads.
 
     Content alone decides, never which tensors are said to be frozen. What is found is a file of the snapshot that
@@ -35,7 +35,7 @@ class Lending:
 
     def _lendable(self, sha256: str) -> tuple[str, FileEntry] | None:
         found = self._known.get(sha256)
-        return found if found is not None and self._catalog.lends(*found) else None
+        return found if found is not None and self._catalog.can_reuse(*found) else None
 
     def _look(self) -> None:
         newest = self._catalog.newest()

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Literal
 
 from elasticflow.errors import ExportError
-from elasticflow.snapshots.store import placing
+from elasticflow.snapshots.store import durable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,10 +34,10 @@ def write(export: Export, form: Format, path: Path, *, replaces: bool = False) -
         SnapshotError: it cannot be read.
     """
     _check_target(path, form, replaces=replaces)
-    temporary = placing.temporary_beside(path)
+    temporary = durable.temporary_beside(path)
     try:
         count = _write(export, form, temporary)
-        placing.put(temporary, path, replaces=replaces)
+        durable.put(temporary, path, replaces=replaces)
     except FileExistsError:
         raise _taken(path, "give another place (-o PATH), or replace it: --force") from None
     except OSError as error:
@@ -45,7 +45,7 @@ def write(export: Export, form: Format, path: Path, *, replaces: bool = False) -
             f"{path} cannot be written: {error.strerror or error}", "give another place: -o PATH"
         ) from error
     finally:
-        placing.remove(temporary)
+        durable.remove(temporary)
     return count
 
 

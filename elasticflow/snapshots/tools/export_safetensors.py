@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import ExportError
 from elasticflow.snapshots.format.state_json import Ref, refs
-from elasticflow.snapshots.tools.tensor_reader import Piece, copy, piece_of
+from elasticflow.snapshots.tools.tensor_reader import TensorSlice, copy, slice_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ def write(export: Export, path: Path) -> int:
         _refuse_what_is_no_tensor(export, value)
     found = dict(refs(value))
     # The widest first: every tensor is aligned to its own width, which readers that map the file need.
-    pieces = {key: piece_of(export, ref) for key, ref in found.items()}
+    pieces = {key: slice_of(export, ref) for key, ref in found.items()}
     order = sorted(pieces, key=lambda key: (-pieces[key].itemsize, pieces[key].path, pieces[key].offset))
     front, offsets = _front(_metadata(export, value, found), {key: pieces[key] for key in order})
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -92,7 +92,7 @@ def _plain(value: Any, path: str) -> Any:
             return value
 
 
-def _front(metadata: dict[str, str], pieces: dict[str, Piece]) -> tuple[bytes, dict[str, int]]:
+def _front(metadata: dict[str, str], pieces: dict[str, TensorSlice]) -> tuple[bytes, dict[str, int]]:
     """Return the file's header, and where each tensor begins in the file."""
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0

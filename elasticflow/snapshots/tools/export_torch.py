@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.errors import TorchMissingError
 from elasticflow.snapshots.format.dtypes import DTYPES
 from elasticflow.snapshots.format.state_json import refs, replace_refs
-from elasticflow.snapshots.store import placing
-from elasticflow.snapshots.tools.tensor_reader import copy, piece_of
+from elasticflow.snapshots.store import durable
+from elasticflow.snapshots.tools.tensor_reader import copy, slice_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from elasticflow.snapshots.tools.exported import Export
-    from elasticflow.snapshots.tools.tensor_reader import Piece
+    from elasticflow.snapshots.tools.tensor_reader import TensorSlice
 
 
 def write(export: Export, path: Path) -> int:
@@ -74,7 +74,7 @@ def write_dcp(export: Export, path: Path) -> int:
         except CheckpointException as error:  # no Exception, but a BaseException
             causes = [str(cause) for cause, _ in error.failures.values()]
             raise OSError(f"torch.distributed.checkpoint: {'; '.join(causes)}") from None
-    placing.sync_tree(path)
+    durable.sync_tree(path)
     return sum(1 for _ in refs(value))
 
 
@@ -88,7 +88,7 @@ def _require_torch(form: str) -> None:
 
 def _with_tensors(export: Export, value: Any) -> Any:
     """Return *value* with the tensors in it, read and verified; what was one tensor is one again."""
-    pieces = {ref: piece_of(export, ref) for _, ref in refs(value)}
+    pieces = {ref: slice_of(export, ref) for _, ref in refs(value)}
     memory = {ref: bytearray(piece.nbytes) for ref, piece in pieces.items()}
     copy(export, [(piece, _into(memory[ref])) for ref, piece in pieces.items()])
     tensors = {ref: _tensor(piece, memory[ref]) for ref, piece in pieces.items()}
@@ -104,7 +104,7 @@ def _into(memory: bytearray) -> Callable[[int, memoryview], None]:
     return take
 
 
-def _tensor(piece: Piece, memory: bytearray) -> Tensor:
+def _tensor(piece: TensorSlice, memory: bytearray) -> Tensor:
     import torch
 
     dtype = getattr(torch, DTYPES[piece.dtype].torch_name)

@@ -87,7 +87,7 @@ def plan(catalog: Catalog, rules: policy.Keep, *, dead: int, watch: Watch) -> Pr
     good = [snapshot for snapshot in snapshots if snapshot.name not in damaged]
     staying = policy.reasons(good, rules, pinned=catalog.pinned())
     # What a damaged one borrows may not be what is damaged.
-    needed = {lender for snapshot in snapshots if snapshot.name in damaged for lender in snapshot.lenders}
+    needed = {owner for snapshot in snapshots if snapshot.name in damaged for owner in snapshot.borrowed_from}
     for name in needed & {snapshot.name for snapshot in good}:
         staying.setdefault(name, set()).add("borrowed")
     going = tuple(snapshot for snapshot in good if snapshot.name not in staying)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
 from elasticflow.snapshots.read import verify
-from elasticflow.snapshots.read.stream import Stream
+from elasticflow.snapshots.read.stream import VerifiedStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorSlice:
     """Bytes that are wanted: a stored tensor or one element of it.
 
     Attributes:
@@ -46,18 +46,18 @@ class Piece:
         return self.nbytes // max(1, math.prod(self.shape)) or 1
 
 
-def piece_of(export: Export, ref: Ref) -> Piece:
+def slice_of(export: Export, ref: Ref) -> TensorSlice:
     """Return where the tensor is."""
     place = export.manifest.tensors[ref.key]
     path = f"{export.catalog.folder()}/{export.manifest.location(place.file)}"
-    whole = Piece(path, place.offset, place.nbytes, place.dtype, place.shape)
+    whole = TensorSlice(path, place.offset, place.nbytes, place.dtype, place.shape)
     if ref.index is None:
         return whole
     size = whole.itemsize
-    return Piece(path, place.offset + ref.index * size, size, place.dtype, ())
+    return TensorSlice(path, place.offset + ref.index * size, size, place.dtype, ())
 
 
-def copy(export: Export, wanted: Iterable[tuple[Piece, Take]]) -> None:
+def copy(export: Export, wanted: Iterable[tuple[TensorSlice, Take]]) -> None:
     """Read the files that hold the pieces, verify all of them, and hand each piece's bytes over.
 
     Args:
@@ -70,25 +70,25 @@ def copy(export: Export, wanted: Iterable[tuple[Piece, Take]]) -> None:
         OSError: what takes the bytes raised it.
     """
     catalog, manifest = export.catalog, export.manifest
-    files, handing = verify.paths(catalog, manifest), _Handing(wanted)
+    files, handing = verify.needed_files(catalog, manifest), _Distributor(wanted)
     needed = {path: files[path] for path in handing.paths}
     try:
-        damage = Stream(catalog.storage, needed, sink=handing, progress=export.progress).read()
+        damage = VerifiedStream(catalog.storage, needed, sink=handing, progress=export.progress).read()
     except SnapshotError:
         if handing.failure is not None:
             raise handing.failure from None
         raise
-    for text in verify.lines(catalog, manifest, damage):
+    for text in verify.describe_damage(catalog, manifest, damage):
         raise DamagedSnapshotError(
             f"snapshot {manifest.name} is damaged: {text}", "export another: elasticflow snapshots list"
         )
 
 
-class _Handing:
+class _Distributor:
     """Finds the pieces that a stretch of a file holds, and hands them its bytes."""
 
-    def __init__(self, wanted: Iterable[tuple[Piece, Take]]) -> None:
-        self._pieces: dict[str, list[tuple[Piece, Take]]] = defaultdict(list)
+    def __init__(self, wanted: Iterable[tuple[TensorSlice, Take]]) -> None:
+        self._pieces: dict[str, list[tuple[TensorSlice, Take]]] = defaultdict(list)
         for piece, take in sorted(wanted, key=lambda pair: pair[0].offset):
             if piece.nbytes:
                 self._pieces[piece.path].append((piece, take))

@@ -12,7 +12,7 @@ from elasticflow import fault_injection
 from elasticflow.errors import StorageError
 from elasticflow.snapshots.format import manifest, policy, shard_file
 from elasticflow.snapshots.format.manifest import Manifest
-from elasticflow.snapshots.store.publish import GivenUpError, Publisher, PublishError
+from elasticflow.snapshots.store.publish import CommitAbandonedError, CommitRefusedError, Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.digests import Integrity
     from elasticflow.snapshots.format.shard_file import WrittenFile
     from elasticflow.snapshots.store.catalog import Catalog
-    from elasticflow.snapshots.writer.pending import Board, ShareSet
+    from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
 
 FENCED = "fenced"
 
 
-class SetAsideError(PublishError):
+class CommittedButSetAsideError(CommitRefusedError):
     """A snapshot was committed and set aside: its files stay for inspection."""
 
 
@@ -90,74 +90,80 @@ class Config:
 
 
 class Committer:
-    """Commits what the board holds, in order; `run` is the thread's body."""
+    """Commits what `PendingSnapshots` holds, in order; `run` is the thread's body."""
 
-    def __init__(self, config: Config, catalog: Catalog, board: Board, report: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        catalog: Catalog,
+        pending_snapshots: PendingSnapshots,
+        report: Callable[..., None],
+    ) -> None:
         self._config = config
         self._catalog = catalog
         self._publisher = Publisher(catalog)
-        self._board = board
+        self._pending_snapshots = pending_snapshots
         self._report = report
 
     def run(self) -> None:
-        """Commit until the board is finished; a failure is reported, and the next snapshot is tried."""
-        while (share_set := self._board.next_settled()) is not None:
+        """Commit until no more snapshots can come; a failure is reported, and the next snapshot is tried."""
+        while (pending := self._pending_snapshots.next_settled()) is not None:
             try:
-                committed = self._settle(share_set)
+                committed = self._settle(pending)
             except Exception as error:  # noqa: BLE001  # whatever the store raises, the next snapshot is tried
-                self._give_up(share_set, error)
+                self._give_up(pending, error)
             else:
-                self._board.close(share_set)
+                self._pending_snapshots.close(pending)
                 if committed is not None:
                     fault_injection.reach("commit.told")
-                    self._retain(share_set, committed)
-            for listener in share_set.listeners.values():
-                listener.send({"tidied": share_set.name})
+                    self._retain(pending, committed)
+            for listener in pending.listeners.values():
+                listener.send({"tidied": pending.name})
 
-    def _settle(self, share_set: ShareSet) -> Manifest | None:
+    def _settle(self, pending: PendingSnapshot) -> Manifest | None:
         """Bring the snapshot to its end here; return the manifest if this writer committed it."""
         fault_injection.reach("commit.settled")
-        if share_set.error is not None:
-            raise PublishError(share_set.error)
-        if 0 in share_set.staged:
-            return self._commit(share_set)
-        for rank, files in sorted(share_set.files.items()):
-            self._publisher.announce(share_set.name, rank, {"files": [file.to_json() for file in files]})
+        if pending.error is not None:
+            raise CommitRefusedError(pending.error)
+        if 0 in pending.staged:
+            return self._commit(pending)
+        for rank, files in sorted(pending.files.items()):
+            self._publisher.announce(pending.name, rank, {"files": [file.to_json() for file in files]})
         self._publisher.await_commit(
-            share_set.name,
-            min(share_set.staged),
+            pending.name,
+            min(pending.staged),
             self._config.limits.shares_s,
-            lambda: self._board.is_current(share_set),
+            lambda: self._pending_snapshots.is_current(pending),
         )
-        self._tell(share_set, "snapshot.committed", to_parent=False)
+        self._tell(pending, "snapshot.committed", to_parent=False)
         return None
 
-    def _commit(self, share_set: ShareSet) -> Manifest:
-        others = sorted(set(range(share_set.world_size)) - share_set.staged)
-        files = [file for files in share_set.files.values() for file in files]
+    def _commit(self, pending: PendingSnapshot) -> Manifest:
+        others = sorted(set(range(pending.world_size)) - pending.staged)
+        files = [file for files in pending.files.values() for file in files]
         if others:
             files = files + self._publisher.await_shares(
-                share_set.name,
+                pending.name,
                 others,
                 self._config.limits.shares_s,
-                lambda: self._board.is_current(share_set),
+                lambda: self._pending_snapshots.is_current(pending),
             )
-        record = self._manifest(share_set, files)
+        record = self._manifest(pending, files)
         fault_injection.reach("commit.before_fence")
-        self._check_fence(share_set)
+        self._check_fence(pending)
         self._publisher.publish(record)
-        if (reason := self._board.published(share_set)) is not None:
-            self._catalog.quarantine(share_set.name, reason)
-            raise SetAsideError(reason)
+        if (reason := self._pending_snapshots.published(pending)) is not None:
+            self._catalog.quarantine(pending.name, reason)
+            raise CommittedButSetAsideError(reason)
         self._tell(
-            share_set, "snapshot.committed", bytes=record.size, seconds=record.seconds, trigger=record.trigger
+            pending, "snapshot.committed", bytes=record.size, seconds=record.seconds, trigger=record.trigger
         )
         if others:
-            self._publisher.remove_records(share_set.name, others)
+            self._publisher.remove_records(pending.name, others)
         return record
 
-    def _manifest(self, share_set: ShareSet, files: list[WrittenFile]) -> Manifest:
-        about = (share_set.record or {}).get("manifest", {})
+    def _manifest(self, pending: PendingSnapshot, files: list[WrittenFile]) -> Manifest:
+        about = (pending.record or {}).get("manifest", {})
         metric = about.get("metric")
         return Manifest(
             **{
@@ -165,65 +171,65 @@ class Committer:
                 **about,
                 "metric": None if metric is None else float(metric),
                 "run_id": self._config.run_id,
-                "name": share_set.name,
-                "step": share_set.step,
-                "generation": share_set.generation,
-                "world_size": share_set.world_size,
+                "name": pending.name,
+                "step": pending.step,
+                "generation": pending.generation,
+                "world_size": pending.world_size,
                 "created": time.time(),
-                "seconds": round(time.monotonic() - share_set.began, 4),
+                "seconds": round(time.monotonic() - pending.began, 4),
                 "files": {file.name: file.entry for file in files if not file.is_borrowed},
                 "borrowed": {file.name: file.entry for file in files if file.is_borrowed},
                 "tensors": {key: place for file in files for key, place in file.tensors.items()},
             }
         )
 
-    def _check_fence(self, share_set: ShareSet) -> None:
-        if not self._catalog.is_fenced(share_set.generation):
+    def _check_fence(self, pending: PendingSnapshot) -> None:
+        if not self._catalog.is_fenced(pending.generation):
             return
-        successor = self._board.await_successor(share_set, self._config.limits.fence_grace_s)
+        successor = self._pending_snapshots.await_successor(pending, self._config.limits.fence_grace_s)
         if successor is None or self._catalog.is_fenced(successor):
-            raise PublishError(FENCED)
+            raise CommitRefusedError(FENCED)
 
-    def _give_up(self, share_set: ShareSet, error: Exception) -> None:
+    def _give_up(self, pending: PendingSnapshot, error: Exception) -> None:
         """Clear away what is certain never to be committed, and tell everybody."""
-        reason = str(error) if isinstance(error, PublishError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, CommitRefusedError) else f"{type(error).__name__}: {error}"
         own = [
-            name(rank, share_set.world_size)
+            name(rank, pending.world_size)
             for name in (shard_file.shard_name, shard_file.frozen_name)
-            for rank in share_set.staged
+            for rank in pending.staged
         ]
-        if isinstance(error, SetAsideError):
+        if isinstance(error, CommittedButSetAsideError):
             pass
-        elif share_set.is_alone:
-            self._publisher.discard(share_set.name)
-        elif 0 in share_set.staged or share_set.error is not None:
+        elif pending.is_alone:
+            self._publisher.discard(pending.name)
+        elif 0 in pending.staged or pending.error is not None:
             self._publisher.discard(
-                share_set.name, [*own, *([manifest.STATE_FILE] if 0 in share_set.staged else [])]
+                pending.name, [*own, *([manifest.STATE_FILE] if 0 in pending.staged else [])]
             )
             with contextlib.suppress(OSError):
-                self._publisher.announce(share_set.name, min(share_set.staged), {"failed": reason})
-        elif isinstance(error, GivenUpError):
+                self._publisher.announce(pending.name, min(pending.staged), {"failed": reason})
+        elif isinstance(error, CommitAbandonedError):
             # In any other case the node of rank 0 may be committing our shares at this moment.
-            self._publisher.withdraw(share_set.name, own, share_set.staged)
+            self._publisher.withdraw(pending.name, own, pending.staged)
         if (
             reason == FENCED
         ):  # whoever is told ends this writer, perhaps before it comes to what was staged since
             with contextlib.suppress(OSError, StorageError):
-                self._publisher.sweep(share_set.generation + 1, ())
-        self._tell(share_set, "snapshot.failed", reason=reason)
-        self._board.close(share_set)
+                self._publisher.sweep(pending.generation + 1, ())
+        self._tell(pending, "snapshot.failed", reason=reason)
+        self._pending_snapshots.close(pending)
 
-    def _tell(self, share_set: ShareSet, event: str, *, to_parent: bool = True, **facts: Any) -> None:
+    def _tell(self, pending: PendingSnapshot, event: str, *, to_parent: bool = True, **facts: Any) -> None:
         report = {
             "event": event,
-            "name": share_set.name,
-            "step": share_set.step,
-            "generation": share_set.generation,
+            "name": pending.name,
+            "step": pending.step,
+            "generation": pending.generation,
             **facts,
         }
-        self._report(report, list(share_set.listeners.values()), to_parent=to_parent)
+        self._report(report, list(pending.listeners.values()), to_parent=to_parent)
 
-    def _retain(self, share_set: ShareSet, committed: Manifest) -> None:
+    def _retain(self, pending: PendingSnapshot, committed: Manifest) -> None:
         """Remove what retention does not keep; its failures never touch the snapshot just committed."""
         config = self._config
         try:
@@ -234,18 +240,18 @@ class Committer:
             for snapshot in snapshots:
                 if snapshot.name not in keep and not self._catalog.is_pinned(snapshot.name):
                     self._catalog.remove_snapshot(snapshot.name)
-                    self._tell_removed(share_set, snapshot)
+                    self._tell_removed(pending, snapshot)
             fault_injection.reach("retention.before_sweep")
-            self._publisher.sweep(committed.generation, self._board.open_names)
+            self._publisher.sweep(committed.generation, self._pending_snapshots.open_names)
         except (OSError, manifest.DamagedSnapshotError) as error:
             sys.stderr.write(f"snapshot writer: retention failed, the next commit tries again: {error}\n")
 
-    def _tell_removed(self, share_set: ShareSet, snapshot: Manifest) -> None:
+    def _tell_removed(self, pending: PendingSnapshot, snapshot: Manifest) -> None:
         report = {
             "event": "snapshot.removed",
             "name": snapshot.name,
             "step": snapshot.step,
             "generation": snapshot.generation,
         }
-        listener = share_set.listeners.get(0)
+        listener = pending.listeners.get(0)
         self._report(report, [listener] if listener else [], to_parent=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, UnreadableSnapshotError
-from elasticflow.snapshots.read.load import Answer, Reading
+from elasticflow.snapshots.read.load import LoadedSnapshot, SnapshotReader
 from elasticflow.snapshots.writer.threads import thread
 
 if TYPE_CHECKING:
@@ -35,26 +35,26 @@ class _Load:
 
     Attributes:
         askers: Ranks that wait for it or have it; it ends with the last of them.
-        answer: What was read.
+        snapshot: What was read.
         refusal: Why it was not, as ranks are told.
     """
 
     name: str
     generation: int
-    reading: Reading
+    reading: SnapshotReader
     askers: set[Asker] = field(default_factory=set)
-    answer: Answer | None = None
+    snapshot: LoadedSnapshot | None = None
     refusal: Message | None = None
 
     def tell(self, asker: Asker) -> None:
         """Tell *asker* the outcome, if there is one."""
         if self.refusal is not None:
             asker.send(self.refusal)
-        elif self.answer is not None:
-            asker.send(_told(self.name, "ready", **self.answer.facts), self.answer.held.descriptors)
+        elif self.snapshot is not None:
+            asker.send(_told(self.name, "ready", **self.snapshot.to_json()), self.snapshot.files.descriptors)
 
 
-class Loader:
+class LoadService:
     """Loads snapshots for the ranks of one node; safe to use from all the writer's threads."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -87,7 +87,7 @@ class Loader:
             if load is None:
                 load = self._begin(name, asker.generation)
             load.askers.add(asker)
-            is_over = load.answer is not None or load.refusal is not None
+            is_over = load.snapshot is not None or load.refusal is not None
         if is_over:
             load.tell(asker)
 
@@ -99,8 +99,8 @@ class Loader:
                 if not load.askers:
                     self._loads.remove(load)
                     load.reading.stop()
-                    if load.answer is not None:
-                        load.answer.held.close()
+                    if load.snapshot is not None:
+                        load.snapshot.files.close()
 
     def _begin(self, name: str, generation: int) -> _Load:
         told_at = time.monotonic()
@@ -112,15 +112,15 @@ class Loader:
                 for asker in tuple(load.askers):
                     asker.send(_told(name, "reading", bytes=done))
 
-        load = _Load(name, generation, Reading(self._catalog, name, progress))
+        load = _Load(name, generation, SnapshotReader(self._catalog, name, progress))
         self._loads.append(load)
         thread(self._run, load).start()
         return load
 
     def _run(self, load: _Load) -> None:
-        answer, refusal = None, None
+        snapshot, refusal = None, None
         try:
-            answer = load.reading.read()
+            snapshot = load.reading.read()
         except DamagedSnapshotError as error:
             refusal = _told(load.name, "damaged", reason=error.message)
         except UnreadableSnapshotError as error:
@@ -129,10 +129,10 @@ class Loader:
             reason = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
             refusal = _told(load.name, "unreadable", reason=reason)
         with self._lock:
-            load.answer, load.refusal = answer, refusal
+            load.snapshot, load.refusal = snapshot, refusal
             askers = tuple(load.askers)
-            if answer is not None and not askers:
-                answer.held.close()
+            if snapshot is not None and not askers:
+                snapshot.files.close()
         for asker in askers:
             load.tell(asker)
 

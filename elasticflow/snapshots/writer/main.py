@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import fault_injection
 from elasticflow.snapshots.client import channel as wire
-from elasticflow.snapshots.memory.buffers import Buffer, LimitError, Pool
+from elasticflow.snapshots.memory.buffers import Buffer, BufferPool, LimitError
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.writer.committer import Committer, Config
-from elasticflow.snapshots.writer.load_service import Loader
-from elasticflow.snapshots.writer.memory_service import Keeper
-from elasticflow.snapshots.writer.pending import Board, ShareSet
-from elasticflow.snapshots.writer.reports import Troubles
-from elasticflow.snapshots.writer.shard_writer import ShareWriting
+from elasticflow.snapshots.writer.load_service import LoadService
+from elasticflow.snapshots.writer.memory_service import MemoryTierService
+from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
+from elasticflow.snapshots.writer.reports import ThrottledTroubles
+from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.snapshots.writer.threads import or_die, thread
 from elasticflow.storage.storage import Storage
 from elasticflow.system.processes import die_with_parent
@@ -68,14 +68,18 @@ class Writer:
         self._limits = config.limits
         self._workers: set[_Worker] = set()
         tell = partial(self._report, listeners=self._workers, to_parent=True)
-        catalog = Catalog(Storage(config.uri, config.options, on_trouble=Troubles(tell)), config.prefix)
-        self._writing = ShareWriting(config, catalog)
-        self._loader = Loader(catalog)
-        self._pool = Pool(config.staging_limit)
-        self._board = Board()
-        self._keeper = Keeper(self._pool, self._board, self._submit, catalog.quarantine)
+        catalog = Catalog(
+            Storage(config.uri, config.options, on_trouble=ThrottledTroubles(tell)), config.prefix
+        )
+        self._writing = ShardWriter(config, catalog)
+        self._loader = LoadService(catalog)
+        self._pool = BufferPool(config.staging_limit)
+        self._pending_snapshots = PendingSnapshots()
+        self._memory_tier = MemoryTierService(
+            self._pool, self._pending_snapshots, self._submit, catalog.quarantine
+        )
         self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
-        self._committer = Committer(config, catalog, self._board, self._report)
+        self._committer = Committer(config, catalog, self._pending_snapshots, self._report)
         self._out: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: no more
         self._committing = thread(self._committer.run)
         self._printing = thread(self._print)
@@ -90,8 +94,8 @@ class Writer:
     def finish(self) -> None:
         """Bring to an end all that workers have handed over, and end the process; none of them stages any more."""
         self._hear_out(math.inf)
-        self._keeper.finish()
-        self._board.end_all()
+        self._memory_tier.finish()
+        self._pending_snapshots.end_all()
         self._committing.join()
         self._out.put(None)
         self._printing.join()
@@ -121,10 +125,10 @@ class Writer:
                 elif "stage" in message:
                     self._stage(worker, message["stage"])
                 elif not self._loader.handle(worker, message):
-                    self._keeper.handle(worker, message)
+                    self._memory_tier.handle(worker, message)
                 worker.busy = False
         finally:
-            self._keeper.leave(worker)
+            self._memory_tier.leave(worker)
             self._loader.leave(worker)
             self._workers.discard(worker)
             for buffer in worker.buffers.values():
@@ -141,12 +145,16 @@ class Writer:
         worker.local_world_size, worker.generation = hello["local_world_size"], hello["generation"]
         is_alone = worker.local_world_size == worker.world_size
         self._hear_out(worker.generation)
-        if not self._board.greet(worker.generation, is_alone=is_alone):
-            worker.send({"refused": f"generation {worker.generation} is over, {self._board.newest} is here"})
+        if not self._pending_snapshots.greet(worker.generation, is_alone=is_alone):
+            worker.send(
+                {
+                    "refused": f"generation {worker.generation} is over, {self._pending_snapshots.newest} is here"
+                }
+            )
             return False
-        self._keeper.greet(is_alone=is_alone)
+        self._memory_tier.greet(is_alone=is_alone)
         fault_injection.reach("writer.before_settle")
-        self._board.settle(worker.generation, self._limits.settle_s)
+        self._pending_snapshots.settle(worker.generation, self._limits.settle_s)
         self._workers.add(worker)
         worker.send({"welcome": True})
         return True
@@ -189,30 +197,34 @@ class Writer:
         buffer = worker.buffers.get(message["buffer"])
         if buffer is not None:
             buffer.busy = True
-        share = ShareSet(
+        share = PendingSnapshot(
             message["name"], message["step"], worker.generation, worker.world_size, worker.local_world_size
         )
-        share_set = self._board.add(share, worker.rank, message["record"], worker)
+        pending = self._pending_snapshots.add(share, worker.rank, message["record"], worker)
         fault_injection.reach("writer.received")
-        self._submit(worker.rank, share_set, message, buffer)
+        self._submit(worker.rank, pending, message, buffer)
 
-    def _submit(self, rank: int, share_set: ShareSet, message: dict[str, Any], buffer: Buffer | None) -> None:
-        self._threads.submit(or_die, self._write, rank, share_set, message, buffer)
+    def _submit(
+        self, rank: int, pending: PendingSnapshot, message: dict[str, Any], buffer: Buffer | None
+    ) -> None:
+        self._threads.submit(or_die, self._write, rank, pending, message, buffer)
 
-    def _write(self, rank: int, share_set: ShareSet, message: dict[str, Any], buffer: Buffer | None) -> None:
+    def _write(
+        self, rank: int, pending: PendingSnapshot, message: dict[str, Any], buffer: Buffer | None
+    ) -> None:
         error, files = None, []
         try:
-            if share_set.error is None:
+            if pending.error is None:
                 memory = memoryview(buffer.view if buffer is not None else b"")
-                files = self._writing.write(share_set, rank, message, memory)
+                files = self._writing.write(pending, rank, message, memory)
         except Exception as caught:  # noqa: BLE001  # whatever the store raises is the snapshot's reason
             error = f"{type(caught).__name__}: {caught}"
         if buffer is not None and self._pool.written(buffer):
-            share_set.listeners[rank].send({"released": buffer.number})
-        self._board.finish(share_set, rank, files, error)
+            pending.listeners[rank].send({"released": buffer.number})
+        self._pending_snapshots.finish(pending, rank, files, error)
 
     def _report(self, report: dict[str, Any], listeners: Iterable[_Worker], *, to_parent: bool) -> None:
-        self._keeper.note(report)
+        self._memory_tier.note(report)
         if to_parent:
             self._out.put(report)
         for worker in tuple(listeners):

@@ -6,14 +6,14 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow.snapshots.memory.buffers import LimitError
-from elasticflow.snapshots.memory.tier import Berth, HeldSet, Tier, Wish
-from elasticflow.snapshots.writer.pending import ShareSet
+from elasticflow.snapshots.memory.tier import MemoryTierSlots, PersistRequest, RankSlots, SlotSet
+from elasticflow.snapshots.writer.pending import PendingSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.snapshots.memory.buffers import Buffer, Pool
-    from elasticflow.snapshots.writer.pending import Board
+    from elasticflow.snapshots.memory.buffers import Buffer, BufferPool
+    from elasticflow.snapshots.writer.pending import PendingSnapshots
 
 _AT_THE_END = "crash"  # trigger of what is written because its launch ended without a snapshot of it
 
@@ -32,35 +32,37 @@ class Listener(Protocol):
         """Send it a message."""
 
 
-class Keeper:
+class MemoryTierService:
     """Serves the memory tier; safe to use from all the writer's threads.
 
     Args:
         pool: Where slots come from.
-        board: Snapshots on their way to the store.
+        pending_snapshots: Snapshots on their way to the store.
         write: Starts writing a share: rank, set, message (as of `StagingClient.stage`), buffer.
         set_aside: Has a committed snapshot never be restored: name, reason.
     """
 
     def __init__(
         self,
-        pool: Pool,
-        board: Board,
-        write: Callable[[int, ShareSet, Message, Buffer], None],
+        pool: BufferPool,
+        pending_snapshots: PendingSnapshots,
+        write: Callable[[int, PendingSnapshot, Message, Buffer], None],
         set_aside: Callable[[str, str], None],
     ) -> None:
-        self._board, self._write, self._set_aside = board, write, set_aside
-        board.on_free = self.begin
-        self._tier = Tier(pool)
-        self._berths: dict[Listener, Berth] = {}
+        self._pending_snapshots, self._write, self._set_aside = pending_snapshots, write, set_aside
+        pending_snapshots.on_free = self.begin
+        self._tier = MemoryTierSlots(pool)
+        self._rank_slots: dict[Listener, RankSlots] = {}
         self._beginning = threading.Lock()
         self._begun: dict[str, Message] = {}
         self._committed: Message | None = None  # place of the newest snapshot committed out of the tier
-        self._taken: list[ShareSet] = []  # of the newest generation: out of the tier, not known to be refused
+        self._taken: list[
+            PendingSnapshot
+        ] = []  # of the newest generation: out of the tier, not known to be refused
         self._handlers: dict[str, Callable[[Any, Any], None]] = {
-            "slots": self._settle_in,
-            "outline": self._outline,
-            "wish": self._wish,
+            "slots": self._attach,
+            "layout": self._describe,
+            "wish": self._request_persist,
             "recall": self._recall,
             "forget": self._forget,
         }
@@ -72,33 +74,33 @@ class Keeper:
             self._handlers[kind](worker, message[kind])
 
     def greet(self, *, is_alone: bool) -> None:
-        """A worker of the newest generation is here: what older ones wish for is not begun any more."""
-        self._tier.wish(None)
+        """A worker of the newest generation is here: what older ones ask for is not begun any more."""
+        self._tier.request(None)
         if not is_alone:  # a group over several nodes goes on without the tier: what lies here grows old
             self._tier.clear()
 
     def leave(self, worker: Listener) -> None:
         """*worker* is gone."""
-        berth = self._berths.pop(worker, None)
-        if berth is not None:
-            self._tier.leave(berth)
+        rank_slots = self._rank_slots.pop(worker, None)
+        if rank_slots is not None:
+            self._tier.leave(rank_slots)
 
     def begin(self) -> None:
-        """Begin to write the newest set, if one is wished for and the store is free."""
+        """Begin to write the newest set, if one is asked for and the store is free."""
         with self._beginning:
-            if not self._board.is_free:
+            if not self._pending_snapshots.is_free:
                 return
-            granted = self._tier.granted()
-            if granted is not None:
-                self._begin(*granted)
+            taken = self._tier.take_for_writing()
+            if taken is not None:
+                self._begin(*taken)
 
     def finish(self) -> None:
         """See that the newest set is on the store or on its way: no worker comes any more."""
-        self._board.end_open()
-        self._board.await_free()
+        self._pending_snapshots.end_open()
+        self._pending_snapshots.await_free()
         held = self._tier.newest()
         if held is not None:
-            self._tier.wish(Wish(*held.place, _AT_THE_END))
+            self._tier.request(PersistRequest(*held.place, _AT_THE_END))
             self.begin()
 
     def note(self, report: Message) -> None:
@@ -107,14 +109,14 @@ class Keeper:
         if place is not None and report["event"] == "snapshot.committed":
             self._committed = place
 
-    def _begin(self, held: HeldSet, wish: Wish) -> None:
-        name, record = held.told()
+    def _begin(self, held: SlotSet, request: PersistRequest) -> None:
+        name, record = held.metadata()
         about = record["manifest"]
-        about["trigger"] = wish.trigger
+        about["trigger"] = request.trigger
         world_size = len(held.shares)
-        listeners = {w.rank: w for w in tuple(self._berths) if w.generation == held.generation}
+        listeners = {w.rank: w for w in tuple(self._rank_slots) if w.generation == held.generation}
         self._begun[name] = {"name": name, "step": held.step, **{k: about[k] for k in ("epoch", "samples")}}
-        share_set = ShareSet(
+        pending = PendingSnapshot(
             name,
             held.step,
             held.generation,
@@ -125,18 +127,18 @@ class Keeper:
             listeners=dict(listeners),
         )
         self._taken = [taken for taken in self._taken if taken.generation == held.generation]
-        self._taken.append(share_set)
-        self._board.enter(share_set)
+        self._taken.append(pending)
+        self._pending_snapshots.enter(pending)
         for listener in listeners.values():
-            listener.send({"begun": {"name": name, "step": held.step, "trigger": wish.trigger}})
+            listener.send({"begun": {"name": name, "step": held.step, "trigger": request.trigger}})
         for rank, share in held.shares.items():
-            message = {**share.outline, "name": name, "step": held.step, "record": None if rank else record}
-            self._write(rank, share_set, message, share.buffer)
+            message = {**share.layout, "name": name, "step": held.step, "record": None if rank else record}
+            self._write(rank, pending, message, share.buffer)
 
-    def _settle_in(self, worker: Listener, nbytes: int) -> None:
+    def _attach(self, worker: Listener, nbytes: int) -> None:
         try:
-            berth = self._tier.settle_in(
-                worker.rank, worker.world_size, worker.generation, nbytes, self._berths.get(worker)
+            rank_slots = self._tier.attach(
+                worker.rank, worker.world_size, worker.generation, nbytes, self._rank_slots.get(worker)
             )
         except LimitError as error:
             worker.send({"over_limit": str(error)})
@@ -144,20 +146,20 @@ class Keeper:
         except OSError as error:
             worker.send({"no_memory": str(error)})
             return
-        self._berths[worker] = berth
-        buffers = [buffer for _, buffer in berth.slots]
+        self._rank_slots[worker] = rank_slots
+        buffers = [buffer for _, buffer in rank_slots.slots]
         worker.send({"slots": [b.size for b in buffers]}, tuple(b.descriptor for b in buffers))
 
-    def _outline(self, worker: Listener, message: Message) -> None:
-        berth = self._berths.get(worker)
-        if berth is not None:
-            self._tier.outline(berth, message["number"], message)
+    def _describe(self, worker: Listener, message: Message) -> None:
+        rank_slots = self._rank_slots.get(worker)
+        if rank_slots is not None:
+            self._tier.describe(rank_slots, message["number"], message)
 
-    def _wish(self, worker: Listener, message: Message) -> None:
+    def _request_persist(self, worker: Listener, message: Message) -> None:
         if (
-            worker in self._berths and worker.generation == self._board.newest
-        ):  # a zombie has nothing to wish for
-            self._tier.wish(Wish(worker.generation, message["step"], message["trigger"]))
+            worker in self._rank_slots and worker.generation == self._pending_snapshots.newest
+        ):  # a zombie has nothing to ask for
+            self._tier.request(PersistRequest(worker.generation, message["step"], message["trigger"]))
             self.begin()
 
     def _forget(self, worker: Listener, message: Message) -> None:
@@ -165,7 +167,7 @@ class Keeper:
 
         Every rank says so before it ends. New workers are answered only after this was handled.
         """
-        self._tier.forget(worker.generation)
+        self._tier.invalidate(worker.generation)
         with self._beginning:  # no other set is taken meanwhile, and of all ranks the first sets aside
             doubtful = [
                 taken
@@ -174,9 +176,9 @@ class Keeper:
             ]
             self._taken = [taken for taken in self._taken if taken not in doubtful]
             reason = f"the ranks' replicas differ, and were last known to be equal after step {message['equal_at']}"
-            for share_set in doubtful:
-                if not self._board.refuse(share_set, reason):
-                    self._set_aside(share_set.name, reason)
+            for pending in doubtful:
+                if not self._pending_snapshots.refuse(pending, reason):
+                    self._set_aside(pending.name, reason)
 
     def _recall(self, worker: Listener, _: None) -> None:
         is_alone = worker.local_world_size == worker.world_size
@@ -184,11 +186,11 @@ class Keeper:
         if held is None:
             worker.send({"held": None})
             return
-        name, record = held.told()
+        name, record = held.metadata()
         shares = [
             {
                 "size": share.buffer.size,
-                **{key: value for key, value in share.outline.items() if key in ("tensors", "nbytes")},
+                **{key: value for key, value in share.layout.items() if key in ("tensors", "nbytes")},
             }
             for share in held.shares.values()
         ]

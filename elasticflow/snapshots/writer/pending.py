@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class ShareSet:
+class PendingSnapshot:
     """The shares of one snapshot that this node holds.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Generation:
     answered: bool = False
 
 
-class Board:
+class PendingSnapshots:
     """Share sets and generations of one writer; safe to use from all its threads.
 
     Attributes:
@@ -81,7 +81,7 @@ class Board:
     def __init__(self) -> None:
         self.on_free: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
-        self._sets: dict[str, ShareSet] = {}
+        self._sets: dict[str, PendingSnapshot] = {}
         self._generations: dict[int, _Generation] = {}
         self._is_finishing = False
 
@@ -108,9 +108,9 @@ class Board:
             if generation < self.newest:
                 return False
             self._generations.setdefault(generation, _Generation(is_alone))
-            for share_set in self._sets.values():
-                if share_set.generation < generation:
-                    share_set.end()
+            for pending in self._sets.values():
+                if pending.generation < generation:
+                    pending.end()
             self._changed.notify_all()
             return True
 
@@ -122,41 +122,45 @@ class Board:
             )
             self._generations[generation].answered = True
 
-    def add(self, share: ShareSet, rank: int, record: dict[str, Any] | None, listener: Any) -> ShareSet:
+    def add(
+        self, share: PendingSnapshot, rank: int, record: dict[str, Any] | None, listener: Any
+    ) -> PendingSnapshot:
         """Note that *rank* handed over a share of the snapshot that *share* describes; return its set."""
         with self._changed:
-            share_set = self._sets.setdefault(share.name, share)
-            share_set.staged.add(rank)
-            share_set.listeners[rank] = listener
-            share_set.record = record or share_set.record
-            if share_set.generation < self.newest or self._is_finishing:
-                share_set.end()
-            return share_set
+            pending = self._sets.setdefault(share.name, share)
+            pending.staged.add(rank)
+            pending.listeners[rank] = listener
+            pending.record = record or pending.record
+            if pending.generation < self.newest or self._is_finishing:
+                pending.end()
+            return pending
 
-    def enter(self, share_set: ShareSet) -> None:
+    def enter(self, pending: PendingSnapshot) -> None:
         """Note a snapshot whose shares are all here."""
         with self._changed:
-            self._sets[share_set.name] = share_set
+            self._sets[pending.name] = pending
 
-    def finish(self, share_set: ShareSet, rank: int, files: list[WrittenFile], error: str | None) -> None:
+    def finish(
+        self, pending: PendingSnapshot, rank: int, files: list[WrittenFile], error: str | None
+    ) -> None:
         """Note that *rank*'s share is on the store or failed."""
         with self._changed:
-            share_set.done.add(rank)
-            share_set.files[rank] = files
-            share_set.error = share_set.error or error
+            pending.done.add(rank)
+            pending.files[rank] = files
+            pending.error = pending.error or error
             self._changed.notify_all()
 
-    def refuse(self, share_set: ShareSet, reason: str) -> bool:
-        """Have *share_set* not be committed; False if it was: who asks has to set it aside."""
+    def refuse(self, pending: PendingSnapshot, reason: str) -> bool:
+        """Have *pending* not be committed; False if it was: who asks has to set it aside."""
         with self._changed:
-            share_set.error = share_set.error or reason
-            return not share_set.is_published
+            pending.error = pending.error or reason
+            return not pending.is_published
 
-    def published(self, share_set: ShareSet) -> str | None:
+    def published(self, pending: PendingSnapshot) -> str | None:
         """Note that the manifest is there; return why it was refused meanwhile: who published has to set it aside."""
         with self._changed:
-            share_set.is_published = True
-            return share_set.error
+            pending.is_published = True
+            return pending.error
 
     def end_all(self) -> None:
         """No more shares can come at all: once every open set is settled, `next_settled` has no more."""
@@ -165,7 +169,7 @@ class Board:
             self._changed.notify_all()
         self.end_open()
 
-    def next_settled(self) -> ShareSet | None:
+    def next_settled(self) -> PendingSnapshot | None:
         """Return the oldest open set once it is settled: snapshots are committed in the order they were staged."""
         with self._changed:
             self._changed.wait_for(self._can_tell_next)
@@ -175,10 +179,10 @@ class Board:
         oldest = next(iter(self._sets.values()), None)
         return self._is_finishing if oldest is None else oldest.is_settled
 
-    def close(self, share_set: ShareSet) -> None:
+    def close(self, pending: PendingSnapshot) -> None:
         """The snapshot has an outcome."""
         with self._changed:
-            self._sets.pop(share_set.name, None)
+            self._sets.pop(pending.name, None)
             is_free = not self._sets
             self._changed.notify_all()
         if is_free:
@@ -187,8 +191,8 @@ class Board:
     def end_open(self) -> None:
         """No more shares can come of the snapshots that are open."""
         with self._changed:
-            for share_set in self._sets.values():
-                share_set.end()
+            for pending in self._sets.values():
+                pending.end()
             self._changed.notify_all()
 
     def await_free(self) -> None:
@@ -196,22 +200,22 @@ class Board:
         with self._changed:
             self._changed.wait_for(lambda: not self._sets)
 
-    def is_current(self, share_set: ShareSet) -> bool:
+    def is_current(self, pending: PendingSnapshot) -> bool:
         """Return whether no newer generation has greeted."""
         with self._changed:
-            return share_set.generation >= self.newest
+            return pending.generation >= self.newest
 
-    def await_successor(self, share_set: ShareSet, limit_s: float) -> int | None:
+    def await_successor(self, pending: PendingSnapshot, limit_s: float) -> int | None:
         """Return the newer generation that waits for this snapshot's outcome, or None if there is none.
 
         Asked when a newer generation was claimed: by this node's own launcher, whose workers greet in a moment and
         wait for their answer, or by another launch, whose workers never come here.
         """
-        if not share_set.is_alone:
+        if not pending.is_alone:
             return None
         with self._changed:
-            self._changed.wait_for(lambda: self.newest > share_set.generation, limit_s)
-            newer = [n for n in self._generations if n > share_set.generation]
+            self._changed.wait_for(lambda: self.newest > pending.generation, limit_s)
+            newer = [n for n in self._generations if n > pending.generation]
             if not newer or any(
                 self._generations[n].answered or not self._generations[n].is_alone for n in newer
             ):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _EVERY_S = 10.0
 
 
-class Troubles:
+class ThrottledTroubles:
     """Takes what `Storage` tells of operations that are tried again; from any thread.
 
     Args:

@@ -8,34 +8,34 @@ from elasticflow.snapshots.format import shard_file
 from elasticflow.snapshots.format.manifest import STATE_FILE
 from elasticflow.snapshots.format.shard_file import TensorEntry
 from elasticflow.snapshots.store.publish import Publisher
-from elasticflow.snapshots.store.reuse import Lending
+from elasticflow.snapshots.store.reuse import ReusableFiles
 
 if TYPE_CHECKING:
     from elasticflow.snapshots.format.shard_file import Packed, WrittenFile
     from elasticflow.snapshots.store.catalog import Catalog
     from elasticflow.snapshots.writer.committer import Config
-    from elasticflow.snapshots.writer.pending import ShareSet
+    from elasticflow.snapshots.writer.pending import PendingSnapshot
 
 
-class ShareWriting:
+class ShardWriter:
     """Writes shares of one run's snapshots; safe to use from several threads."""
 
     def __init__(self, config: Config, catalog: Catalog) -> None:
         self._run_id = config.run_id
         self._integrity = config.integrity
         self._storage = catalog.storage
-        self._lending = Lending(catalog)
+        self._reusable_files = ReusableFiles(catalog)
         self._publisher = Publisher(catalog)
 
     def write(
-        self, share_set: ShareSet, rank: int, message: dict[str, Any], memory: memoryview
+        self, pending: PendingSnapshot, rank: int, message: dict[str, Any], memory: memoryview
     ) -> list[WrittenFile]:
         """Write *rank*'s share, and rank 0's state.json; return what the manifest says about the files.
 
         Frozen tensors go to a file of their own, which is written only if no earlier snapshot has the same bytes.
 
         Args:
-            share_set: The snapshot.
+            pending: The snapshot.
             rank: Whose share.
             message: What the worker sent with it (`StagingClient.stage`).
             memory: The staging buffer.
@@ -43,11 +43,11 @@ class ShareWriting:
         Raises:
             OSError: the store failed; nothing half written is at a file's name.
         """
-        place = self._publisher.place(share_set.name)
+        place = self._publisher.place(pending.name)
         tensors = [TensorEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in message["tensors"]]
         staged = memory[: message["nbytes"]]
-        ranks = rank, share_set.world_size
-        about = {"run_id": self._run_id, "snapshot": share_set.name, "step": str(share_set.step)}
+        ranks = rank, pending.world_size
+        about = {"run_id": self._run_id, "snapshot": pending.name, "step": str(pending.step)}
         own = [tensor for tensor in tensors if not tensor.frozen]
         shard = shard_file.pack(shard_file.shard_name(*ranks), tensors=own, staged=staged, about=about)
         files = [shard_file.write_shard(self._storage, place, shard, self._integrity)]
@@ -64,7 +64,7 @@ class ShareWriting:
         return files
 
     def _write_unless_there(self, place: str, shard: Packed) -> WrittenFile:
-        found = self._lending.find(shard.sha256())
+        found = self._reusable_files.find(shard.sha256())
         if found is not None:
             return shard.borrowed(*found)
         return shard_file.write_shard(self._storage, place, shard, "sha256")

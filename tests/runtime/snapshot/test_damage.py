@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from elasticflow.runtime.snapshot import restore
+from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import WriterProcess, start_writer
 from elasticflow.snapshots.format.manifest import BLOCK
 from elasticflow.snapshots.format.shard_file import TensorEntry
-from elasticflow.snapshots.read.loaded import NodeLoader
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 

@@ -20,7 +20,7 @@ from elasticflow.storage.storage import Storage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elasticflow.snapshots.read.loaded import Loaded
+    from elasticflow.snapshots.read.load import LoadedSnapshot
 
 SHARD = "shard-00000-of-00001.safetensors"
 
@@ -48,7 +48,7 @@ class Own:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
 
-    def load(self, name: str) -> Loaded:
+    def load(self, name: str) -> LoadedSnapshot:
         """See restore.Loads."""
         return load.load(self.catalog, name)
 
@@ -154,7 +154,7 @@ class Forbidding(Own):
         super().__init__(catalog)
         self.names = names
 
-    def load(self, name: str) -> Loaded:
+    def load(self, name: str) -> LoadedSnapshot:
         """See restore.Loads."""
         if name in self.names:
             raise UnreadableSnapshotError(f"{SHARD}: cannot be read: Permission denied")

@@ -22,14 +22,14 @@ from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.store.publish import Publisher
 from elasticflow.snapshots.writer.committer import Config
-from elasticflow.snapshots.writer.pending import ShareSet
-from elasticflow.snapshots.writer.shard_writer import ShareWriting
+from elasticflow.snapshots.writer.pending import PendingSnapshot
+from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elasticflow.snapshots.read.loaded import Loaded
+    from elasticflow.snapshots.read.load import LoadedSnapshot
 
 
 def tuned() -> State:
@@ -89,7 +89,7 @@ class Own:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
 
-    def load(self, name: str) -> Loaded:
+    def load(self, name: str) -> LoadedSnapshot:
         """See restore.Loads."""
         return load.load(self.catalog, name)
 
@@ -105,11 +105,11 @@ def commit(catalog: Catalog, state: State, step: int) -> Manifest:
     entries = [asdict(entry) for entry in share.copy_into(memory)]
     record = {"state": {"position": {"step": step}, "state": captured.tree}}
     message = {"tensors": entries, "nbytes": share.nbytes, "record": record}
-    share_set = ShareSet(f"{step:012d}-0001-{step:08x}", step, 1, 1, 1)
-    files = ShareWriting(Config("", "r", {}), catalog).write(share_set, 0, message, memory)
+    pending = PendingSnapshot(f"{step:012d}-0001-{step:08x}", step, 1, 1, 1)
+    files = ShardWriter(Config("", "r", {}), catalog).write(pending, 0, message, memory)
     about: dict[str, Any] = {"run_id": "r", "generation": 1, "world_size": 1, "trigger": "steps"}
     made = Manifest(
-        name=share_set.name,
+        name=pending.name,
         step=step,
         created=0.0,
         files={file.name: file.entry for file in files if not file.is_borrowed},

@@ -58,9 +58,9 @@ def test_locations() -> None:
     expected = {f"{found.name}/a", f"{found.name}/state.json", LENT}
     assert expected == found.locations().keys()
     assert {f"{found.name}/a", LENT} == {found.location("a"), found.location(LENT)}
-    assert {LENT.partition("/")[0]} == found.lenders
+    assert {LENT.partition("/")[0]} == found.borrowed_from
     assert ENTRY == found.locations()[LENT]
-    assert frozenset() == made().lenders
+    assert frozenset() == made().borrowed_from
 
 
 def test_manifests_of_before_are_read() -> None:

@@ -24,7 +24,7 @@ class Place:
     metric: float | None = None
     created: float = 0.0
     parent: str | None = None
-    lenders: frozenset[str] = frozenset()
+    borrowed_from: frozenset[str] = frozenset()
     measured_by: tuple[str | None, ...] = (None, None, None)
 
     @property
@@ -190,9 +190,13 @@ def histories(draw: st.DrawFn) -> list[Place]:
             generation, step, parent = generation + 1, begin.step, begin.name
         step += draw(st.integers(1, 9))
         clock += draw(st.sampled_from([-DAY, 1.0, 60.0, 1000.0, 1e4]))
-        lenders = draw(st.frozensets(st.sampled_from([s.name for s in found]), max_size=2)) if found else ()
+        borrowed_from = (
+            draw(st.frozensets(st.sampled_from([s.name for s in found]), max_size=2)) if found else ()
+        )
         metric = draw(metrics)
-        place = Place(step, step // 20, step * 10, generation, metric, clock, parent, frozenset(lenders))
+        place = Place(
+            step, step // 20, step * 10, generation, metric, clock, parent, frozenset(borrowed_from)
+        )
         found.append(place)
     return found
 
@@ -209,7 +213,7 @@ def test_what_never_goes(found: list[Place], asked: policy.Keep, data: st.DataOb
     assert expected <= reasons.keys() <= {s.name for s in found}
     for snapshot in found:
         if snapshot.name in reasons:
-            assert snapshot.lenders <= reasons.keys()
+            assert snapshot.borrowed_from <= reasons.keys()
     assert all(reasons.values())
     assert reasons.keys() == policy.keep(found, asked, pinned=pinned, in_use=in_use)
 
@@ -236,7 +240,7 @@ def test_reasons() -> None:
         Place(2, metric=0.1),
         Place(10, metric=0.5),
         Place(11, created=3000.0),
-        Place(12, created=5000.0, lenders=frozenset({"000000000002-0001"}), parent="000000000010-0001"),
+        Place(12, created=5000.0, borrowed_from=frozenset({"000000000002-0001"}), parent="000000000010-0001"),
     ]
     asked = policy.Keep(last=1, best=1, every="10 steps", within="1 h", best_mode="max")
     expected = {

@@ -16,14 +16,14 @@ import pytest
 from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client.channel import Channel
-from elasticflow.snapshots.client.connection import Link
+from elasticflow.snapshots.client.connection import WriterConnection
+from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
 from elasticflow.snapshots.read import load
 from elasticflow.snapshots.read import verified_files as snapshots_held
-from elasticflow.snapshots.read.loaded import NodeLoader
-from elasticflow.snapshots.read.stream import Stream
+from elasticflow.snapshots.read.stream import VerifiedStream
 from elasticflow.snapshots.store.catalog import Catalog
-from elasticflow.snapshots.writer.load_service import Loader
+from elasticflow.snapshots.writer.load_service import LoadService
 from elasticflow.storage.storage import Storage
 from tests.snapshots.conftest import Bench
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from elasticflow.snapshots.client.channel import Message
     from elasticflow.snapshots.client.writer_process import WriterProcess
-    from elasticflow.snapshots.read.loaded import Loaded
+    from elasticflow.snapshots.read.load import LoadedSnapshot
 
 SIZE = 9 << 20  # two blocks for each rank
 HARMED = (8 << 20) + 17
@@ -87,7 +87,7 @@ def comes_true(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def check(loaded: Loaded) -> None:
+def check(loaded: LoadedSnapshot) -> None:
     """Compare every tensor with what was staged."""
     assert {"position": {"step": 1}, "state": {}} == loaded.state
     for rank in range(2):
@@ -105,12 +105,12 @@ class NodeOfOne:
 
     def __init__(self, uri: str) -> None:
         ours, theirs = socket.socketpair()
-        self.link, self._channel = Link(Channel(ours)), Channel(theirs)
-        self._loader = Loader(Catalog(Storage(uri)))
+        self.link, self._channel = WriterConnection(Channel(ours)), Channel(theirs)
+        self._loader = LoadService(Catalog(Storage(uri)))
         threading.Thread(target=self._serve, daemon=True).start()
 
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """See serving.Asker."""
+        """See load_service.Asker."""
         self._channel.send(message, descriptors)
 
     def _serve(self) -> None:
@@ -189,7 +189,7 @@ def test_change_after_verification_is_noticed(bench: Bench, committed: str, chan
         loaded.read_into("b0", target)
     assert not isinstance(caught.value, DamagedSnapshotError)
     loaded.read_into("b1", target)  # the other file is as it was
-    loaded.held.close()
+    loaded.files.close()
 
 
 def test_change_during_verification_is_noticed(
@@ -197,14 +197,14 @@ def test_change_during_verification_is_noticed(
 ) -> None:
     """A file that was replaced between being opened and being verified is not what was verified."""
     path = Path(bench.uri) / "snapshots" / committed / SHARD
-    real = Stream.read
+    real = VerifiedStream.read
 
-    def read(stream: Stream) -> dict[str, str]:
+    def read(stream: VerifiedStream) -> dict[str, str]:
         path.with_name("new").write_bytes(path.read_bytes())
         path.with_name("new").rename(path)
         return real(stream)
 
-    monkeypatch.setattr(Stream, "read", read)
+    monkeypatch.setattr(VerifiedStream, "read", read)
     with pytest.raises(SnapshotError, match="changed while it was loaded"):
         load.load(bench.catalog, committed)
     assert [] == held("self", committed)
@@ -220,7 +220,7 @@ def test_many_files_or_others_disks_are_copied(
             loaded = load.load(bench.catalog, committed)
         assert 1 == len(held("self", committed)), name
         check(loaded)
-        loaded.held.close()
+        loaded.files.close()
 
 
 def test_damage_is_told_to_every_rank(bench: Bench, committed: str) -> None:

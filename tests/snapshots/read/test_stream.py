@@ -11,7 +11,7 @@ import pytest
 
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.format.manifest import BLOCK, FileEntry
-from elasticflow.snapshots.read.stream import Stream
+from elasticflow.snapshots.read.stream import VerifiedStream
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_every_byte_arrives_once(storage: Storage, integrity: str) -> None:
         arrived.append((path, offset))
         found[path][offset : offset + len(data)] = data
 
-    assert {} == Stream(storage, entries, sink=keep, progress=told.append).read()
+    assert {} == VerifiedStream(storage, entries, sink=keep, progress=told.append).read()
     assert {path: content(path) for path in SIZES} == found
     assert len(set(arrived)) == len(arrived)
     assert sorted(told) == told
@@ -78,8 +78,8 @@ def test_all_damage_is_found_at_the_end_or_the_first_ends_it(storage: Storage) -
         "b/long": f"block 2 (from byte {2 * BLOCK}) is not what was written",
         "b/odd": f"ends at byte {BLOCK + 4}, {BLOCK + 5} bytes were written",
     }
-    assert expected == Stream(storage, ENTRIES, to_the_end=True).read()
-    found = Stream(storage, ENTRIES).read()
+    assert expected == VerifiedStream(storage, ENTRIES, to_the_end=True).read()
+    found = VerifiedStream(storage, ENTRIES).read()
     assert found
     assert found.items() <= expected.items()
 
@@ -87,7 +87,7 @@ def test_all_damage_is_found_at_the_end_or_the_first_ends_it(storage: Storage) -
 def test_another_sha256_is_damage(storage: Storage) -> None:
     """Where the entry has a SHA-256, equal CRCs are not enough."""
     entry = replace(ENTRIES["b/odd"], sha256=hashlib.sha256(b"other").hexdigest())
-    found = Stream(storage, {"b/odd": entry}).read()
+    found = VerifiedStream(storage, {"b/odd": entry}).read()
     assert {"b/odd": "its SHA-256 is not that of what was written"} == found
 
 
@@ -98,8 +98,8 @@ def test_failing_sink_and_stop_say_nothing_about_the_files(storage: Storage) -> 
         raise SnapshotError("no room")
 
     with pytest.raises(SnapshotError, match=r"^no room$"):
-        Stream(storage, ENTRIES, sink=full).read()
-    stream = Stream(storage, ENTRIES, progress=lambda _: stream.stop())
+        VerifiedStream(storage, ENTRIES, sink=full).read()
+    stream = VerifiedStream(storage, ENTRIES, progress=lambda _: stream.stop())
     with pytest.raises(SnapshotError, match="given up"):
         stream.read()
 
@@ -107,5 +107,5 @@ def test_failing_sink_and_stop_say_nothing_about_the_files(storage: Storage) -> 
 def test_folder_in_place_of_a_file_is_damage(tmp_path: Path) -> None:
     """What a local disk cannot read as a file is damage: a restart would only meet it again."""
     (tmp_path / "x").mkdir()
-    found = Stream(Storage(str(tmp_path)), {"x": entry_of(b"data")}).read()
+    found = VerifiedStream(Storage(str(tmp_path)), {"x": entry_of(b"data")}).read()
     assert "cannot be read: IsADirectoryError" in found["x"]

@@ -11,7 +11,7 @@ from elasticflow.errors import SnapshotError
 from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, FileEntry, Manifest
 from elasticflow.snapshots.store.catalog import Catalog
-from elasticflow.snapshots.store.publish import Publisher, PublishError
+from elasticflow.snapshots.store.publish import CommitRefusedError, Publisher
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -109,12 +109,12 @@ def test_lends(catalog: Catalog) -> None:
     """A file can be referred to while its snapshot is committed and not set aside, and it has all its bytes."""
     name, entry = commit(catalog, 1), FileEntry(2, (0,))
     location = f"{name}/state.json"
-    assert catalog.lends(location, entry)
-    assert not catalog.lends(location, FileEntry(3, (0,)))
-    assert not catalog.lends(f"{name}/other", entry)
-    assert not catalog.lends(f"{snapshot_name(2, 1, '00000002')}/state.json", entry)
+    assert catalog.can_reuse(location, entry)
+    assert not catalog.can_reuse(location, FileEntry(3, (0,)))
+    assert not catalog.can_reuse(f"{name}/other", entry)
+    assert not catalog.can_reuse(f"{snapshot_name(2, 1, '00000002')}/state.json", entry)
     catalog.quarantine(name, "for the test")
-    assert not catalog.lends(location, entry)
+    assert not catalog.can_reuse(location, entry)
 
 
 def test_the_newest_is_found_without_reading_older_manifests(
@@ -150,16 +150,16 @@ def test_publish_refuses_a_taken_name_and_missing_bytes(catalog: Catalog) -> Non
     record = catalog.manifest(name)
     publisher = Publisher(catalog)
     other = dataclasses.replace(record, created=9.0)
-    with pytest.raises((PublishError, OSError)):
+    with pytest.raises((CommitRefusedError, OSError)):
         publisher.publish(other)
     short = dataclasses.replace(
         record, name=snapshot_name(2, 1, "00000002"), files={"state.json": FileEntry(5, (0,))}
     )
     catalog.storage.write(f"{publisher.place(short.name)}/state.json", [b"{}"])
-    with pytest.raises(PublishError, match=r"state.json has 2 bytes on the store, 5 were written"):
+    with pytest.raises(CommitRefusedError, match=r"state.json has 2 bytes on the store, 5 were written"):
         publisher.publish(short)
     borrowing = dataclasses.replace(short, files={}, borrowed={f"{name}/w.safetensors": FileEntry(5, (0,))})
-    with pytest.raises(PublishError, match=r"w.safetensors, which it refers to, is no longer there"):
+    with pytest.raises(CommitRefusedError, match=r"w.safetensors, which it refers to, is no longer there"):
         publisher.publish(borrowing)
     assert catalog.committed() == [record]
 

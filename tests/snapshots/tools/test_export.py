@@ -91,7 +91,7 @@ def same(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
 
 def test_the_second_snapshot_borrows(taken: Taken) -> None:
     """What the tests below export lies in files of two snapshots."""
-    assert taken.catalog.manifest(taken.second).lenders == {taken.first}
+    assert taken.catalog.manifest(taken.second).borrowed_from == {taken.first}
 
 
 def test_safetensors_holds_the_state_dict_under_the_users_names(taken: Taken, tmp_path: Path) -> None:

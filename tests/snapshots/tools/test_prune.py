@@ -35,7 +35,7 @@ def names(bench: Bench) -> list[str]:
         for _ in range(4):
             training.step()
             taken.append(training.take([client]))
-    assert bench.catalog.manifest(taken[-1]).lenders == {taken[0]}
+    assert bench.catalog.manifest(taken[-1]).borrowed_from == {taken[0]}
     return taken
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticflow import events
-from elasticflow.snapshots.writer.reports import Troubles
+from elasticflow.snapshots.writer.reports import ThrottledTroubles
 from elasticflow.storage.storage import Trouble
 
 
@@ -13,7 +13,7 @@ def test_first_trouble_is_told_and_then_one_in_ten_seconds() -> None:
     """Of an outage with hundreds of tries a few events remain, each with the try it is about."""
     told: list[dict[str, Any]] = []
     now = 100.0
-    take = Troubles(told.append, lambda: now)
+    take = ThrottledTroubles(told.append, lambda: now)
     for attempt in range(1, 26):
         take(Trouble("read x", "ConnectionError", "ConnectionError: reset", attempt, 0.123))
         now += 1.0

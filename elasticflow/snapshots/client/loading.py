@@ -1,52 +1,18 @@
-"""The worker's side of loading: a snapshot that the node's writer verified, read where it is held."""
+"""A worker's side of loading: the node's writer verifies a snapshot and hands its files over."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import SnapshotError
-from elasticflow.snapshots.format import manifest
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, UnreadableSnapshotError
-from elasticflow.snapshots.read.verified_files import Held
+from elasticflow.snapshots.read.load import LoadedSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     from elasticflow.snapshots.client.channel import Message
-    from elasticflow.snapshots.client.connection import Link
-    from elasticflow.snapshots.format.manifest import Manifest
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A verified snapshot, whose tensors are read one by one into memory of the reader's own.
-
-    Attributes:
-        manifest: What it holds.
-        state: Content of state.json.
-        held: Its files.
-    """
-
-    manifest: Manifest
-    state: dict[str, Any]
-    held: Held
-
-    @classmethod
-    def of(cls, told: Mapping[str, Any], descriptors: Sequence[int]) -> Loaded:
-        """Return what `loading.Answer.facts` tells of; the descriptors are its own from now on."""
-        about = manifest.parse(told["manifest"].encode())
-        return cls(about, json.loads(told["content"]), Held.of(told["held"], descriptors))
-
-    def read_into(self, key: str, target: memoryview) -> None:
-        """Fill *target* with the bytes of tensor *key*, as they were verified.
-
-        Raises:
-            SnapshotError: its file changed meanwhile, or cannot be read.
-        """
-        place = self.manifest.tensors[key]
-        self.held.read_into(self.manifest.location(place.file), place.offset, target)
+    from elasticflow.snapshots.client.connection import WriterConnection
 
 
 class NodeLoader:
@@ -57,14 +23,14 @@ class NodeLoader:
         beat: Called whenever the writer has read on.
     """
 
-    def __init__(self, link: Link, beat: Callable[[], None]) -> None:
+    def __init__(self, link: WriterConnection, beat: Callable[[], None]) -> None:
         self._link, self._beat = link, beat
         self._name = ""
         self._answer: dict[str, Any] | None = None
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedSnapshot | None = None
         link.handlers["load"] = self._hear
 
-    def load(self, name: str) -> Loaded:
+    def load(self, name: str) -> LoadedSnapshot:
         """Return snapshot *name*; `release` must follow once nothing more of it is to be read.
 
         Raises:
@@ -80,8 +46,8 @@ class NodeLoader:
         answer = self._answer
         match answer["state"]:
             case "ready":
-                descriptors = [self._link.descriptors.popleft() for _ in answer["held"]["marks"]]
-                self._loaded = Loaded.of(answer, descriptors)
+                descriptors = [self._link.descriptors.popleft() for _ in answer["files"]["stat_marks"]]
+                self._loaded = LoadedSnapshot.from_json(answer, descriptors)
                 return self._loaded
             case "damaged":
                 raise DamagedSnapshotError(answer["reason"])
@@ -97,7 +63,7 @@ class NodeLoader:
             SnapshotError: the writer died.
         """
         if self._loaded is not None:
-            self._loaded.held.close()
+            self._loaded.files.close()
             self._loaded = None
         self._link.send({"unload": self._name})
 
