@@ -115,7 +115,7 @@ class NodeRefusedError(ElasticflowError):
     """This machine may not take part in the run: other versions, another job, or it does not see the snapshots."""
 
 
-class HeadNotFoundError(ElasticflowError):
+class LaunchNotFoundError(ElasticflowError):
     """Nobody serves a launch at the address given to `--join`."""
 
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from elasticflow.compiler.inputs.job_json import job_to_json
 from elasticflow.compiler.inputs.origins import JOB_JSON, origins_now
 from elasticflow.compiler.plan.launch_plan import plan_job
-from elasticflow.errors import HeadNotFoundError, LedElsewhereError, NodeRefusedError
-from elasticflow.launcher.agent.agent_process import agent_of
+from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError
+from elasticflow.launcher.agent.agent_process import build_agent_process
 from elasticflow.launcher.joined_node import JoinedNode
 from elasticflow.launcher.launch import check_torch, writer_config
-from elasticflow.launcher.rendezvous.control_store import EXIT_CODE, INVITATION, join_store
 from elasticflow.launcher.rendezvous.invitation import Invitation
-from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, place_of
-from elasticflow.protocol.store_address import RendezvousLostError
+from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, store_address_of
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, join_store
+from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.launcher.launch import Request
-    from elasticflow.protocol.key_store import Keys
-    from elasticflow.protocol.store_address import RendezvousPlace
+    from elasticflow.protocol.control_store import ControlStore
+    from elasticflow.protocol.store_address import StoreAddress
 
 _POLL_S = 0.05
 _CONNECT_S = 60.0
@@ -70,22 +70,22 @@ def join(
         lead: Launches what it is given, and returns its exit code.
 
     Raises:
-        HeadNotFoundError: nobody leads a run of the job there.
+        LaunchNotFoundError: nobody leads a run of the job there.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
     """
     check_torch(warn)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     _check_rank(plan, request.node_rank)
     _await_server(address, say)
-    place = place_of(plan, address.host, address.port)
-    keys = connect(place)
+    store_address = store_address_of(plan, address.host, address.port)
+    keys = connect(store_address)
     last = 0
     while True:
         try:
-            number = _await_launch(keys, place, last, say)
-            node = _Node(request, plan, place.under(str(number)), say)
-        except RendezvousLostError as error:
-            raise HeadNotFoundError(
+            number = _await_launch(keys, store_address, last, say)
+            node = _Node(request, plan, store_address.under(str(number)), say)
+        except StoreLostError as error:
+            raise LaunchNotFoundError(
                 str(error), "start the run again, or what serves its rendezvous"
             ) from error
         code = node.take_part()
@@ -123,7 +123,7 @@ def _await_server(address: Address, say: Callable[[str], None]) -> None:
     """Return once somebody answers at *address*; a supervisor that is still starting is waited for.
 
     Raises:
-        HeadNotFoundError: nobody answers in time.
+        LaunchNotFoundError: nobody answers in time.
     """
     deadline = time.monotonic() + _CONNECT_S
     told = False
@@ -132,7 +132,7 @@ def _await_server(address: Address, say: Callable[[str], None]) -> None:
             socket.create_connection((address.host, address.port), timeout=5).close()
         except OSError as error:
             if time.monotonic() > deadline:
-                raise HeadNotFoundError(
+                raise LaunchNotFoundError(
                     f"nobody serves a launch at {address}: {error}",
                     "start the run on that machine first, with nodes.endpoint naming it, and open the port",
                 ) from error
@@ -144,36 +144,38 @@ def _await_server(address: Address, say: Callable[[str], None]) -> None:
             return
 
 
-def _await_launch(keys: Keys, place: RendezvousPlace, last: int, say: Callable[[str], None]) -> int:
+def _await_launch(
+    keys: ControlStore, store_address: StoreAddress, last: int, say: Callable[[str], None]
+) -> int:
     """Return the number of the job's newest launch, later than *last*, that is not over.
 
     Args:
         keys: The job's.
-        place: Where they are.
+        store_address: Where they are.
         last: Number of a launch that is not led any more.
         say: Called with what a person should know.
 
     Raises:
-        HeadNotFoundError: there is none in time.
+        LaunchNotFoundError: there is none in time.
     """
     deadline = time.monotonic() + _CONNECT_S
-    what = f"a run of this job at {place.endpoint}"
+    what = f"a run of this job at {store_address.endpoint}"
     told = False
     while time.monotonic() < deadline:
         number = newest_launch(keys)
         if number > last:
-            launch = join_store(place.under(str(number)), looks_at="")
+            launch = join_store(store_address.under(str(number)), looks_at="")
             if launch.check([INVITATION]) and not launch.check([EXIT_CODE]):
                 return number
         if not told:
             told = True
             say(f"waiting for {what}")
         time.sleep(_AGAIN_S / 2)
-    raise HeadNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
+    raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
 
 
 class _Node:
-    """This machine as a node of the launch whose keys are at *place*.
+    """This machine as a node of the launch whose keys are at *store_address*.
 
     Attributes:
         folder: The run's folder here.
@@ -183,9 +185,9 @@ class _Node:
     """
 
     def __init__(
-        self, request: Request, plan: LaunchPlan, place: RendezvousPlace, say: Callable[[str], None]
+        self, request: Request, plan: LaunchPlan, store_address: StoreAddress, say: Callable[[str], None]
     ) -> None:
-        store = join_store(place, looks_at="")
+        store = join_store(store_address, looks_at="")
         invitation = Invitation(**json.loads(store.get(INVITATION)))
         invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
@@ -205,8 +207,10 @@ class _Node:
         atomic_files.write(launch_folder / JOB_JSON, (json.dumps(made, indent=2).encode(),))
         writer = writer_config(plan, uri, prefix, self.folder.run_id)
         rank = request.node_rank if plan.rdzv_backend == "static" else None
-        agent = agent_of(plan, self.folder, launch_folder, node, place, request.project_root, writer, rank)
-        say(f"joining run {invitation.run_id} at {place.endpoint} as node {node}")
+        agent = build_agent_process(
+            plan, self.folder, launch_folder, node, store_address, request.project_root, writer, rank
+        )
+        say(f"joining run {invitation.run_id} at {store_address.endpoint} as node {node}")
         self._membership = JoinedNode(node, agent, store, say)
 
     def take_part(self) -> int | None:

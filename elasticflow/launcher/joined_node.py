@@ -8,16 +8,16 @@ import time
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED, KILLED_BY_USER
-from elasticflow.launcher.rendezvous.control_store import EXIT_CODE, NOTICED
-from elasticflow.launcher.rendezvous.liveness import HeadWatch
-from elasticflow.launcher.rendezvous.rounds import Feed
+from elasticflow.launcher.rendezvous.liveness import SupervisorWatch
+from elasticflow.launcher.rendezvous.rounds import Outbox
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, NOTICED
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.launcher.agent.agent_process import AgentProcess
-    from elasticflow.protocol.key_store import Keys
+    from elasticflow.protocol.control_store import ControlStore
 
 _POLL_S = 0.05
 # An agent that ends so often in a row, each time so soon, will not do better.
@@ -28,9 +28,11 @@ _SOON_S = 60.0
 class JoinedNode:
     """This machine's part in the launch: its agent, and the signals that end it."""
 
-    def __init__(self, node: str, agent: AgentProcess, store: Keys, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, node: str, agent: AgentProcess, store: ControlStore, say: Callable[[str], None]
+    ) -> None:
         self._node, self._agent, self._store, self._say = node, agent, store, say
-        self._feed = Feed(store)
+        self._feed = Outbox(store)
         self._final: int | None = None
         self._asked = LeaveRequests()
         self._started_at, self._soon_ended = 0.0, 0
@@ -41,7 +43,7 @@ class JoinedNode:
         Nothing that it started lives afterwards.
         """
         previous = self._asked.listen()
-        supervisor = HeadWatch(self._store)
+        supervisor = SupervisorWatch(self._store)
         try:
             self._start()
             has_asked = False
@@ -64,7 +66,7 @@ class JoinedNode:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _is_silent(self, supervisor: HeadWatch) -> bool:
+    def _is_silent(self, supervisor: SupervisorWatch) -> bool:
         try:
             return supervisor.is_silent()
         except RuntimeError:  # the agent sees it, too, and ends

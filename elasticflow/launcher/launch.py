@@ -17,7 +17,7 @@ from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
 from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import resume_check
 from elasticflow.launcher.journal.post_mortem import ending_of
-from elasticflow.launcher.rendezvous.leadership import meet
+from elasticflow.launcher.rendezvous.leadership import open_store
 from elasticflow.launcher.run_lock import locked
 from elasticflow.launcher.supervisor.launch_record import Launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, check_scale
@@ -93,7 +93,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
     uri, prefix = snapshot_place(plan.snapshots.uri, folder, request.project_root)
     storage = Storage(uri, plan.snapshots.options)
     storage.check_writable()
-    with locked(folder), contextlib.closing(meet(plan)) as meeting:
+    with locked(folder), contextlib.closing(open_store(plan)) as store:
         catalog = Catalog(storage, prefix)
         with _telling_of_files(folder):
             _check_files(folder, catalog)
@@ -122,7 +122,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
             project_root=request.project_root,
             catalog=catalog,
             writer=writer_config(plan, uri, prefix, folder.run_id),
-            meeting=meeting,
+            store=store,
             is_resumed=number > 1 or catalog.newest_generation() > 0,
             is_edited=edited is not None,
             scale=request.scale,

@@ -9,19 +9,19 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 PREFIX = "elasticflow"
 
 
-class RendezvousLostError(RuntimeError):
+class StoreLostError(RuntimeError):
     """The store does not answer any more; a RuntimeError, as torch's own for this is."""
 
 
 @dataclass(frozen=True)
-class RendezvousPlace:
+class StoreAddress:
     """A store of keys that several processes see.
 
     Attributes:
         host: Where it is served.
         port: Its port.
         prefix: What all keys of those who meet begin with.
-        backend: `c10d`, as torchrun calls what a launch serves itself (`protocol/tcp_keys.py`), or `etcd-v2`.
+        backend: `c10d`, as torchrun calls what a launch serves itself (`protocol/tcp_store.py`), or `etcd-v2`.
         options: How to talk to it; etcd's are `protocol`, `ca_cert`, `ssl_cert` and `ssl_cert_key`.
     """
 
@@ -31,8 +31,8 @@ class RendezvousPlace:
     backend: str = "c10d"
     options: dict[str, str] = field(default_factory=dict)
 
-    def under(self, name: str) -> RendezvousPlace:
-        """Return the part of this place that is called *name*."""
+    def under(self, name: str) -> StoreAddress:
+        """Return the part of this address that is called *name*."""
         return replace(self, prefix=f"{self.prefix}/{name}")
 
     @property
@@ -48,8 +48,8 @@ class RendezvousPlace:
         return f"{self.backend}://{host}:{self.port}/{self.prefix}" + (f"?{query}" if query else "")
 
     @classmethod
-    def parse(cls, url: str) -> RendezvousPlace:
-        """Return the place that *url*, made by `url`, stands for."""
+    def parse(cls, url: str) -> StoreAddress:
+        """Return the address that *url*, made by `url`, stands for."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None

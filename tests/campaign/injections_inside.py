@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from elasticflow import events, fault_injection
-from elasticflow.protocol.store_address import RendezvousPlace
+from elasticflow.protocol.store_address import StoreAddress
 from tests.campaign import scarcity, tiny_job
 from tests.end_to_end.harness import Project
 
@@ -104,12 +104,12 @@ def duplicated(trial: Trial) -> str:
 
 def _send_twice(series: Series) -> None:
     """Post what the agents have said about the group once more, and what they said of an earlier one."""
-    from elasticflow.launcher.rendezvous.control_store import join_store
-    from elasticflow.launcher.rendezvous.rounds import Feed
+    from elasticflow.launcher.rendezvous.rounds import Outbox
+    from elasticflow.launcher.rendezvous.store_keys import join_store
 
     host, _, port = series.look()[0]["endpoint"].rpartition(":")
-    place = RendezvousPlace(host, int(port)).under("tiny").under("1")
-    feed, state = Feed(join_store(place)), series.running.state()
+    address = StoreAddress(host, int(port)).under("tiny").under("1")
+    feed, state = Outbox(join_store(address)), series.running.state()
     message = {"generation": state["generation"], "node": "n1"}
     workers = [worker for worker in state["workers"] if worker["node"] == "n1"]
     feed.post({"type": "workers", **message, "workers": workers})

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import events
-from elasticflow.protocol.etcd_keys import EtcdKeys
-from elasticflow.protocol.store_address import RendezvousLostError, RendezvousPlace
+from elasticflow.protocol.etcd_store import EtcdControlStore
+from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from tests import servers
 from tests.end_to_end.harness import ROOT, Project, named, steps_of
 from tests.end_to_end.trajectory_jobs import write_jobs
@@ -38,9 +38,9 @@ def etcd_port(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.fixture
-def place(etcd_port: int) -> RendezvousPlace:
+def place(etcd_port: int) -> StoreAddress:
     """Return a part of that etcd."""
-    return RendezvousPlace("127.0.0.1", etcd_port, "elasticflow/job/1", "etcd-v2")
+    return StoreAddress("127.0.0.1", etcd_port, "elasticflow/job/1", "etcd-v2")
 
 
 def _soon(is_so: Callable[[], object]) -> None:
@@ -50,9 +50,9 @@ def _soon(is_so: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_keys_in_etcd_are_those_of_a_store(place: RendezvousPlace) -> None:
+def test_keys_in_etcd_are_those_of_a_store(place: StoreAddress) -> None:
     """What is set is seen by all, whatever it holds and is called; what nobody set is not there."""
-    mine, other = EtcdKeys(place), EtcdKeys(place)
+    mine, other = EtcdControlStore(place), EtcdControlStore(place)
     mine.set("pg/0//_x y", b"\x00\xff")
     mine.set("_hidden", "text")
 
@@ -61,23 +61,23 @@ def test_keys_in_etcd_are_those_of_a_store(place: RendezvousPlace) -> None:
     assert not other.check(["_hidden", "pg/1"])
     assert other.delete_key("_hidden")
     assert not mine.delete_key("_hidden")
-    with pytest.raises(RendezvousLostError):
+    with pytest.raises(StoreLostError):
         mine.get("_hidden", 0.05)
 
 
-def test_sums_in_etcd_count_everybody(place: RendezvousPlace) -> None:
+def test_sums_in_etcd_count_everybody(place: StoreAddress) -> None:
     """Each `add` is one act: no two processes get the same number."""
-    first, second = EtcdKeys(place), EtcdKeys(place)
+    first, second = EtcdControlStore(place), EtcdControlStore(place)
 
     assert [1, 2, 3, 10] == [first.add("n", 1), second.add("n", 1), first.add("n", 1), second.add("n", 7)]
     assert b"10" == first.get("n")
 
 
-def test_copy_of_a_folder_follows_it(place: RendezvousPlace) -> None:
+def test_copy_of_a_folder_follows_it(place: StoreAddress) -> None:
     """Those who look all the time see changes within moments, also after more of them than etcd remembers."""
-    told = EtcdKeys(place)
+    told = EtcdControlStore(place)
     told.set("orders/round/1", "one")
-    agent = EtcdKeys(place, mirrored=("orders",))
+    agent = EtcdControlStore(place, mirrored=("orders",))
 
     assert b"one" == agent.get("orders/round/1")
     told.set("orders/stop/1", "1")
@@ -97,13 +97,13 @@ def test_restart_of_etcd_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "etcd"
     try:
         with servers.etcd(folder) as port:
-            place = RendezvousPlace("127.0.0.1", port, "elasticflow/job/1", "etcd-v2")
-            EtcdKeys(place).set("orders/round/1", "one")
-            agent = EtcdKeys(place, mirrored=("orders",), patience_s=0.5)
+            place = StoreAddress("127.0.0.1", port, "elasticflow/job/1", "etcd-v2")
+            EtcdControlStore(place).set("orders/round/1", "one")
+            agent = EtcdControlStore(place, mirrored=("orders",), patience_s=0.5)
             assert agent.check(["orders/round/1"])
     except servers.MissingServerError as error:
         pytest.skip(str(error))
-    with pytest.raises(RendezvousLostError):
+    with pytest.raises(StoreLostError):
         agent.add("n", 1)
     with servers.etcd(folder, port):
         agent.set("orders/round/2", "two")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pytest
 
     from elasticflow.launcher.agent.agent_process import AgentProcess
-    from elasticflow.protocol.key_store import Keys
+    from elasticflow.protocol.control_store import ControlStore
 
 
 class _Store:
@@ -54,7 +54,7 @@ def test_agent_that_keeps_ending_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     """Its last words say why; the machine that leads has heard of each end."""
     monkeypatch.setattr(joined_node, "_POLL_S", 0.001)
     store, agent, said = _Store(), _Agent(), list[str]()
-    code = JoinedNode("n", cast("AgentProcess", agent), cast("Keys", store), said.append).run()
+    code = JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", store), said.append).run()
 
     assert ANSWER_IS_NO == code
     assert (5, 5) == (agent.starts, len(store.told))

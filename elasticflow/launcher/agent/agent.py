@@ -13,26 +13,26 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.launcher.agent.left_behind import Orphans, adopted
-from elasticflow.launcher.agent.node_heartbeat import LetGoError, Presence
-from elasticflow.launcher.agent.reporter import Reports
+from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
+from elasticflow.launcher.agent.orphans import Orphans, adopted
+from elasticflow.launcher.agent.reporter import Reporter
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
 from elasticflow.launcher.agent.workers import ForkedWorkers, State, environment_of
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.rendezvous import network
-from elasticflow.launcher.rendezvous.control_store import is_requested, join_store
-from elasticflow.launcher.rendezvous.rounds import Feed, Rounds
+from elasticflow.launcher.rendezvous.rounds import Outbox, Rounds
+from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.store_address import RendezvousPlace
+from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from elasticflow.launcher.agent.agent_process import AgentConfig
-    from elasticflow.launcher.agent.worker_heartbeats import Heartbeats
+    from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
     from elasticflow.launcher.fork_server.client import ForkServer
     from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
     from elasticflow.launcher.rendezvous.rounds import Assignment
-    from elasticflow.protocol.key_store import Keys
+    from elasticflow.protocol.control_store import ControlStore
     from elasticflow.snapshots.client.writer_process import WriterProcess
 
 _POLL_S = 0.02
@@ -58,22 +58,22 @@ class Agent:
         self,
         config: AgentConfig,
         options: TorchrunOptions,
-        store: Keys,
+        store: ControlStore,
         server: ForkServer,
         writer: WriterProcess,
-        heartbeats: Heartbeats,
+        heartbeats: WorkerHeartbeats,
     ) -> None:
         self._config, self._options = config, options
         self._control = store
         self._server, self._writer, self._heartbeats = server, writer, heartbeats
         self._folder = RunFolder(Path(config.run_folder))
         self._rounds = Rounds(store, config.node)
-        self._feed = Feed(store)
-        self._presence = Presence(config, self._feed)
-        self._reports = Reports(self._feed, config.node, self._folder, writer, heartbeats)
+        self._feed = Outbox(store)
+        self._presence = NodeHeartbeat(config, self._feed)
+        self._reports = Reporter(self._feed, config.node, self._folder, writer, heartbeats)
         self._orphans = Orphans(self._left_behind, self._reports.left_behind)
-        self._place = RendezvousPlace.parse(config.rendezvous)
-        self._interface = network.variables(self._place.host, self._place.port)
+        self._store_address = StoreAddress.parse(config.rendezvous)
+        self._interface = network.variables(self._store_address.host, self._store_address.port)
         self._workers: ForkedWorkers | None = None
         self._stands_still = self._has_shown = False
 
@@ -108,7 +108,7 @@ class Agent:
                 workers.close(signal.SIGKILL, _GONE_S)
                 self._orphans.look(time.monotonic())
                 self._reports.ended(workers, alone, failed=failed)
-        except LetGoError:
+        except NodeReleasedError:
             return
         finally:
             if self._workers is not None:
@@ -138,7 +138,7 @@ class Agent:
 
     def _environment(self, assignment: Assignment, local_rank: int) -> dict[str, str]:
         failed_at = assignment.failed_at
-        master = (self._place.host, self._place.port)
+        master = (self._store_address.host, self._store_address.port)
         return {
             **environment_of(assignment, local_rank, self._options.role, self._folder.run_id, master),
             worker_environment.RUN_ID: self._folder.run_id,
@@ -182,7 +182,7 @@ class Agent:
         """Pass on a wish to leave, and look after the helpers, without which the agent leaves.
 
         Raises:
-            LetGoError: this node was let go, or is taken for lost.
+            NodeReleasedError: this node was let go, or is taken for lost.
             HelperLostError: the writer or the fork server has ended: whatever workers say then is only what follows.
         """
         self._presence.look()
@@ -216,7 +216,7 @@ class Agent:
 
 
 def build_agent(
-    config: AgentConfig, server: ForkServer, writer: WriterProcess, heartbeats: Heartbeats
+    config: AgentConfig, server: ForkServer, writer: WriterProcess, heartbeats: WorkerHeartbeats
 ) -> Agent:
     """Return the agent once its fork server is ready, with what that read in the launch's torchrun.args.
 
@@ -224,5 +224,5 @@ def build_agent(
         TorchrunRefusedError: torchrun refuses those arguments.
         HelperLostError: the fork server has ended.
     """
-    store = join_store(RendezvousPlace.parse(config.rendezvous))
+    store = join_store(StoreAddress.parse(config.rendezvous))
     return Agent(config, server.options(), store, server, writer, heartbeats)

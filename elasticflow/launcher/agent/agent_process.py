@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
-    from elasticflow.protocol.store_address import RendezvousPlace
+    from elasticflow.protocol.store_address import StoreAddress
     from elasticflow.run_folder import RunFolder
 
 # Bytes: enough for a traceback.
@@ -34,7 +34,7 @@ class AgentConfig:
         launch_folder: Absolute path of the launch folder.
         run_folder: Absolute path of the run folder.
         node: Id of this node inside the launch.
-        rendezvous: Where the launch's keys are (`RendezvousPlace.url`).
+        rendezvous: Where the launch's keys are (`StoreAddress.url`).
         path: Folders of the job's own code, absolute.
         modules: Modules the fork server imports.
         start_method: fork or spawn.
@@ -148,12 +148,12 @@ class AgentProcess:
             self._process.wait()
 
 
-def agent_of(
+def build_agent_process(
     plan: LaunchPlan,
     folder: RunFolder,
     launch_folder: Path,
     node: str,
-    place: RendezvousPlace,
+    address: StoreAddress,
     project_root: Path,
     writer: dict[str, Any],
     node_rank: int | None = None,
@@ -165,7 +165,7 @@ def agent_of(
         folder: The run folder on this machine.
         launch_folder: Where train.py and torchrun.args lie.
         node: Id of the node inside the launch.
-        place: Where the launch's keys are.
+        address: Where the launch's keys are.
         project_root: Folder that the plan's paths are relative to.
         writer: Configuration of the snapshot writer.
         node_rank: The node's place among all, where the rendezvous is static.
@@ -174,10 +174,13 @@ def agent_of(
         launch_folder=str(launch_folder),
         run_folder=str(folder.path),
         node=node,
-        rendezvous=place.url,
+        rendezvous=address.url,
         path=[str(project_root / part) for part in plan.module_path],
         # What talks to etcd takes a fifth of a second to import.
-        modules=[*plan.modules, *(["elasticflow.protocol.etcd_keys"] if place.backend == "etcd-v2" else [])],
+        modules=[
+            *plan.modules,
+            *(["elasticflow.protocol.etcd_store"] if address.backend == "etcd-v2" else []),
+        ],
         start_method=plan.start_method,
         hang_timeout_s=plan.restarts.hang_timeout_s,
         grace_s=plan.restarts.grace_s,

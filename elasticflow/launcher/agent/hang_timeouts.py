@@ -12,7 +12,7 @@ FACTOR = 10
 ENOUGH = 10
 
 
-class Limits:
+class HangTimeouts:
     """The limit of each phase.
 
     It is *ceiling_s* (`restarts.hang_timeout`) until a phase was seen `ENOUGH` times; then `FACTOR` times the longest

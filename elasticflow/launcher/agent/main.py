@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.agent_process import AgentConfig
-from elasticflow.launcher.agent.left_behind import adopt_orphans
-from elasticflow.launcher.agent.worker_heartbeats import Heartbeats
+from elasticflow.launcher.agent.orphans import adopt_orphans
+from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
 from elasticflow.launcher.fork_server.client import ForkServer
 from elasticflow.launcher.fork_server.helpers import STORE_LOST, HelperLostError
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
-from elasticflow.protocol.store_address import RendezvousLostError
+from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.snapshots.client.writer_process import WriterNotStartedError, start_writer
 from elasticflow.system.processes import die_with_parent
 
@@ -38,7 +38,7 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the agent can pass the wish to leave on
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    heartbeats = Heartbeats(config.hang_timeout_s)
+    heartbeats = WorkerHeartbeats(config.hang_timeout_s)
     launch = Path(config.launch_folder)
     server = ForkServer(
         launch / "train.py",
@@ -66,13 +66,13 @@ def _end_of(serve: Callable[[], None]) -> int:
     except TorchrunRefusedError as refused:
         sys.stderr.write(f"{refused}\n")
         return 1
-    except RendezvousLostError as lost:  # seen here before the presence saw it
+    except StoreLostError as lost:  # seen here before the presence saw it
         sys.stderr.write(f"{lost}\n")
         return STORE_LOST
     return 0
 
 
-def _serve(config: AgentConfig, server: ForkServer, heartbeats: Heartbeats) -> None:
+def _serve(config: AgentConfig, server: ForkServer, heartbeats: WorkerHeartbeats) -> None:
     try:
         writer = start_writer(config.writer)
     except WriterNotStartedError as error:

@@ -10,25 +10,25 @@ import time
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.fork_server.helpers import STORE_LOST
-from elasticflow.launcher.rendezvous.control_store import beat_key, is_gone, join_store
-from elasticflow.protocol.store_address import RendezvousPlace
+from elasticflow.launcher.rendezvous.store_keys import beat_key, is_gone, join_store
+from elasticflow.protocol.store_address import StoreAddress
 
 if TYPE_CHECKING:
     from elasticflow.launcher.agent.agent_process import AgentConfig
-    from elasticflow.launcher.rendezvous.rounds import Feed
+    from elasticflow.launcher.rendezvous.rounds import Outbox
 
 _BEAT_S = 0.25
 _LONGEST_SILENCE_S = 10.0
 
 
-class LetGoError(Exception):
+class NodeReleasedError(Exception):
     """The supervisor has let this agent's node go, or takes it for lost: the agent leaves, and has not failed."""
 
 
-class Presence:
+class NodeHeartbeat:
     """The presence of the agent that posts to *feed*."""
 
-    def __init__(self, config: AgentConfig, feed: Feed) -> None:
+    def __init__(self, config: AgentConfig, feed: Outbox) -> None:
         self._config, self._feed = config, feed
         self._wants_to_leave = self._has_asked = False
         self._is_gone = False
@@ -55,13 +55,13 @@ class Presence:
         """Pass on a wish to leave.
 
         Raises:
-            LetGoError: this node was let go, or is taken for lost: its workers have to end.
+            NodeReleasedError: this node was let go, or is taken for lost: its workers have to end.
         """
         if self._wants_to_leave and not self._has_asked:
             self._has_asked = True
             self._feed.post({"type": "leaving", "node": self._config.node})
         if self._is_gone:
-            raise LetGoError
+            raise NodeReleasedError
 
     def _note_wish(self, number: int, frame: object) -> None:
         self._wants_to_leave = True
@@ -72,7 +72,7 @@ class Presence:
         A thread of its own with a connection of its own: the agent's main thread may be busy ending workers.
         """
         try:
-            store = join_store(RendezvousPlace.parse(self._config.rendezvous))
+            store = join_store(StoreAddress.parse(self._config.rendezvous))
             for number in itertools.count():
                 store.set(beat_key(self._feed.number), str(number))
                 self._is_gone = is_gone(store, self._feed.number)

@@ -11,7 +11,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
-class MemoryKills:
+class OomKills:
     """The kills for memory since this was made, in this process' memory group if it has one, else on this machine."""
 
     def __init__(self) -> None:

@@ -9,10 +9,10 @@ from elasticflow.launcher.agent import stack_dumps
 from elasticflow.launcher.agent.rank_logs import RankLog
 
 if TYPE_CHECKING:
-    from elasticflow.launcher.agent.left_behind import LeftBehind
-    from elasticflow.launcher.agent.worker_heartbeats import Heartbeats
+    from elasticflow.launcher.agent.orphans import EndedOrphan
+    from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
     from elasticflow.launcher.agent.workers import ForkedWorkers
-    from elasticflow.launcher.rendezvous.rounds import Feed
+    from elasticflow.launcher.rendezvous.rounds import Outbox
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.client.writer_process import WriterProcess
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _MOST_LINES = 20
 
 
-class Reports:
+class Reporter:
     """Posts to *feed* on behalf of *node*."""
 
     def __init__(
-        self, feed: Feed, node: str, folder: RunFolder, writer: WriterProcess, heartbeats: Heartbeats
+        self, feed: Outbox, node: str, folder: RunFolder, writer: WriterProcess, heartbeats: WorkerHeartbeats
     ) -> None:
         self._feed, self._node, self._folder = feed, node, folder
         self._writer, self._heartbeats = writer, heartbeats
@@ -51,7 +51,7 @@ class Reports:
         if reports:
             self._feed.post({"type": "writer", "reports": reports})
 
-    def left_behind(self, process: LeftBehind) -> None:
+    def left_behind(self, process: EndedOrphan) -> None:
         """A process that a worker had left behind was ended."""
         self._feed.post({"type": "left_behind", "node": self._node, **asdict(process)})
 

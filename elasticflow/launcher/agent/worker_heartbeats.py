@@ -1,4 +1,4 @@
-"""Heartbeats of a node's workers: one slot each in memory shared with the agent."""
+"""WorkerHeartbeats of a node's workers: one slot each in memory shared with the agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.launcher.agent.hang_timeouts import Limits
+from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
 
 if TYPE_CHECKING:
@@ -37,18 +37,18 @@ class _Slot:
     since: float
 
 
-class Heartbeats:
+class WorkerHeartbeats:
     """The agent's side: whether the workers stand still.
 
     A beat is progress (a new step or phase), not a tick: a deadlocked rank has none.
 
     Args:
-        ceiling_s: See `Limits`.
-        learned: See `Limits`.
+        ceiling_s: See `HangTimeouts`.
+        learned: See `HangTimeouts`.
     """
 
     def __init__(self, ceiling_s: float, learned: Mapping[str, tuple[int, float]] | None = None) -> None:
-        self.limits = Limits(ceiling_s, learned)
+        self.limits = HangTimeouts(ceiling_s, learned)
         size = HEARTBEAT_SLOT * MOST_WORKERS
         if sys.platform == "linux":
             self.fd = os.memfd_create("elasticflow-heartbeats", 0)

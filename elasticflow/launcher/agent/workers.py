@@ -14,7 +14,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.launcher.agent.oom_kills import MemoryKills
+from elasticflow.launcher.agent.oom_kills import OomKills
 from elasticflow.launcher.agent.rank_logs import tail
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ForkedWorkers:
         self._server, self._environments, self._streams = server, environments, streams
         self._pids: dict[int, int] = {}
         self._closed = False
-        self._memory_kills = MemoryKills()
+        self._memory_kills = OomKills()
 
     def start(self) -> None:
         """Start the workers.

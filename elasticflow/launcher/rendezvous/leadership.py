@@ -5,7 +5,7 @@ of a job at a time, so its keys are apart:
 
     elasticflow/<job>/claim/<n>   how many processes wanted to lead the n-th launch of the job; the first does
     elasticflow/<job>/newest      number of the newest launch
-    elasticflow/<job>/<n>/...     keys of the n-th launch: `launcher/rendezvous/control_store.py`
+    elasticflow/<job>/<n>/...     keys of the n-th launch: `launcher/rendezvous/store_keys.py`
 
 A supervisor changes `head` all the time. Once it is silent another process may lead the next launch (`join.py`).
 """
@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import LedElsewhereError, RendezvousError
-from elasticflow.launcher.rendezvous.control_store import EXIT_CODE, TOLD, join_store
-from elasticflow.launcher.rendezvous.key_server import KeyServer
-from elasticflow.launcher.rendezvous.liveness import HeadSigns, HeadWatch
+from elasticflow.launcher.rendezvous.liveness import SupervisorHeartbeat, SupervisorWatch
 from elasticflow.launcher.rendezvous.network import listen
-from elasticflow.protocol.store_address import RendezvousLostError, RendezvousPlace, is_here
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, TOLD, join_store
+from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.protocol.store_address import StoreAddress, StoreLostError, is_here
 
 if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
-    from elasticflow.protocol.key_store import Keys
+    from elasticflow.protocol.control_store import ControlStore
 
 _NEWEST = "newest"
 _LOOK_S = 0.25
@@ -35,30 +35,30 @@ _ANSWER_S = 10.0
 
 
 @dataclass
-class Meeting:
+class LaunchStore:
     """Where the agents of one launch meet.
 
     Attributes:
-        place: Where this machine's agents find the launch's keys.
+        address: Where this machine's agents find the launch's keys.
         endpoint: What other machines are told; None if there are none.
         server: What serves the store in this process; None if somebody else serves it.
     """
 
-    place: RendezvousPlace
+    address: StoreAddress
     endpoint: str | None
-    server: KeyServer | None = None
-    _signs: HeadSigns | None = None
+    server: StoreServer | None = None
+    _signs: SupervisorHeartbeat | None = None
 
-    def open(self) -> Keys:
+    def connect(self) -> ControlStore:
         """Return the launch's keys as its supervisor uses them.
 
         Raises:
-            RendezvousLostError: who serves them does not answer.
+            StoreLostError: who serves them does not answer.
         """
         if self.server is None:
-            return join_store(self.place, looks_at=TOLD)
-        self.server.keys(self.place.prefix.rpartition("/")[0]).set(_NEWEST, "1")
-        return self.server.keys(self.place.prefix)
+            return join_store(self.address, looks_at=TOLD)
+        self.server.store(self.address.prefix.rpartition("/")[0]).set(_NEWEST, "1")
+        return self.server.store(self.address.prefix)
 
     def close(self) -> None:
         """Be silent, and give the port back: another launch of this process may need it."""
@@ -73,7 +73,7 @@ class Meeting:
             self._signs.outlive_store()
 
 
-def meet(plan: LaunchPlan) -> Meeting:
+def open_store(plan: LaunchPlan) -> LaunchStore:
     """Return where the agents of a launch of *plan* meet; this process leads it from now on.
 
     Raises:
@@ -83,57 +83,57 @@ def meet(plan: LaunchPlan) -> Meeting:
     """
     if plan.endpoint is None:
         listener = listen("127.0.0.1", 0)
-        place = place_of(plan, *listener.getsockname()[:2]).under("1")
+        address = store_address_of(plan, *listener.getsockname()[:2]).under("1")
         # Nodes that are played on this machine may be joined by others on it.
-        return Meeting(place, None if plan.nodes_max == 1 else place.endpoint, KeyServer(listener))
+        return LaunchStore(address, None if plan.nodes_max == 1 else address.endpoint, StoreServer(listener))
     host, _, number = plan.endpoint.rpartition(":")
-    place = place_of(plan, host, int(number))
+    address = store_address_of(plan, host, int(number))
     if not plan.is_store_outside:
-        listener = listen("", place.port)
+        listener = listen("", address.port)
         if not is_here(host):
-            place = place_of(plan, "127.0.0.1", place.port)
-        server = KeyServer(listener)
-        return Meeting(place.under("1"), None if plan.nodes_max == 1 else plan.endpoint, server)
+            address = store_address_of(plan, "127.0.0.1", address.port)
+        server = StoreServer(listener)
+        return LaunchStore(address.under("1"), None if plan.nodes_max == 1 else plan.endpoint, server)
     try:
-        launch = place.under(str(_lead(connect(place), place)))
-    except RendezvousLostError as error:
+        launch = address.under(str(_lead(connect(address), address)))
+    except StoreLostError as error:
         raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
-    return Meeting(launch, plan.endpoint, _signs=HeadSigns(launch))
+    return LaunchStore(launch, plan.endpoint, _signs=SupervisorHeartbeat(launch))
 
 
-def place_of(plan: LaunchPlan, host: str, port: int) -> RendezvousPlace:
+def store_address_of(plan: LaunchPlan, host: str, port: int) -> StoreAddress:
     """Return where runs of the job of *plan* meet in the store at *host*:*port*."""
     backend = "etcd-v2" if plan.rdzv_backend == "etcd-v2" else "c10d"
-    place = RendezvousPlace(host, port, backend=backend, options=plan.rdzv_options)
-    return place.under(plan.job_name)
+    address = StoreAddress(host, port, backend=backend, options=plan.rdzv_options)
+    return address.under(plan.job_name)
 
 
-def connect(place: RendezvousPlace) -> Keys:
-    """Return the keys at *place* in a store that somebody else serves.
+def connect(address: StoreAddress) -> ControlStore:
+    """Return the keys at *address* in a store that somebody else serves.
 
     Raises:
         RendezvousError: nobody does, or this version of elasticflow cannot use it.
     """
     try:
-        socket.create_connection((place.host, place.port), timeout=_ANSWER_S).close()
-        keys = join_store(place, looks_at="", answer_s=_ANSWER_S)
+        socket.create_connection((address.host, address.port), timeout=_ANSWER_S).close()
+        keys = join_store(address, looks_at="", answer_s=_ANSWER_S)
         keys.check([_NEWEST])
-    except (OSError, ImportError, RendezvousLostError) as error:
+    except (OSError, ImportError, StoreLostError) as error:
         raise RendezvousError(
-            f"no store for the rendezvous at {place.endpoint}: {str(error).splitlines()[0]}",
+            f"no store for the rendezvous at {address.endpoint}: {str(error).splitlines()[0]}",
             "start etcd there with --enable-v2, and pip install 'elasticflow[etcd]' here"
-            if place.backend == "etcd-v2"
-            else f"start it there: elasticflow rendezvous serve --port {place.port}",
+            if address.backend == "etcd-v2"
+            else f"start it there: elasticflow rendezvous serve --port {address.port}",
         ) from error
     return keys
 
 
-def newest_launch(keys: Keys) -> int:
+def newest_launch(keys: ControlStore) -> int:
     """Return the number of the newest launch of the job whose keys these are; 0 if there was none."""
     return int(keys.get(_NEWEST)) if keys.check([_NEWEST]) else 0
 
 
-def _lead(keys: Keys, place: RendezvousPlace) -> int:
+def _lead(keys: ControlStore, address: StoreAddress) -> int:
     """Return the number of the launch that this process leads from now on.
 
     Raises:
@@ -141,17 +141,17 @@ def _lead(keys: Keys, place: RendezvousPlace) -> int:
     """
     number = newest_launch(keys)
     led = LedElsewhereError(
-        f"a run of this job is led by another process, at {place.endpoint}",
-        f"take part in it: elasticflow run JOB --join {place.endpoint}",
+        f"a run of this job is led by another process, at {address.endpoint}",
+        f"take part in it: elasticflow run JOB --join {address.endpoint}",
     )
-    if number and _is_led(place.under(str(number))):
+    if number and _is_led(address.under(str(number))):
         raise led
     while True:
         number += 1
         if keys.add(f"claim/{number}", 1) == 1:
             keys.set(_NEWEST, str(number))
             # Nobody reads them any more, and the store outlives all runs.
-            join_store(place.under(str(number - 2)), looks_at="").forget()
+            join_store(address.under(str(number - 2)), looks_at="").forget()
             return number
         deadline = time.monotonic() + _CLAIM_S
         while time.monotonic() < deadline:  # unless it died right after it claimed
@@ -160,11 +160,11 @@ def _lead(keys: Keys, place: RendezvousPlace) -> int:
             time.sleep(_LOOK_S)
 
 
-def _is_led(place: RendezvousPlace) -> bool:
-    keys = join_store(place, looks_at="")
+def _is_led(address: StoreAddress) -> bool:
+    keys = join_store(address, looks_at="")
     if keys.check([EXIT_CODE]):
         return False
-    watch = HeadWatch(keys)
+    watch = SupervisorWatch(keys)
     while not watch.is_silent():
         if watch.has_changed:
             return True

@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import INTERRUPTED
-from elasticflow.launcher.rendezvous.control_store import join_store
-from elasticflow.protocol.store_address import RendezvousLostError
+from elasticflow.launcher.rendezvous.store_keys import join_store
+from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
-    from elasticflow.protocol.key_store import Keys
-    from elasticflow.protocol.store_address import RendezvousPlace
+    from elasticflow.protocol.control_store import ControlStore
+    from elasticflow.protocol.store_address import StoreAddress
 
 _HEAD = "head"
 _BEAT_S = 0.25
@@ -24,14 +24,14 @@ _SILENT_S = 3.0
 _LONGEST_SILENCE_S = 20.0
 
 
-class HeadWatch:
+class SupervisorWatch:
     """Whether the supervisor of the launch with *keys* gives signs of life; one with a store of its own gives none.
 
     Attributes:
         has_changed: It has given one since this was made.
     """
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: ControlStore) -> None:
         self._keys = keys
         self._last: bytes | None = None
         self._since = self._looked = time.monotonic()
@@ -52,13 +52,13 @@ class HeadWatch:
         return now - self._since > _SILENT_S
 
 
-class HeadSigns:
+class SupervisorHeartbeat:
     """Signs of life of this supervisor in a store that somebody else serves; without the store this process ends."""
 
     _needs_store = True
 
-    def __init__(self, place: RendezvousPlace) -> None:
-        self._place = place
+    def __init__(self, address: StoreAddress) -> None:
+        self._address = address
         self._is_over = threading.Event()
         self._answered = time.monotonic()
         for run in (self._beat, self._watch):
@@ -73,8 +73,8 @@ class HeadSigns:
         self._needs_store = False
 
     def _beat(self) -> None:
-        with suppress(RendezvousLostError):  # seen by the supervisor, too
-            keys = join_store(self._place, looks_at="")
+        with suppress(StoreLostError):  # seen by the supervisor, too
+            keys = join_store(self._address, looks_at="")
             for number in itertools.count():
                 keys.set(_HEAD, str(number))
                 self._answered = time.monotonic()
@@ -89,6 +89,6 @@ class HeadSigns:
             if looked - before > _LONGEST_SILENCE_S / 2:
                 self._answered = looked  # this process was stopped for a while: no silence of the store's
             elif self._needs_store and looked - self._answered > _LONGEST_SILENCE_S:
-                sys.stderr.write(f"the store at {self._place.endpoint} does not answer: this launch ends\n")
+                sys.stderr.write(f"the store at {self._address.endpoint} does not answer: this launch ends\n")
                 sys.stderr.flush()
                 os._exit(INTERRUPTED)

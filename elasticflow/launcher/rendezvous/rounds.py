@@ -1,6 +1,6 @@
 """Who takes part in the next generation, as agents read it: decided by the supervisor, in `launcher/supervisor/generations.py`.
 
-The keys are told in `launcher/rendezvous/control_store.py`.
+The keys are told in `launcher/rendezvous/store_keys.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.launcher.rendezvous.control_store import FEEDS, ROUNDS, feed_key, round_key
+from elasticflow.launcher.rendezvous.store_keys import FEEDS, ROUNDS, feed_key, round_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.protocol.key_store import Keys
+    from elasticflow.protocol.control_store import ControlStore
 
 _POLL_S = 0.002
 _LOOK_S = 0.05
@@ -72,14 +72,14 @@ class Round:
         return None
 
 
-class Feed:
+class Outbox:
     """Messages of one agent to the supervisor, in order.
 
     Attributes:
         number: Its number among all agents of the launch.
     """
 
-    def __init__(self, store: Keys) -> None:
+    def __init__(self, store: ControlStore) -> None:
         self._store = store
         self.number = store.add(FEEDS, 1)
         self._posted = 0
@@ -102,7 +102,7 @@ class Rounds:
         node: Id of this node.
     """
 
-    def __init__(self, store: Keys, node: str) -> None:
+    def __init__(self, store: ControlStore, node: str) -> None:
         self._store = store
         self._node = node
         self._seen = 0

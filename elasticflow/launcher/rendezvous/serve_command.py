@@ -7,8 +7,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import ANSWER_IS_NO, FINISHED, PortTakenError
-from elasticflow.launcher.rendezvous.key_server import KeyServer
 from elasticflow.launcher.rendezvous.network import listen
+from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.system.processes import leave_signals
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
             "end the process that uses the port, or choose another one with --port",
         ) from error
     port = listener.getsockname()[1]
-    server = KeyServer(listener)
+    server = StoreServer(listener)
     say(f"serving a rendezvous at {host or socket.gethostname()}:{port}; Ctrl-C ends it")
     asked = None
     while asked is None and server.is_serving:

@@ -7,7 +7,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.launcher.rendezvous.control_store import (
+from elasticflow.launcher.rendezvous.rounds import Round
+from elasticflow.launcher.rendezvous.store_keys import (
     EXIT_CODE,
     FEEDS,
     INVITATION,
@@ -19,11 +20,10 @@ from elasticflow.launcher.rendezvous.control_store import (
     request_key,
     round_key,
 )
-from elasticflow.launcher.rendezvous.rounds import Round
 
 if TYPE_CHECKING:
     from elasticflow.launcher.rendezvous.invitation import Invitation
-    from elasticflow.protocol.key_store import Keys
+    from elasticflow.protocol.control_store import ControlStore
 
 # An agent tells that it lives ten times in this; a loaded machine may keep it from doing so for a while.
 SILENT_S = 2.5
@@ -34,7 +34,7 @@ _NOTICE_POLL_S = 0.02
 class AgentChannel:
     """Hears and directs the agents of a launch through *store*."""
 
-    def __init__(self, store: Keys) -> None:
+    def __init__(self, store: ControlStore) -> None:
         self._store = store
         self._taken: list[int] = []  # messages taken so far, by feed
         self._feeds: dict[str, int] = {}  # the feed of each node that has joined

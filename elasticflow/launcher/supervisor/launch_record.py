@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.inputs.job_json import job_to_json
-from elasticflow.launcher.agent.agent_process import agent_of
+from elasticflow.launcher.agent.agent_process import build_agent_process
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.restarts.restart_ledger import FAILURES
 from elasticflow.launcher.supervisor.scale_schedule import ALONE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.agent.agent_process import AgentProcess
     from elasticflow.launcher.journal.post_mortem import Ending
-    from elasticflow.launcher.rendezvous.leadership import Meeting
+    from elasticflow.launcher.rendezvous.leadership import LaunchStore
     from elasticflow.launcher.restarts.restart_ledger import RestartLedger
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
@@ -41,7 +41,7 @@ class Launch:
         project_root: Where the job's own code is found.
         catalog: The run's snapshots and generations.
         writer: Configuration of the snapshot writer.
-        meeting: Where its agents meet.
+        store: The control store of its processes.
         is_resumed: The run existed before this launch.
         is_edited: train.py was edited by hand.
         scale: How many nodes this machine plays from when on.
@@ -58,7 +58,7 @@ class Launch:
     project_root: Path
     catalog: Catalog
     writer: dict[str, Any]
-    meeting: Meeting
+    store: LaunchStore
     is_resumed: bool = False
     is_edited: bool = False
     scale: tuple[ScaleChange, ...] = ALONE
@@ -69,12 +69,12 @@ class Launch:
 
     def agent(self, node: str) -> AgentProcess:
         """Return the agent of *node*, a node of this machine, not yet started."""
-        return agent_of(
+        return build_agent_process(
             self.plan,
             self.folder,
             self.folder.launch(self.number),
             node,
-            self.meeting.place,
+            self.store.address,
             self.project_root,
             self.writer,
             # Nodes of this machine are called n0, n1 and so on (`local_agents.py`).

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.launcher.agent.agent_process import AgentEnd
-from elasticflow.launcher.agent.left_behind import Orphans, unclaimed
+from elasticflow.launcher.agent.orphans import Orphans, unclaimed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.launcher.agent.agent_process import AgentProcess
-    from elasticflow.launcher.agent.left_behind import LeftBehind
+    from elasticflow.launcher.agent.orphans import EndedOrphan
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.launcher.supervisor.lifecycle import Lifecycle
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
@@ -97,7 +97,7 @@ class LocalAgents:
             agent.end()
         self._orphans.end()
 
-    def _tell_left_behind(self, process: LeftBehind) -> None:
+    def _tell_left_behind(self, process: EndedOrphan) -> None:
         self._journal.event(events.PROCESS_LEFT_BEHIND, node=None, **asdict(process))
 
     def _add(self) -> str:

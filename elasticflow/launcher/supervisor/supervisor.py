@@ -31,7 +31,7 @@ from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 from elasticflow.launcher.supervisor.lifecycle import Lifecycle
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Node, Nodes
-from elasticflow.protocol.store_address import RendezvousLostError
+from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.writer.committer import FENCED
 
@@ -97,15 +97,15 @@ class Supervisor:
                 while lifecycle.verdict is None:
                     self._turn(channel, lifecycle)
                     time.sleep(_POLL_S)
-            except RendezvousLostError as error:
+            except StoreLostError as error:
                 return self._end_without_store(lifecycle, str(error))
             return self._close(channel, lifecycle, lifecycle.verdict)
 
     def _open(self) -> AgentChannel:
         try:
-            channel = AgentChannel(self._launch.meeting.open())
+            channel = AgentChannel(self._launch.store.connect())
             channel.invite(self._launch.invitation())
-        except RendezvousLostError as error:
+        except StoreLostError as error:
             raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
         return channel
 
@@ -118,7 +118,7 @@ class Supervisor:
             pid=os.getpid(),
             torch=version("torch"),
             uri=launch.catalog.storage.uri,
-            endpoint=launch.meeting.endpoint,
+            endpoint=launch.store.endpoint,
         )
         if launch.lost is not None:
             self._journal.event(
@@ -217,14 +217,14 @@ class Supervisor:
 
     def _close(self, channel: AgentChannel, lifecycle: Lifecycle, verdict: Verdict) -> int:
         """End the agents, take in what they still have to say, and write the verdict."""
-        self._launch.meeting.outlive_store()
+        self._launch.store.outlive_store()
         # What others are told and say is lost with the store; how the launch ended is not.
-        with contextlib.suppress(RendezvousLostError):
+        with contextlib.suppress(StoreLostError):
             channel.stop(verdict.exit_code)
         if lifecycle.is_idle:
             verdict = self._see_off(lifecycle, verdict)
         self._agents.end()
-        with contextlib.suppress(RendezvousLostError):
+        with contextlib.suppress(StoreLostError):
             channel.await_notice(self._agents.nodes, _NOTICE_S)
             for message in channel.take():
                 if message["type"] in ("lines", "writer", "left_behind"):
@@ -234,7 +234,7 @@ class Supervisor:
     def _end_without_store(self, lifecycle: Lifecycle, error: str) -> int:
         """End the agents, whose store has gone, and write the verdict."""
         self._agents.end()
-        lifecycle.interrupt(f"the store at {self._launch.meeting.endpoint} is lost: {error}")
+        lifecycle.interrupt(f"the store at {self._launch.store.endpoint} is lost: {error}")
         assert lifecycle.verdict is not None
         return self._conclude(lifecycle.verdict)
 

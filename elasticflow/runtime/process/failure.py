@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from elasticflow import StopTraining
 from elasticflow.errors import COLLECTIVE_MISMATCH, ElasticflowError, StorageError, WorkerError
-from elasticflow.protocol.store_address import RendezvousLostError
+from elasticflow.protocol.store_address import StoreLostError
 
 # What gloo raises in the survivors of a dead rank: RuntimeErrors, told by where in gloo they come from.
 _GLOO = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "gloo/gloo")
@@ -50,7 +50,7 @@ def classify(error: BaseException) -> str:
         return "storage"
     if any(mark in _own_words(error) for mark in COLLECTIVE_MISMATCH):
         return "user_error"
-    if isinstance(error, dist.DistError | RendezvousLostError):
+    if isinstance(error, dist.DistError | StoreLostError):
         return "peer"
     if isinstance(error, RuntimeError) and any(mark in _own_words(error) for mark in _GLOO):
         return "peer"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.store_address import RendezvousPlace
+from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Identity:
     writer: str | None
     failed_at: float | None
     heartbeat_fd: int | None
-    rendezvous: RendezvousPlace
+    rendezvous: StoreAddress
     numa: str | None
 
     @classmethod
@@ -81,7 +81,7 @@ class Identity:
         )
 
 
-def _rendezvous(environ: Mapping[str, str]) -> RendezvousPlace:
+def _rendezvous(environ: Mapping[str, str]) -> StoreAddress:
     if url := environ.get(worker_environment.RENDEZVOUS):
-        return RendezvousPlace.parse(url)
-    return RendezvousPlace(environ.get("MASTER_ADDR", "localhost"), int(environ.get("MASTER_PORT", "0")))
+        return StoreAddress.parse(url)
+    return StoreAddress(environ.get("MASTER_ADDR", "localhost"), int(environ.get("MASTER_PORT", "0")))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from elasticflow.protocol import key_store
+from elasticflow.protocol import control_store
 from elasticflow.protocol.store_address import is_here
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from elasticflow.protocol.key_store import RemoteKeys
+    from elasticflow.protocol.control_store import RemoteControlStore
     from elasticflow.runtime.process.identity import Identity
 
 # Under our agent a hang is noticed by its heartbeats; a collective's own limit would only end a slow evaluation.
@@ -72,7 +72,7 @@ def connect(identity: Identity) -> Store | None:
     if identity.way == "torchrun":
         store, _, _ = next(rendezvous("env://", timeout=_STORE_TIMEOUT))
         return PrefixStore("elasticflow", store)
-    keys = key_store.connect(identity.rendezvous.under(f"run/{identity.generation}"))
+    keys = control_store.connect(identity.rendezvous.under(f"run/{identity.generation}"))
     if identity.rank == 0:
         listener = _listen(identity)
         host, port = listener.getsockname()[:2]
@@ -108,7 +108,7 @@ def _listen(identity: Identity) -> socket.socket:
     return socket.create_server(("", 0), backlog=512)
 
 
-def _own_address(identity: Identity, keys: RemoteKeys) -> str | None:
+def _own_address(identity: Identity, keys: RemoteControlStore) -> str | None:
     """Return the address under which other workers reach this machine: the one it has towards the launch's keys.
 
     None where that is the loopback and the host's name stands for no other address of this machine: others reach it

@@ -21,13 +21,13 @@ import pytest
 from elasticflow.launcher.agent.agent import Agent, build_agent
 from elasticflow.launcher.agent.agent_process import AgentConfig
 from elasticflow.launcher.agent.hang_culprit import StalledWorker
-from elasticflow.launcher.agent.hang_timeouts import Limits
-from elasticflow.launcher.agent.worker_heartbeats import Heartbeats
+from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
+from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
 from elasticflow.launcher.fork_server.helpers import HelperLostError
-from elasticflow.launcher.rendezvous.key_server import KeyServer
 from elasticflow.launcher.rendezvous.network import listen
+from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
-from elasticflow.protocol.store_address import RendezvousPlace
+from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import Warm, is_alive, wait_until
 
@@ -95,20 +95,20 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
     launch.mkdir()
     (launch / "train.py").symlink_to(warm.entry_point)
     listener = listen("127.0.0.1", 0)
-    place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
     folder = RunFolder(tmp_path / "runs" / "job" / "run")
     config = AgentConfig(
         launch_folder=str(launch),
         run_folder=str(folder.path),
         node="n0",
-        rendezvous=place.url,
+        rendezvous=address.url,
         path=[],
         modules=[],
         start_method="fork",
         hang_timeout_s=HANG_S,
         grace_s=1,
     )
-    channel = AgentChannel(KeyServer(listener).keys(place.prefix))
+    channel = AgentChannel(StoreServer(listener).store(address.prefix))
     readable, writable = os.pipe()  # a writer that never says anything
     writer = SimpleNamespace(
         process=SimpleNamespace(pid=0),
@@ -118,7 +118,7 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
         reports=list,
         finish=lambda _: None,
     )
-    heartbeats = Heartbeats(3600)
+    heartbeats = WorkerHeartbeats(3600)
     agent = build_agent(config, warm.server, cast("WriterProcess", writer), heartbeats)
     agent.announce()
     lost: list[HelperLostError] = []
@@ -235,7 +235,7 @@ os._exit(0)
         {name: value for name, value in each.items() if (name, value) not in bare.items()} for each in whole
     ]
 
-    place = RendezvousPlace.parse(node.agent._config.rendezvous)
+    address = StoreAddress.parse(node.agent._config.rendezvous)
     same = {
         "GROUP_RANK": "1",
         "GROUP_WORLD_SIZE": "2",
@@ -244,7 +244,7 @@ os._exit(0)
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": "5",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(place.port),
+        "MASTER_PORT": str(address.port),
         "TORCHELASTIC_RUN_ID": "run",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -252,7 +252,7 @@ os._exit(0)
         "ELASTICFLOW_RUN_FOLDER": str(node.folder.path),
         "ELASTICFLOW_GENERATION": "5",
         "ELASTICFLOW_NODE": "n0",
-        "ELASTICFLOW_RENDEZVOUS": place.url,
+        "ELASTICFLOW_RENDEZVOUS": address.url,
         "ELASTICFLOW_WRITER": "",
         "ELASTICFLOW_FAILED_AT": "12.5",
         "ELASTICFLOW_NUMA": "",
@@ -281,7 +281,7 @@ def test_drain_reaches_every_worker(node: Node) -> None:
 
 def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
     """Every rank that is asked writes its stacks, also one that is stopped; and nothing is killed unasked."""
-    node.agent._heartbeats.limits = Limits(HANG_S)
+    node.agent._heartbeats.limits = HangTimeouts(HANG_S)
     node.form(
         1,
         """

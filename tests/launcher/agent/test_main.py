@@ -11,7 +11,7 @@ import pytest
 from elasticflow.launcher.agent import main
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST, HelperLostError
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
-from elasticflow.protocol.store_address import RendezvousLostError
+from elasticflow.protocol.store_address import StoreLostError
 
 # All that an agent ever imports, its helpers' modules too: they are started while it imports, and import torch by name.
 _IMPORTS = """
@@ -29,7 +29,7 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] in ("torch",
         (HelperLostError("fork server", -9), HELPER_KILLED, "its fork server was killed by SIGKILL"),
         (HelperLostError("fork server", 1), 1, "its fork server ended with exit code 1"),
         (TorchrunRefusedError("why"), 1, "torchrun refuses the launch's arguments: why"),
-        (RendezvousLostError("the store does not answer"), STORE_LOST, "the store does not answer"),
+        (StoreLostError("the store does not answer"), STORE_LOST, "the store does not answer"),
         (None, 0, ""),
     ],
 )

@@ -45,12 +45,12 @@ def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
     def run(pauses: list[float]) -> None:
         clock = _Clock(pauses)
         module: Any = node_heartbeat if request.param == "agent" else liveness
-        kind: Any = module.Presence if request.param == "agent" else module.HeadSigns
+        kind: Any = module.NodeHeartbeat if request.param == "agent" else module.SupervisorHeartbeat
         monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(module, "os", SimpleNamespace(_exit=_end))
         watching = kind.__new__(kind)
         watching._is_over, watching._is_gone, watching._answered = clock, False, clock.monotonic()
-        watching._place = SimpleNamespace(endpoint="head:29400")
+        watching._address = SimpleNamespace(endpoint="head:29400")
         watching._watch()
 
     return run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.launcher.agent.oom_kills import MemoryKills
+from elasticflow.launcher.agent.oom_kills import OomKills
 from tests.campaign.scarcity import memory_group
 
 _GLUTTON = "kept = []\nwhile True: kept.append(b'x' * (4 << 20))"
@@ -15,7 +15,7 @@ _GLUTTON = "kept = []\nwhile True: kept.append(b'x' * (4 << 20))"
 
 def test_no_kill_is_seen_where_there_was_none() -> None:
     """A process that lives, or one that somebody else killed, was not killed for memory."""
-    assert not MemoryKills().includes(os.getpid())
+    assert not OomKills().includes(os.getpid())
 
 
 @pytest.mark.usefixtures("real_processes")
@@ -25,7 +25,7 @@ def test_process_that_took_too_much_memory_is_told_from_one_that_was_killed() ->
         pytest.skip("memory groups are for root")
     try:
         with memory_group() as group:
-            kills = MemoryKills()
+            kills = OomKills()
             group.leave_room(32 << 20)
             process = subprocess.run([*group.prefix, sys.executable, "-c", _GLUTTON], check=False)
             glutton = subprocess.Popen([*group.prefix, sys.executable, "-c", _GLUTTON])

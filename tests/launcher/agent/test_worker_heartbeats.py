@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.launcher.agent import worker_heartbeats as heartbeats_module
-from elasticflow.launcher.agent.hang_timeouts import ENOUGH, FACTOR, FLOOR_S, Limits
-from elasticflow.launcher.agent.worker_heartbeats import MOST_WORKERS, Heartbeats
+from elasticflow.launcher.agent.hang_timeouts import ENOUGH, FACTOR, FLOOR_S, HangTimeouts
+from elasticflow.launcher.agent.worker_heartbeats import MOST_WORKERS, WorkerHeartbeats
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
 from elasticflow.runtime.process.step_log import Heartbeat
 
@@ -32,7 +32,7 @@ class Clock:
         """Return the time that was set."""
         return self.now
 
-    def stand_still(self, watched: Heartbeats, seconds: float, gone: tuple[int, ...] = ()) -> bool:
+    def stand_still(self, watched: WorkerHeartbeats, seconds: float, gone: tuple[int, ...] = ()) -> bool:
         """Let so much time pass, looking all the while; return what the last look found."""
         found = watched.stand_still(gone)
         for _ in range(int(seconds / LOOK_S)):
@@ -50,9 +50,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def watched(clock: Clock) -> Iterator[Heartbeats]:
+def watched(clock: Clock) -> Iterator[WorkerHeartbeats]:
     """Yield the agent's side for two workers."""
-    made = Heartbeats(CEILING_S)
+    made = WorkerHeartbeats(CEILING_S)
     made.reset(2)
     yield made
     made._memory.close()
@@ -64,7 +64,7 @@ def test_slot_holds_a_heartbeat() -> None:
     assert HEARTBEAT.size + HELD.size <= HEARTBEAT_SLOT
 
 
-def test_newest_step_that_all_hold(watched: Heartbeats) -> None:
+def test_newest_step_that_all_hold(watched: WorkerHeartbeats) -> None:
     """What one rank does not hold yet is not held; beats leave it as it is, and the next generation begins anew."""
     ranks = [Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)]
     ranks[0].hold(8)
@@ -77,7 +77,7 @@ def test_newest_step_that_all_hold(watched: Heartbeats) -> None:
     assert watched.held() is None
 
 
-def test_all_ranks_standing_are_found(watched: Heartbeats, clock: Clock) -> None:
+def test_all_ranks_standing_are_found(watched: WorkerHeartbeats, clock: Clock) -> None:
     """Each is told with its phase, step and time."""
     ranks = [Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)]
     ranks[1].phase("evaluate")
@@ -91,7 +91,7 @@ def test_all_ranks_standing_are_found(watched: Heartbeats, clock: Clock) -> None
     assert [CEILING_S + 2 * LOOK_S, CEILING_S + 4 + 2 * LOOK_S] == [s.seconds for s in watched.stands()]
 
 
-def test_one_that_moves_is_what_the_others_wait_for(watched: Heartbeats, clock: Clock) -> None:
+def test_one_that_moves_is_what_the_others_wait_for(watched: WorkerHeartbeats, clock: Clock) -> None:
     """A long evaluation on rank 0, batch by batch: rank 1, which has had its part, waits for as long as it takes."""
     rank0, rank1 = Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)
     rank1.phase("evaluate")
@@ -100,7 +100,7 @@ def test_one_that_moves_is_what_the_others_wait_for(watched: Heartbeats, clock: 
         assert not clock.stand_still(watched, CEILING_S - LOOK_S)
 
 
-def test_ranks_that_have_left_count_no_more(watched: Heartbeats, clock: Clock) -> None:
+def test_ranks_that_have_left_count_no_more(watched: WorkerHeartbeats, clock: Clock) -> None:
     """The last one that stands is found; when all have left there is none."""
     Heartbeat(watched.fd, 1).phase("leave")
 
@@ -108,7 +108,9 @@ def test_ranks_that_have_left_count_no_more(watched: Heartbeats, clock: Clock) -
     assert not watched.stand_still((0, 1))
 
 
-def test_beats_between_two_looks_count_though_the_looks_are_late(watched: Heartbeats, clock: Clock) -> None:
+def test_beats_between_two_looks_count_though_the_looks_are_late(
+    watched: WorkerHeartbeats, clock: Clock
+) -> None:
     """The agent itself was held up for minutes: workers that went on meanwhile are not killed."""
     clock.now += 600
     Heartbeat(watched.fd, 0).beat(1)
@@ -117,7 +119,7 @@ def test_beats_between_two_looks_count_though_the_looks_are_late(watched: Heartb
     assert not watched.stand_still(())
 
 
-def test_machine_that_slept_is_no_hang(watched: Heartbeats, clock: Clock) -> None:
+def test_machine_that_slept_is_no_hang(watched: WorkerHeartbeats, clock: Clock) -> None:
     """Neither agent nor workers ran for an hour: the workers have all their time once both do."""
     clock.stand_still(watched, 5)
     clock.now += 3600
@@ -126,7 +128,7 @@ def test_machine_that_slept_is_no_hang(watched: Heartbeats, clock: Clock) -> Non
     assert clock.stand_still(watched, 2 * LOOK_S)
 
 
-def test_next_generation_starts_anew_with_what_was_learned(watched: Heartbeats, clock: Clock) -> None:
+def test_next_generation_starts_anew_with_what_was_learned(watched: WorkerHeartbeats, clock: Clock) -> None:
     """The standstill of a generation that is gone is not counted against the next; its limits are kept."""
     rank = Heartbeat(watched.fd, 1)
     rank.phase("step")
@@ -139,7 +141,7 @@ def test_next_generation_starts_anew_with_what_was_learned(watched: Heartbeats, 
     assert (1, 3.0) == watched.limits.learned()["step"]
 
 
-def test_memory_holds_the_most_workers_a_node_may_have(watched: Heartbeats) -> None:
+def test_memory_holds_the_most_workers_a_node_may_have(watched: WorkerHeartbeats) -> None:
     """The last slot is inside, and reaches a forked process by its descriptor."""
     assert os.get_inheritable(watched.fd)
     with mmap.mmap(watched.fd, 0) as memory:
@@ -159,7 +161,7 @@ def test_memory_holds_the_most_workers_a_node_may_have(watched: Heartbeats) -> N
 )
 def test_limit_follows_the_run(ceiling_s: float, longest_s: float, limit_s: float) -> None:
     """Once a phase was seen often enough, it is a multiple of the longest; of other phases nothing is known."""
-    limits = Limits(ceiling_s)
+    limits = HangTimeouts(ceiling_s)
     limits.note("step", longest_s)
     assert max(ceiling_s, 2 * longest_s * (longest_s > ceiling_s)) == limits.of("step")
     for _ in range(ENOUGH - 1):
@@ -171,7 +173,7 @@ def test_limit_follows_the_run(ceiling_s: float, longest_s: float, limit_s: floa
 
 def test_slowing_down_raises_the_limit() -> None:
     """Each step takes half as long again as the one before: none is taken for a hang."""
-    limits, seconds = Limits(3600), 0.1
+    limits, seconds = HangTimeouts(3600), 0.1
     while seconds < 2000:
         for _ in range(ENOUGH):
             limits.note("step", seconds)
@@ -181,7 +183,7 @@ def test_slowing_down_raises_the_limit() -> None:
 
 def test_alarm_is_not_raised_twice_for_the_same_thing() -> None:
     """Quick steps, and at each epoch's end a pause beyond the limit: the next one may last as long, up to the ceiling."""
-    limits = Limits(600)
+    limits = HangTimeouts(600)
     for _ in range(ENOUGH):
         limits.note("step", 0.01)
     limits.concede("step", 61)
@@ -192,8 +194,8 @@ def test_alarm_is_not_raised_twice_for_the_same_thing() -> None:
 
 def test_what_was_learned_can_be_handed_on() -> None:
     """A later launch begins with it."""
-    limits = Limits(600)
+    limits = HangTimeouts(600)
     for _ in range(ENOUGH):
         limits.note("step", 9.0)
 
-    assert 90 == Limits(600, limits.learned()).of("step")
+    assert 90 == HangTimeouts(600, limits.learned()).of("step")

@@ -32,7 +32,7 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
         folder=folder,
         number=1,
         catalog=SimpleNamespace(storage=storage),
-        meeting=SimpleNamespace(endpoint=None),
+        store=SimpleNamespace(endpoint=None),
         is_resumed=False,
         scale=ALONE,
         agent=None,

@@ -11,12 +11,12 @@ import pytest
 from elasticflow import errors
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.launcher.rendezvous import leadership, liveness
-from elasticflow.launcher.rendezvous.control_store import EXIT_CODE, join_store
-from elasticflow.launcher.rendezvous.key_server import KeyServer
-from elasticflow.launcher.rendezvous.leadership import connect, meet, newest_launch, place_of
-from elasticflow.launcher.rendezvous.liveness import HeadWatch
-from elasticflow.protocol import tcp_keys
-from elasticflow.protocol.store_address import RendezvousLostError, RendezvousPlace
+from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, open_store, store_address_of
+from elasticflow.launcher.rendezvous.liveness import SupervisorWatch
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, join_store
+from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.protocol import tcp_store
+from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
@@ -35,47 +35,45 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def served() -> Iterator[RendezvousPlace]:
+def served() -> Iterator[StoreAddress]:
     """Yield a store that this process serves, as `elasticflow rendezvous serve` does."""
     listener = socket.create_server(("127.0.0.1", 0))
-    place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
-    server = KeyServer(listener)
-    yield place
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
+    server = StoreServer(listener)
+    yield address
     server.close()
 
 
-def plan_for(place: RendezvousPlace, tmp_path: Path, **changes: Any) -> LaunchPlan:
-    """Return the plan of a job that meets at *place*."""
+def plan_for(address: StoreAddress, tmp_path: Path, **changes: Any) -> LaunchPlan:
+    """Return the plan of a job that meets at *address*."""
     changes = {"torchrun__rdzv_conf": {"is_host": False}, "nodes__max": 2, **changes}
-    job = make_job(nodes__endpoint=place.endpoint, **changes)
+    job = make_job(nodes__endpoint=address.endpoint, **changes)
     return plan_job(job, project_root=tmp_path, job_files=[tmp_path / "job.toml"])
 
 
 @pytest.mark.parametrize(
-    "place",
+    "address",
     [
-        RendezvousPlace("head", 29400),
-        RendezvousPlace("Head_1", 1, "elasticflow/a.b-c/7"),
-        RendezvousPlace(
-            "fe80::1", 2379, "elasticflow", "etcd-v2", {"protocol": "https", "ca_cert": "/a b&c"}
-        ),
+        StoreAddress("head", 29400),
+        StoreAddress("Head_1", 1, "elasticflow/a.b-c/7"),
+        StoreAddress("fe80::1", 2379, "elasticflow", "etcd-v2", {"protocol": "https", "ca_cert": "/a b&c"}),
     ],
     ids=["plain", "capitals", "etcd"],
 )
-def test_place_comes_back_from_its_url(place: RendezvousPlace) -> None:
+def test_address_comes_back_from_its_url(address: StoreAddress) -> None:
     """Workers read from their environment what the agent wrote there."""
-    assert place == RendezvousPlace.parse(place.url)
+    assert address == StoreAddress.parse(address.url)
 
 
 def test_free_port_is_chosen_and_told_to_others(tmp_path: Path) -> None:
     """Without an endpoint, nodes on this machine find the store at a port that nobody named."""
     job = make_job(nodes__max=2)
-    found = meet(plan_job(job, project_root=tmp_path, job_files=[tmp_path / "job.toml"]))
+    found = open_store(plan_job(job, project_root=tmp_path, job_files=[tmp_path / "job.toml"]))
     try:
         assert found.server is not None
-        assert found.endpoint == found.place.endpoint
-        found.open().set("a", "1")
-        assert b"1" == join_store(found.place, looks_at="").get("a")
+        assert found.endpoint == found.address.endpoint
+        found.connect().set("a", "1")
+        assert b"1" == join_store(found.address, looks_at="").get("a")
     finally:
         found.close()
 
@@ -83,73 +81,73 @@ def test_free_port_is_chosen_and_told_to_others(tmp_path: Path) -> None:
 def test_one_launch_after_another_meets_at_the_same_port(tmp_path: Path) -> None:
     """As the cases of `run --all` do: the port is given back, and nothing of the launch before is there."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        place = RendezvousPlace("127.0.0.1", free.getsockname()[1])
-    plan = plan_for(place, tmp_path, torchrun__rdzv_conf={})
+        address = StoreAddress("127.0.0.1", free.getsockname()[1])
+    plan = plan_for(address, tmp_path, torchrun__rdzv_conf={})
     for _ in range(2):
-        found = meet(plan)
-        keys = found.open()
+        found = open_store(plan)
+        keys = found.connect()
         assert not keys.check(["a"])
         keys.set("a", "1")
         found.close()
-        with pytest.raises(RendezvousLostError):
+        with pytest.raises(StoreLostError):
             keys.check(["a"])
 
 
-def test_second_leader_is_refused_while_the_first_lives(served: RendezvousPlace, tmp_path: Path) -> None:
+def test_second_leader_is_refused_while_the_first_lives(served: StoreAddress, tmp_path: Path) -> None:
     """One of a job at a time; once the first is over or silent the next launch has the next number."""
     plan = plan_for(served, tmp_path)
-    first = meet(plan)
+    first = open_store(plan)
     with pytest.raises(errors.LedElsewhereError, match="led by another process"):
-        meet(plan)
+        open_store(plan)
     first.close()
-    second = meet(plan)
+    second = open_store(plan)
     second.close()
-    second.open().set(EXIT_CODE, "0")
-    third = meet(plan)
+    second.connect().set(EXIT_CODE, "0")
+    third = open_store(plan)
     third.close()
 
-    assert ["1", "2", "3"] == [m.place.prefix.rpartition("/")[2] for m in (first, second, third)]
+    assert ["1", "2", "3"] == [m.address.prefix.rpartition("/")[2] for m in (first, second, third)]
 
 
-def test_keys_of_launches_long_over_are_forgotten(served: RendezvousPlace, tmp_path: Path) -> None:
+def test_keys_of_launches_long_over_are_forgotten(served: StoreAddress, tmp_path: Path) -> None:
     """The store outlives all runs; the launch before is still read by who takes over."""
     plan = plan_for(served, tmp_path)
     launches = []
     for _ in range(3):
-        launches.append(meet(plan))
-        launches[-1].open().set(EXIT_CODE, "0")
+        launches.append(open_store(plan))
+        launches[-1].connect().set(EXIT_CODE, "0")
         launches[-1].close()
 
-    kept = [join_store(launch.place, looks_at="").check([EXIT_CODE]) for launch in launches]
+    kept = [join_store(launch.address, looks_at="").check([EXIT_CODE]) for launch in launches]
     assert [False, True, True] == kept
-    assert join_store(place_of(plan, served.host, served.port), looks_at="").check(["newest"])
+    assert join_store(store_address_of(plan, served.host, served.port), looks_at="").check(["newest"])
 
 
-def test_runs_of_other_jobs_use_the_same_store(served: RendezvousPlace, tmp_path: Path) -> None:
+def test_runs_of_other_jobs_use_the_same_store(served: StoreAddress, tmp_path: Path) -> None:
     """Their keys are apart."""
-    found = [meet(plan_for(served, tmp_path, job__name=name)) for name in ("one", "two")]
+    found = [open_store(plan_for(served, tmp_path, job__name=name)) for name in ("one", "two")]
     for each in found:
         each.close()
 
-    assert ["elasticflow/one/1", "elasticflow/two/1"] == [each.place.prefix for each in found]
+    assert ["elasticflow/one/1", "elasticflow/two/1"] == [each.address.prefix for each in found]
 
 
-def test_claim_of_a_process_that_died_is_passed_over(served: RendezvousPlace, tmp_path: Path) -> None:
+def test_claim_of_a_process_that_died_is_passed_over(served: StoreAddress, tmp_path: Path) -> None:
     """It had claimed the next launch and never led it."""
     plan = plan_for(served, tmp_path)
-    keys = join_store(place_of(plan, served.host, served.port))
+    keys = join_store(store_address_of(plan, served.host, served.port))
     keys.add("claim/1", 1)
-    found = meet(plan)
+    found = open_store(plan)
     found.close()
 
     assert 2 == newest_launch(keys)
 
 
-def test_head_is_silent_once_its_number_stands_still(served: RendezvousPlace) -> None:
+def test_head_is_silent_once_its_number_stands_still(served: StoreAddress) -> None:
     """A head that never gave a sign, with a store of its own, is never silent: the store would be gone."""
     keys = join_store(served)
-    mute = HeadWatch(join_store(served.under("1")))
-    watch = HeadWatch(keys)
+    mute = SupervisorWatch(join_store(served.under("1")))
+    watch = SupervisorWatch(keys)
     began = time.monotonic()
     while time.monotonic() < began + 0.5:
         keys.set("head", str(time.monotonic()))
@@ -165,10 +163,10 @@ def test_head_is_silent_once_its_number_stands_still(served: RendezvousPlace) ->
 
 
 def test_store_that_speaks_otherwise_is_refused(
-    served: RendezvousPlace, monkeypatch: pytest.MonkeyPatch
+    served: StoreAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of a later version, whose line is another: said to be no store that this version can use."""
-    monkeypatch.setattr(tcp_keys, "HELLO", b"elasticflow keys 2\n")
+    monkeypatch.setattr(tcp_store, "HELLO", b"elasticflow keys 2\n")
     with pytest.raises(errors.RendezvousError, match="no store for the rendezvous at"):
         connect(served)
 
@@ -178,11 +176,11 @@ def test_place_without_a_store_is_told_by_name(monkeypatch: pytest.MonkeyPatch, 
     """Nobody answers, or something that is no store: said within seconds, with what to start there."""
     monkeypatch.setattr(leadership, "_ANSWER_S", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
+        address = StoreAddress("127.0.0.1", listener.getsockname()[1])
         if not answers:
             listener.close()
         with pytest.raises(errors.RendezvousError) as refused:
-            connect(place)
+            connect(address)
 
-    assert f"no store for the rendezvous at {place.endpoint}: " in refused.value.message
-    assert f"elasticflow rendezvous serve --port {place.port}" in (refused.value.remedy or "")
+    assert f"no store for the rendezvous at {address.endpoint}: " in refused.value.message
+    assert f"elasticflow rendezvous serve --port {address.port}" in (refused.value.remedy or "")

@@ -12,11 +12,11 @@ import pytest
 from torch.distributed.rendezvous import rendezvous
 
 from elasticflow.launcher.fork_server.helpers import HelperLostError
-from elasticflow.launcher.rendezvous.control_store import is_requested, join_store
-from elasticflow.launcher.rendezvous.key_server import KeyServer
-from elasticflow.launcher.rendezvous.rounds import Assignment, Feed, Rounds
+from elasticflow.launcher.rendezvous.rounds import Assignment, Outbox, Rounds
+from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
+from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
-from elasticflow.protocol.store_address import RendezvousPlace
+from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.runtime.process import process_group
 from elasticflow.runtime.process.identity import Identity
 from tests.launcher.conftest import wait_until
@@ -24,7 +24,7 @@ from tests.launcher.conftest import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elasticflow.protocol.key_store import RemoteKeys
+    from elasticflow.protocol.control_store import RemoteControlStore
 
 
 @dataclass
@@ -32,11 +32,11 @@ class Launch:
     """The supervisor's channel, and where agents find it."""
 
     channel: AgentChannel
-    place: RendezvousPlace
+    address: StoreAddress
 
     def agent(self, node: str = "n0") -> Rounds:
         """Return the rounds as another agent reads them."""
-        return Rounds(join_store(self.place), node)
+        return Rounds(join_store(self.address), node)
 
 
 def generation_of(agent: Rounds) -> int:
@@ -50,8 +50,8 @@ def generation_of(agent: Rounds) -> int:
 def launch() -> Launch:
     """Return a channel in a store that is served on a free port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    place = RendezvousPlace("127.0.0.1", listener.getsockname()[1])
-    return Launch(AgentChannel(KeyServer(listener).keys(place.prefix)), place)
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
+    return Launch(AgentChannel(StoreServer(listener).store(address.prefix)), address)
 
 
 def test_lone_node_forms_a_generation_without_a_last_call(launch: Launch) -> None:
@@ -74,7 +74,7 @@ def test_process_groups_of_two_generations_share_no_key(launch: Launch, tmp_path
                 "ELASTICFLOW_GENERATION": generation,
                 "RANK": "0",
                 "WORLD_SIZE": "2",
-                "ELASTICFLOW_RENDEZVOUS": launch.place.url,
+                "ELASTICFLOW_RENDEZVOUS": launch.address.url,
             },
             tmp_path,
         )
@@ -90,7 +90,7 @@ def test_process_groups_of_two_generations_share_no_key(launch: Launch, tmp_path
 def test_store_of_a_generation_is_found_by_the_jobs_own_code(launch: Launch, tmp_path: Path) -> None:
     """`env://` leads to what rank 0 serves, as it does under torchrun."""
     place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "elsewhere"}
-    environment = {"ELASTICFLOW_GENERATION": "7", "ELASTICFLOW_RENDEZVOUS": launch.place.url, **place}
+    environment = {"ELASTICFLOW_GENERATION": "7", "ELASTICFLOW_RENDEZVOUS": launch.address.url, **place}
     store = process_group.connect(Identity.read(environment, tmp_path))
     assert store is not None
     process_group.announce(store, environment)
@@ -115,7 +115,7 @@ def test_workers_reach_rank_0_where_it_is(
     monkeypatch.setattr(socket, "gethostbyname", lambda _: named)
     place = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "ELASTICFLOW_GENERATION": "1"}
     identity = Identity.read(place, tmp_path)
-    keys = cast("RemoteKeys", SimpleNamespace(own_address=towards))
+    keys = cast("RemoteControlStore", SimpleNamespace(own_address=towards))
 
     assert expected == process_group._own_address(identity, keys)
 
@@ -175,7 +175,7 @@ def test_agent_that_gives_up_closes_nothing_for_the_others(launch: Launch) -> No
 
 def test_drain_is_asked_of_one_generation_only(launch: Launch) -> None:
     """A request does not reach into the next generation."""
-    store = join_store(launch.place)
+    store = join_store(launch.address)
     launch.channel.request("drain", 3)
     wait_until(lambda: is_requested(store, "drain", 3))
 
@@ -185,7 +185,7 @@ def test_drain_is_asked_of_one_generation_only(launch: Launch) -> None:
 
 def test_messages_arrive_once_and_in_order(launch: Launch) -> None:
     """Each message is taken once, those of one agent in the order of posting."""
-    feeds = [Feed(join_store(launch.place)) for _ in range(2)]
+    feeds = [Outbox(join_store(launch.address)) for _ in range(2)]
     taken: list[dict[str, Any]] = []
 
     def all_of(count: int) -> bool:
@@ -205,7 +205,7 @@ def test_messages_arrive_once_and_in_order(launch: Launch) -> None:
 
 def test_agent_killed_before_it_spoke_holds_up_nobody(launch: Launch) -> None:
     """The next agent's messages arrive, whatever the one before it was about to say."""
-    Feed(join_store(launch.place))
-    Feed(join_store(launch.place)).post({"type": "node", "node": "n0"})
+    Outbox(join_store(launch.address))
+    Outbox(join_store(launch.address)).post({"type": "node", "node": "n0"})
 
     wait_until(lambda: [{"type": "node", "node": "n0"}] == launch.channel.take(), 5)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from elasticflow import StopTraining
 from elasticflow.errors import DatasetError, NonFiniteLossError, StorageError
-from elasticflow.protocol.store_address import RendezvousLostError
+from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.runtime.process import failure
 from elasticflow.storage.storage import Storage
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         (OSError(errno.EMFILE, "Too many open files"), "user_error"),
         (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), "peer"),
         (dist.DistNetworkError("the store is gone"), "peer"),
-        (RendezvousLostError("the keys are gone"), "peer"),
+        (StoreLostError("the keys are gone"), "peer"),
         (RuntimeError("[gloo/gloo/x.cc:1] Received data size doesn't match expected size"), "user_error"),
         (dist.DistBackendError("Detected mismatch between collectives on ranks. Rank 0 is"), "user_error"),
     ],

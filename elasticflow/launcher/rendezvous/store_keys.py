@@ -1,7 +1,7 @@
 """The keys by which the supervisor and the agents of a launch talk.
 
 All of it lies in one store under the launch's own prefix, in plain keys (`set`, `get`, `add`, `check` and
-`delete_key` only, so that etcd fits the same interface: `protocol/etcd_keys.py`):
+`delete_key` only, so that etcd fits the same interface: `protocol/etcd_store.py`):
 
     invitation              what another machine has to know to take part (`invitation.py`)
     exit_code               of the launch, once it is over
@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.protocol import key_store
+from elasticflow.protocol import control_store
 
 if TYPE_CHECKING:
-    from elasticflow.protocol.key_store import Keys, RemoteKeys
-    from elasticflow.protocol.store_address import RendezvousPlace
+    from elasticflow.protocol.control_store import ControlStore, RemoteControlStore
+    from elasticflow.protocol.store_address import StoreAddress
 
 TOLD = "told"
 ORDERS = "orders"
@@ -40,19 +40,19 @@ NOTICED = "noticed"
 
 
 def join_store(
-    place: RendezvousPlace, *, looks_at: str = ORDERS, answer_s: float = key_store.ANSWER_S
-) -> RemoteKeys:
-    """Return a client of the store at *place*.
+    address: StoreAddress, *, looks_at: str = ORDERS, answer_s: float = control_store.ANSWER_S
+) -> RemoteControlStore:
+    """Return a client of the store at *address*.
 
     Args:
-        place: Where, and below which prefix.
+        address: Where, and below which prefix.
         looks_at: First word of the keys that are looked at all the time; empty for none.
         answer_s: Seconds that a server other than etcd has to answer in.
 
     Raises:
-        RendezvousLostError: it does not.
+        StoreLostError: it does not.
     """
-    return key_store.connect(place, (looks_at,) if looks_at else (), answer_s)
+    return control_store.connect(address, (looks_at,) if looks_at else (), answer_s)
 
 
 def feed_key(feed: int, number: int) -> str:
@@ -80,11 +80,11 @@ def request_key(what: str, generation: int) -> str:
     return f"{ORDERS}/{what}/{generation}"
 
 
-def is_requested(store: Keys, what: str, generation: int) -> bool:
+def is_requested(store: ControlStore, what: str, generation: int) -> bool:
     """Return whether the supervisor asked for `drain` or `stop` of *generation*."""
     return bool(store.check([request_key(what, generation)]))
 
 
-def is_gone(store: Keys, feed: int) -> bool:
+def is_gone(store: ControlStore, feed: int) -> bool:
     """Return whether the agent with this feed is to leave."""
     return bool(store.check([gone_key(feed)]))

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import etcd
 
-from elasticflow.protocol.store_address import RendezvousLostError
+from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from elasticflow.protocol.store_address import RendezvousPlace
+    from elasticflow.protocol.store_address import StoreAddress
 
 PATIENCE_S = 10.0  # an election among etcd's members, or the restart of a lone one
 _REQUEST_S = 5.0
@@ -43,34 +43,35 @@ logging.getLogger("etcd").addHandler(logging.NullHandler())
 logging.getLogger("etcd").propagate = False
 
 
-class EtcdKeys:
-    """The keys below a place.
+class EtcdControlStore:
+    """The keys below an address.
 
     Args:
-        place: Where; its prefix is theirs.
+        address: Where; its prefix is theirs.
         mirrored: First words of keys that this process looks at often: `check` and `get` of them see what etcd had a
             moment ago, and cost no request.
         patience_s: How long a lost connection is tried again.
     """
 
     def __init__(
-        self, place: RendezvousPlace, mirrored: Iterable[str] = (), patience_s: float = PATIENCE_S
+        self, address: StoreAddress, mirrored: Iterable[str] = (), patience_s: float = PATIENCE_S
     ) -> None:
-        self._place, self._patience_s = place, patience_s
-        self._client = _client(place)
+        self._address, self._patience_s = address, patience_s
+        self._client = _client(address)
         self._mirrors = {
-            folder: _Mirror(_client(place), f"/{place.prefix}/{folder}", patience_s) for folder in mirrored
+            folder: _Mirror(_client(address), f"/{address.prefix}/{folder}", patience_s)
+            for folder in mirrored
         }
 
     @property
     def own_address(self) -> str:
         """Address of this machine towards etcd."""
         try:
-            place = (self._place.host, self._place.port)
-            with socket.create_connection(place, timeout=self._patience_s) as connection:
+            address = (self._address.host, self._address.port)
+            with socket.create_connection(address, timeout=self._patience_s) as connection:
                 return str(connection.getsockname()[0])
         except OSError as error:
-            raise RendezvousLostError(f"etcd at {self._place.endpoint} does not answer: {error}") from error
+            raise StoreLostError(f"etcd at {self._address.endpoint} does not answer: {error}") from error
 
     def set(self, key: str, value: str | bytes) -> None:
         """Give *key* a value."""
@@ -80,13 +81,13 @@ class EtcdKeys:
         """Return the value of *key*, once it has one.
 
         Raises:
-            RendezvousLostError: it got none in time, or etcd does not answer.
+            StoreLostError: it got none in time, or etcd does not answer.
         """
         deadline = time.monotonic() + limit_s
         pause = _LOOK_S
         while (value := self._look(key)) is None:
             if time.monotonic() > deadline:
-                raise RendezvousLostError(f"no {key} in etcd at {self._place.endpoint} after {limit_s:g} s")
+                raise StoreLostError(f"no {key} in etcd at {self._address.endpoint} after {limit_s:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _AGAIN_S)
         return value
@@ -120,9 +121,9 @@ class EtcdKeys:
         return True
 
     def forget(self) -> None:
-        """Remove all keys below the place."""
+        """Remove all keys below the address's prefix."""
         with contextlib.suppress(etcd.EtcdKeyNotFound):
-            self._ask(self._client.delete, f"/{self._place.prefix}", recursive=True)
+            self._ask(self._client.delete, f"/{self._address.prefix}", recursive=True)
 
     def _look(self, key: str) -> bytes | None:
         folder = key.partition("/")[0]
@@ -136,7 +137,7 @@ class EtcdKeys:
     def _path(self, key: str) -> str:
         """Return the path of *key*: its first word is a folder, all of it a name there."""
         name = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
-        return f"/{self._place.prefix}/{key.partition('/')[0]}/k{name}"
+        return f"/{self._address.prefix}/{key.partition('/')[0]}/k{name}"
 
     def _ask(self, request: Callable[..., Any], *args: Any, **options: Any) -> Any:
         deadline = time.monotonic() + self._patience_s
@@ -147,8 +148,8 @@ class EtcdKeys:
                 raise
             except etcd.EtcdException as error:
                 if time.monotonic() > deadline:
-                    raise RendezvousLostError(
-                        f"etcd at {self._place.endpoint} does not answer: {error}"
+                    raise StoreLostError(
+                        f"etcd at {self._address.endpoint} does not answer: {error}"
                     ) from error
                 time.sleep(_AGAIN_S)
 
@@ -165,7 +166,7 @@ class _Mirror:
     def value(self, path: str) -> bytes | None:
         """Return the value of *path*, if it has one; while etcd does not answer it may have any, so this waits."""
         if not self._is_current.wait(self._patience_s):
-            raise RendezvousLostError(f"etcd has not answered for {self._patience_s:g} s")
+            raise StoreLostError(f"etcd has not answered for {self._patience_s:g} s")
         return self._values.get(path)
 
     def _follow(self) -> None:
@@ -205,13 +206,13 @@ class _Mirror:
         return int(change.modifiedIndex)
 
 
-def _client(place: RendezvousPlace) -> Any:
-    options = place.options
+def _client(address: StoreAddress) -> Any:
+    options = address.options
     certificate = options.get("ssl_cert")
     key = options.get("ssl_cert_key")
     return etcd.Client(
-        place.host,
-        place.port,
+        address.host,
+        address.port,
         protocol=options.get("protocol", "http"),
         cert=(certificate, key) if certificate and key else certificate,
         ca_cert=options.get("ca_cert"),

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from elasticflow.protocol.store_address import RendezvousPlace
+    from elasticflow.protocol.store_address import StoreAddress
 
 ANSWER_S = 60.0
 
 
-class Keys(Protocol):
+class ControlStore(Protocol):
     """A store of keys that all processes of a launch see: the supervisor's, or etcd's.
 
-    Raises `RendezvousLostError` from any of its methods once the store does not answer.
+    Raises `StoreLostError` from any of its methods once the store does not answer.
     """
 
     def set(self, key: str, value: str, /) -> None:
@@ -32,11 +32,11 @@ class Keys(Protocol):
         """Remove *key*; return whether it was there."""
 
 
-class RemoteKeys(Keys, Protocol):
+class RemoteControlStore(ControlStore, Protocol):
     """Keys that another process serves."""
 
     def forget(self) -> None:
-        """Remove all keys below the place."""
+        """Remove all keys below the address's prefix."""
 
     @property
     def own_address(self) -> str:
@@ -46,21 +46,23 @@ class RemoteKeys(Keys, Protocol):
         """Return the value of *key*, once it has one, within *limit_s*; five minutes unless told otherwise."""
 
 
-def connect(place: RendezvousPlace, mirrored: tuple[str, ...] = (), answer_s: float = ANSWER_S) -> RemoteKeys:
-    """Return a client of the store at *place*.
+def connect(
+    address: StoreAddress, mirrored: tuple[str, ...] = (), answer_s: float = ANSWER_S
+) -> RemoteControlStore:
+    """Return a client of the store at *address*.
 
     Args:
-        place: Where, and below which prefix.
+        address: Where, and below which prefix.
         mirrored: First words of keys that are looked at all the time: their changes are told, not asked for.
         answer_s: Seconds that a server other than etcd has to answer in.
 
     Raises:
-        RendezvousLostError: it does not.
+        StoreLostError: it does not.
     """
-    if place.backend == "etcd-v2":
-        from elasticflow.protocol.etcd_keys import EtcdKeys
+    if address.backend == "etcd-v2":
+        from elasticflow.protocol.etcd_store import EtcdControlStore
 
-        return EtcdKeys(place, mirrored)
-    from elasticflow.protocol.tcp_keys import TcpKeys
+        return EtcdControlStore(address, mirrored)
+    from elasticflow.protocol.tcp_store import TcpControlStore
 
-    return TcpKeys(place, mirrored, answer_s)
+    return TcpControlStore(address, mirrored, answer_s)

@@ -49,7 +49,7 @@ class Process(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LeftBehind:
+class EndedOrphan:
     """A process that outlived the worker that started it.
 
     Attributes:
@@ -79,7 +79,7 @@ class Orphans:
         tell: Called with each that had to be ended.
     """
 
-    def __init__(self, find: Callable[[], Iterable[int]], tell: Callable[[LeftBehind], None]) -> None:
+    def __init__(self, find: Callable[[], Iterable[int]], tell: Callable[[EndedOrphan], None]) -> None:
         self._find, self._tell = find, tell
         self._asked: dict[Process, _Asked] = {}
 
@@ -95,7 +95,7 @@ class Orphans:
             _reap(process.pid)
             if _began(process.pid) != process.began:
                 if asked.is_told:
-                    self._tell(LeftBehind(process.pid, asked.command, asked.is_killed))
+                    self._tell(EndedOrphan(process.pid, asked.command, asked.is_killed))
                 del self._asked[process]
             elif not asked.is_told and now >= asked.since + _SETTLE_S:
                 asked.is_told = True

@@ -15,30 +15,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.launcher.rendezvous.key_server import KeyServer
-from elasticflow.protocol.store_address import RendezvousLostError, RendezvousPlace
-from elasticflow.protocol.tcp_keys import HELLO, Answer, Frames, Request, TcpKeys, frame
+from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.protocol.store_address import StoreAddress, StoreLostError
+from elasticflow.protocol.tcp_store import HELLO, Answer, Frames, Request, TcpControlStore, frame
 from tests.launcher.conftest import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(name="place", scope="module")
-def _place() -> Iterator[RendezvousPlace]:
+@pytest.fixture(name="address", scope="module")
+def _address() -> Iterator[StoreAddress]:
     """Yield where a store is served."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = KeyServer(listener)
-    yield RendezvousPlace("127.0.0.1", listener.getsockname()[1])
+    server = StoreServer(listener)
+    yield StoreAddress("127.0.0.1", listener.getsockname()[1])
     server.close()
 
 
 @pytest.fixture(name="served")
-def _served() -> Iterator[tuple[KeyServer, RendezvousPlace]]:
+def _served() -> Iterator[tuple[StoreServer, StoreAddress]]:
     """Yield a server of this test's own, and where it is."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = KeyServer(listener)
-    yield server, RendezvousPlace("127.0.0.1", listener.getsockname()[1], "own")
+    server = StoreServer(listener)
+    yield server, StoreAddress("127.0.0.1", listener.getsockname()[1], "own")
     server.close()
 
 
@@ -52,10 +52,14 @@ number = iter(range(10**9))
 
 
 @given(acts=st.lists(st.tuples(st.integers(0, 2), ACTS), max_size=12))
-def test_all_see_what_any_has_done(place: RendezvousPlace, acts: list[tuple[int, Any]]) -> None:
+def test_all_see_what_any_has_done(address: StoreAddress, acts: list[tuple[int, Any]]) -> None:
     """Whoever acts, through a connection or one that mirrors, each sees what a dictionary would hold."""
-    here = place.under(f"example-{next(number)}")
-    clients = [TcpKeys(here), TcpKeys(here, mirrored=("orders",)), TcpKeys(here, mirrored=("told", "orders"))]
+    here = address.under(f"example-{next(number)}")
+    clients = [
+        TcpControlStore(here),
+        TcpControlStore(here, mirrored=("orders",)),
+        TcpControlStore(here, mirrored=("told", "orders")),
+    ]
     expected: dict[str, bytes] = {}
     for who, (act, key, value) in acts:
         if act == "set":
@@ -72,33 +76,33 @@ def test_all_see_what_any_has_done(place: RendezvousPlace, acts: list[tuple[int,
         client.close()
 
 
-def _holds(client: TcpKeys, key: str, value: bytes | None) -> bool:
+def _holds(client: TcpControlStore, key: str, value: bytes | None) -> bool:
     return client.check([key]) == (value is not None) and (value is None or client.get(key) == value)
 
 
 @pytest.mark.parametrize("mirrored", [(), ("orders",)], ids=["asked", "mirrored"])
-def test_value_is_waited_for(served: tuple[KeyServer, RendezvousPlace], mirrored: tuple[str, ...]) -> None:
+def test_value_is_waited_for(served: tuple[StoreServer, StoreAddress], mirrored: tuple[str, ...]) -> None:
     """It comes from a client or from the serving process itself; without one the wait ends in time."""
-    server, place = served
-    client = TcpKeys(place, mirrored)
+    server, address = served
+    client = TcpControlStore(address, mirrored)
     got: list[bytes] = []
     for key in ("orders/one", "orders/two"):
         thread = threading.Thread(target=lambda key=key: got.append(client.get(key)))
         thread.start()
         if key == "orders/one":
-            server.keys("own").set(key, "1")
+            server.store("own").set(key, "1")
         else:
-            TcpKeys(place).set(key, "2")
+            TcpControlStore(address).set(key, "2")
         thread.join(60)
     assert [b"1", b"2"] == got
-    with pytest.raises(RendezvousLostError):
+    with pytest.raises(StoreLostError):
         client.get("orders/three", limit_s=0.05)
 
 
-def test_numbers_are_added_in_one_act(place: RendezvousPlace) -> None:
+def test_numbers_are_added_in_one_act(address: StoreAddress) -> None:
     """Four clients at a time: no number twice."""
-    here = place.under("add")
-    clients = [TcpKeys(here) for _ in range(4)]
+    here = address.under("add")
+    clients = [TcpControlStore(here) for _ in range(4)]
     seen: list[int] = []
     threads = [
         threading.Thread(target=lambda client=client: seen.extend(client.add("n", 1) for _ in range(50)))
@@ -112,10 +116,10 @@ def test_numbers_are_added_in_one_act(place: RendezvousPlace) -> None:
     assert list(range(1, 201)) == sorted(seen)
 
 
-def test_large_value_travels_whole(place: RendezvousPlace) -> None:
+def test_large_value_travels_whole(address: StoreAddress) -> None:
     """More than any socket's buffer, in both directions, and to those who watch."""
-    here = place.under("large")
-    watching, client = TcpKeys(here, mirrored=("orders",)), TcpKeys(here)
+    here = address.under("large")
+    watching, client = TcpControlStore(here, mirrored=("orders",)), TcpControlStore(here)
     value = bytes(range(256)) * 40_000
     client.set("orders/large", value)
 
@@ -123,28 +127,34 @@ def test_large_value_travels_whole(place: RendezvousPlace) -> None:
     assert value == watching.get("orders/large")
 
 
-def test_end_of_the_server_is_seen_by_all(served: tuple[KeyServer, RendezvousPlace]) -> None:
+def test_end_of_the_server_is_seen_by_all(served: tuple[StoreServer, StoreAddress]) -> None:
     """By the one that waits, the one that asks next, and the one that only looks at its mirror."""
-    server, place = served
-    waiting, asking, looking = TcpKeys(place), TcpKeys(place), TcpKeys(place, mirrored=("orders",))
+    server, address = served
+    waiting, asking, looking = (
+        TcpControlStore(address),
+        TcpControlStore(address),
+        TcpControlStore(address, mirrored=("orders",)),
+    )
     raised: list[str] = []
 
     def wait() -> None:
         try:
             waiting.get("never")
-        except RendezvousLostError as error:
+        except StoreLostError as error:
             raised.append(str(error))
 
     thread = threading.Thread(target=wait)
     thread.start()
     server.close()
     thread.join(60)
-    assert [True] == [text.startswith(f"the store at {place.endpoint} does not answer: ") for text in raised]
+    assert [True] == [
+        text.startswith(f"the store at {address.endpoint} does not answer: ") for text in raised
+    ]
     for client, key in ((asking, "a"), (looking, "orders/a")):
-        with pytest.raises(RendezvousLostError):
+        with pytest.raises(StoreLostError):
             client.check([key])
-    with pytest.raises(RendezvousLostError):
-        TcpKeys(place)
+    with pytest.raises(StoreLostError):
+        TcpControlStore(address)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +172,10 @@ def test_end_of_the_server_is_seen_by_all(served: tuple[KeyServer, RendezvousPla
     ],
     ids=["http", "torch", "gigabytes", "empty", "answer", "parts", "number", "utf-8", "inside"],
 )
-def test_stranger_is_sent_away_and_harms_nobody(place: RendezvousPlace, said: bytes) -> None:
+def test_stranger_is_sent_away_and_harms_nobody(address: StoreAddress, said: bytes) -> None:
     """The connection ends; all others go on."""
-    client = TcpKeys(place.under("strangers"))
-    with socket.create_connection((place.host, place.port), timeout=10) as stranger:
+    client = TcpControlStore(address.under("strangers"))
+    with socket.create_connection((address.host, address.port), timeout=10) as stranger:
         stranger.sendall(said)
         while stranger.recv(1024):
             pass
@@ -175,23 +185,23 @@ def test_stranger_is_sent_away_and_harms_nobody(place: RendezvousPlace, said: by
 
 
 def test_client_that_vanishes_while_it_waits_is_forgotten(
-    served: tuple[KeyServer, RendezvousPlace],
+    served: tuple[StoreServer, StoreAddress],
 ) -> None:
     """Killed inside a wait, it leaves nothing that a later value would be sent to."""
-    server, place = served
-    with socket.create_connection((place.host, place.port)) as gone:
+    server, address = served
+    with socket.create_connection((address.host, address.port)) as gone:
         gone.sendall(HELLO + frame(Request.GET, b"own/late"))
     wait_until(lambda: not server._clients)
-    server.keys("own").set("late", "1")
+    server.store("own").set("late", "1")
 
-    assert b"1" == TcpKeys(place).get("late")
+    assert b"1" == TcpControlStore(address).get("late")
 
 
 def test_server_out_of_descriptors_takes_clients_once_others_go(
-    served: tuple[KeyServer, RendezvousPlace], monkeypatch: pytest.MonkeyPatch
+    served: tuple[StoreServer, StoreAddress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for that without spinning, and whoever stood in line is answered."""
-    server, place = served
+    server, address = served
     accept, refused = server._accept, []
 
     def full() -> None:
@@ -204,8 +214,8 @@ def test_server_out_of_descriptors_takes_clients_once_others_go(
             accept()
 
     monkeypatch.setattr(server, "_accept", full)
-    first = TcpKeys(place)
-    thread = threading.Thread(target=lambda: TcpKeys(place).set("late", "1"))
+    first = TcpControlStore(address)
+    thread = threading.Thread(target=lambda: TcpControlStore(address).set("late", "1"))
     thread.start()
     wait_until(lambda: bool(refused))
     time.sleep(0.05)
@@ -214,7 +224,7 @@ def test_server_out_of_descriptors_takes_clients_once_others_go(
     first.close()
     thread.join(60)
 
-    assert server.keys("own").check(["early", "late"])
+    assert server.store("own").check(["early", "late"])
 
 
 def _without_descriptors(*_: object) -> Never:
@@ -222,33 +232,33 @@ def _without_descriptors(*_: object) -> Never:
 
 
 def test_death_of_the_serving_thread_is_seen_by_all(
-    served: tuple[KeyServer, RendezvousPlace], monkeypatch: pytest.MonkeyPatch
+    served: tuple[StoreServer, StoreAddress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where memory is short, for instance: nobody waits for an answer that never comes."""
-    server, place = served
-    client, mirror = TcpKeys(place), TcpKeys(place, mirrored=("orders",))
+    server, address = served
+    client, mirror = TcpControlStore(address), TcpControlStore(address, mirrored=("orders",))
 
     def short(*_: object) -> Never:
         raise MemoryError
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(server, "_answer", short)
-    with pytest.raises(RendezvousLostError):
+    with pytest.raises(StoreLostError):
         client.set("a", "1")
     wait_until(lambda: not server.is_serving)
-    with pytest.raises(RendezvousLostError):
+    with pytest.raises(StoreLostError):
         mirror.check(["orders/a"])
-    with pytest.raises(RendezvousLostError, match="has ended"):
-        server.keys("own").get("never")
+    with pytest.raises(StoreLostError, match="has ended"):
+        server.store("own").get("never")
 
 
 def test_place_without_a_server_that_answers_is_given_up_in_time() -> None:
     """Something accepts and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        place = RendezvousPlace("127.0.0.1", silent.getsockname()[1])
+        address = StoreAddress("127.0.0.1", silent.getsockname()[1])
         began = time.monotonic()
-        with pytest.raises(RendezvousLostError, match="timed out"):
-            TcpKeys(place, answer_s=0.1)
+        with pytest.raises(StoreLostError, match="timed out"):
+            TcpControlStore(address, answer_s=0.1)
 
     assert time.monotonic() - began < 60
 
@@ -271,6 +281,6 @@ def test_neither_side_needs_torch() -> None:
     """What supervisor and agents talk by is there without torch."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import elasticflow.protocol.tcp_keys, elasticflow.launcher.supervisor.supervisor, elasticflow.launcher.join"
+        "import elasticflow.protocol.tcp_store, elasticflow.launcher.supervisor.supervisor, elasticflow.launcher.join"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.launcher.agent import left_behind
-from elasticflow.launcher.agent.left_behind import LeftBehind, Orphans, unclaimed
+from elasticflow.launcher.agent import orphans
+from elasticflow.launcher.agent.orphans import EndedOrphan, Orphans, unclaimed
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import is_alive, wait_until
 
@@ -55,11 +55,11 @@ def test_what_outlived_its_worker_is_asked_then_killed_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that listens is asked, one that does not is killed; another run's, and one without the mark, are left alone."""
-    monkeypatch.setattr(left_behind, "GRACE_S", 1.0)
+    monkeypatch.setattr(orphans, "GRACE_S", 1.0)
     run, same_id = RunFolder(tmp_path / "jobs" / "run"), RunFolder(tmp_path / "other" / "run")
     ours = {kind: daemon(tmp_path, kind, run) for kind in ("listening", "stubborn")}
     others = [daemon(tmp_path, "listening", same_id), daemon(tmp_path, "listening", None)]
-    told: list[LeftBehind] = []
+    told: list[EndedOrphan] = []
     try:
         assert set(ours.values()) == set(unclaimed(run))
         Orphans(lambda: unclaimed(run), told.append).end()
@@ -78,7 +78,7 @@ def test_what_outlived_its_worker_is_asked_then_killed_and_named(
 
 def test_what_dies_by_itself_is_not_told_of() -> None:
     """Loader processes die a moment after their worker; nobody has to be told."""
-    told: list[LeftBehind] = []
+    told: list[EndedOrphan] = []
     dying = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     orphans = Orphans(lambda: [dying.pid], told.append)
     orphans.look(time.monotonic())

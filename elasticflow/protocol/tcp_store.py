@@ -17,12 +17,12 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from elasticflow.protocol.store_address import RendezvousLostError
+from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from elasticflow.protocol.store_address import RendezvousPlace
+    from elasticflow.protocol.store_address import StoreAddress
 
 # The number is that of what is spoken: one that has changed is refused by name.
 HELLO = b"elasticflow keys 1\n"
@@ -100,11 +100,11 @@ def _parts(body: bytes) -> list[bytes]:
     return parts
 
 
-class TcpKeys:
-    """The keys below a place; may be used by several threads.
+class TcpControlStore:
+    """The keys below an address; may be used by several threads.
 
     Args:
-        place: Where; its prefix is theirs.
+        address: Where; its prefix is theirs.
         mirrored: First words of keys that this process looks at often: the server tells their changes, so that `check`
             and `get` of them see what it had a moment ago and cost no request.
         answer_s: Seconds that the server has to answer in.
@@ -113,15 +113,17 @@ class TcpKeys:
         close: Ends the connections; what this process has set stays.
 
     Raises:
-        RendezvousLostError: nobody answers there, or something that is no such store.
+        StoreLostError: nobody answers there, or something that is no such store.
     """
 
-    def __init__(self, place: RendezvousPlace, mirrored: Iterable[str] = (), answer_s: float = 60.0) -> None:
-        self._place, self._answer_s = place, answer_s
+    def __init__(self, address: StoreAddress, mirrored: Iterable[str] = (), answer_s: float = 60.0) -> None:
+        self._address, self._answer_s = address, answer_s
         self._lock = threading.Lock()
-        self._socket = _connect(place, answer_s)
+        self._socket = _connect(address, answer_s)
         self._frames = Frames()
-        self._mirrors = {word: _Mirror(place, self._path(f"{word}/").decode(), answer_s) for word in mirrored}
+        self._mirrors = {
+            word: _Mirror(address, self._path(f"{word}/").decode(), answer_s) for word in mirrored
+        }
         connections = [self._socket, *(mirror.socket for mirror in self._mirrors.values())]
         # As those of torch's store do, they end with the last that holds this object.
         self.close = weakref.finalize(self, _close, connections)
@@ -134,7 +136,7 @@ class TcpKeys:
         """Return the value of *key*, once it has one.
 
         Raises:
-            RendezvousLostError: it got none in time, or the store does not answer.
+            StoreLostError: it got none in time, or the store does not answer.
         """
         mirror = self._mirrors.get(key.partition("/")[0])
         if mirror is not None:
@@ -168,11 +170,11 @@ class TcpKeys:
         return self._ask(Request.DELETE, self._path(key))[0] == Answer.YES
 
     def forget(self) -> None:
-        """Remove all keys below the place."""
+        """Remove all keys below the address's prefix."""
         self._ask(Request.FORGET, self._path(""))
 
     def _path(self, key: str) -> bytes:
-        return f"{self._place.prefix}/{key}".encode()
+        return f"{self._address.prefix}/{key}".encode()
 
     def _ask(self, request: Request, *parts: bytes, limit_s: float | None = None) -> tuple[int, list[bytes]]:
         with self._lock:
@@ -185,18 +187,18 @@ class TcpKeys:
             except (OSError, ValueError) as error:
                 # An answer that comes later would be taken for that to the next request.
                 self._socket.close()
-                raise _lost(self._place, error) from error
+                raise _lost(self._address, error) from error
 
 
 class _Mirror:
     """What the keys that begin with *prefix* hold, as far as the server has told."""
 
-    def __init__(self, place: RendezvousPlace, prefix: str, answer_s: float) -> None:
-        self._place = place
+    def __init__(self, address: StoreAddress, prefix: str, answer_s: float) -> None:
+        self._address = address
         self._lock = threading.Lock()
         self._values: dict[str, bytes] = {}
         self._frames = Frames()
-        self.socket = _connect(place, answer_s)
+        self.socket = _connect(address, answer_s)
         self._is_whole = False
         # Not `select.select`, which takes no descriptor above 1023.
         self._poll = select.poll()
@@ -205,12 +207,12 @@ class _Mirror:
             self.socket.sendall(frame(Request.WATCH, prefix.encode()))
         except OSError as error:
             self.socket.close()
-            raise _lost(place, error) from error
+            raise _lost(address, error) from error
         deadline = time.monotonic() + answer_s
         while not self._is_whole:
             self._follow(deadline - time.monotonic())
             if time.monotonic() > deadline:
-                raise _lost(place, TimeoutError(f"no answer in {answer_s:g} s"))
+                raise _lost(address, TimeoutError(f"no answer in {answer_s:g} s"))
 
     def value(self, path: str) -> bytes | None:
         """Return the value of *path*, if it has one."""
@@ -223,7 +225,7 @@ class _Mirror:
         while (value := self.value(path)) is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise _lost(self._place, TimeoutError(f"no {path} in {limit_s:g} s"))
+                raise _lost(self._address, TimeoutError(f"no {path} in {limit_s:g} s"))
             self._follow(left)
         return value
 
@@ -236,7 +238,7 @@ class _Mirror:
                         self._take(kind, parts)
                     limit_s = 0.0
             except (OSError, ValueError) as error:
-                raise _lost(self._place, error) from error
+                raise _lost(self._address, error) from error
 
     def _take(self, kind: int, parts: list[bytes]) -> None:
         if kind == Answer.CHANGED:
@@ -247,22 +249,22 @@ class _Mirror:
             self._is_whole = True
 
 
-def _connect(place: RendezvousPlace, answer_s: float) -> socket.socket:
-    """Return a connection to the store at *place*, which has said that it is one; tried again: a link may flap."""
+def _connect(address: StoreAddress, answer_s: float) -> socket.socket:
+    """Return a connection to the store at *address*, which has said that it is one; tried again: a link may flap."""
     deadline = time.monotonic() + min(answer_s, _CONNECT_S)
     while True:
         try:
-            return _connect_once(place, answer_s)
+            return _connect_once(address, answer_s)
         except OSError as error:
             if time.monotonic() + _AGAIN_S > deadline:
-                raise _lost(place, error) from error
+                raise _lost(address, error) from error
             time.sleep(_AGAIN_S)
 
 
-def _connect_once(place: RendezvousPlace, answer_s: float) -> socket.socket:
+def _connect_once(address: StoreAddress, answer_s: float) -> socket.socket:
     with contextlib.ExitStack() as on_error:
         connection = on_error.enter_context(
-            socket.create_connection((place.host, place.port), timeout=answer_s)
+            socket.create_connection((address.host, address.port), timeout=answer_s)
         )
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -271,8 +273,8 @@ def _connect_once(place: RendezvousPlace, answer_s: float) -> socket.socket:
         while len(said) < len(HELLO) and HELLO.startswith(said):
             said += _received(connection, len(HELLO) - len(said))
         if said != HELLO:
-            raise RendezvousLostError(
-                f"what answers at {place.endpoint} is no store that this version of elasticflow can use"
+            raise StoreLostError(
+                f"what answers at {address.endpoint} is no store that this version of elasticflow can use"
             )
         on_error.pop_all()
         return connection
@@ -290,5 +292,5 @@ def _received(connection: socket.socket, most: int = 1 << 16) -> bytes:
     return data
 
 
-def _lost(place: RendezvousPlace, error: Exception) -> RendezvousLostError:
-    return RendezvousLostError(f"the store at {place.endpoint} does not answer: {error}")
+def _lost(address: StoreAddress, error: Exception) -> StoreLostError:
+    return StoreLostError(f"the store at {address.endpoint} does not answer: {error}")

@@ -1,4 +1,4 @@
-"""The store of a launch's keys, served by a thread of this process; what is spoken is told in `protocol/tcp_keys.py`."""
+"""The store of a launch's keys, served by a thread of this process; what is spoken is told in `protocol/tcp_store.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from elasticflow.protocol.store_address import RendezvousLostError
-from elasticflow.protocol.tcp_keys import HELLO, Answer, Frames, Request, frame
+from elasticflow.protocol.store_address import StoreLostError
+from elasticflow.protocol.tcp_store import HELLO, Answer, Frames, Request, frame
 
 _MOST_AT_ONCE = 1 << 16
 # Bytes that wait for a client that does not read; it is let go then.
@@ -32,10 +32,10 @@ class _Client:
     watches: str | None = None
 
 
-class KeyServer:
+class StoreServer:
     """Serves keys on *listener* as long as this process lives, or until `close`.
 
-    All methods but `close` raise RendezvousLostError once it serves no more.
+    All methods but `close` raise StoreLostError once it serves no more.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -57,9 +57,9 @@ class KeyServer:
         self._thread = threading.Thread(target=self._serve, daemon=True, name="keys")
         self._thread.start()
 
-    def keys(self, prefix: str) -> LocalKeys:
+    def store(self, prefix: str) -> LocalControlStore:
         """Return the keys below *prefix* for this process."""
-        return LocalKeys(self, prefix)
+        return LocalControlStore(self, prefix)
 
     @property
     def is_serving(self) -> bool:
@@ -113,7 +113,7 @@ class KeyServer:
 
     def _require_served(self) -> None:
         if self._is_over and threading.current_thread() is not self._thread:
-            raise RendezvousLostError("the thread that served the launch's keys has ended")
+            raise StoreLostError("the thread that served the launch's keys has ended")
 
     def _put(self, path: str, value: bytes) -> None:
         self._values[path] = value
@@ -271,10 +271,10 @@ class KeyServer:
                 self._accepts = True
 
 
-class LocalKeys:
-    """The keys below *prefix* for the process that serves them: `key_store.Keys` without a connection."""
+class LocalControlStore:
+    """The keys below *prefix* for the process that serves them: `ControlStore` without a connection."""
 
-    def __init__(self, server: KeyServer, prefix: str) -> None:
+    def __init__(self, server: StoreServer, prefix: str) -> None:
         self._server, self._prefix = server, prefix
 
     def set(self, key: str, value: str | bytes) -> None:
