@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from elasticflow.runtime.process.position import AnySchedule, Position
+    from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.snapshot.policy import Policy
 
 _OTHERS_LEAVE_S = 30.0
@@ -128,7 +128,7 @@ def _listen(me: Worker) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def leave(me: Worker, position: Position, schedule: AnySchedule) -> NoReturn:
+def leave(me: Worker, position: Position, schedule: Schedule) -> NoReturn:
     """End this process once its last snapshot is committed; never returns. Every rank.
 
     It ends here, while model and process group are alive: their destructors can wait for each other for ever

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.runtime.training.ddp import DataParallel
+    from elasticflow.runtime.training.ddp import DDPStep
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,7 +70,7 @@ class Account:
         return seconds
 
 
-def draw_borders(account: Account, group: DataParallel) -> None:
+def draw_borders(account: Account, group: DDPStep) -> None:
     """Tell torch's code from ours where they call each other inside a step."""
     import torch
     from torch.nn.parallel import DistributedDataParallel

@@ -59,7 +59,7 @@ class Loop:
         }
         me = self.me = worker.join("tier", "0" * 16, folder, policies["with"], seed=1234, threads=1)
         dataset = index_loader.open_dataset(me, lambda: digits(split="train"), "train")
-        schedule = self.schedule = index_schedule.Schedule(
+        schedule = self.schedule = index_schedule.IndexSchedule(
             len(dataset), 64, steps=steps, tail="spill", seed=1234
         )
         model = self.model = Net(width=width)
@@ -70,9 +70,9 @@ class Loop:
             inputs, targets = batch
             return cross_entropy(model(inputs), targets)
 
-        self.gradients = ddp.DataParallel(
+        self.forward_backward = ddp.DDPStep(
             me, model, training_step, precision="fp32", on_nonfinite="stop", ddp={}
-        ).gradients
+        ).forward_backward
         state = State(model=model, optimizer=optimizer, scheduler=scheduler)
         self.snapshots: dict[str, Snapshots] = {}
         for name, policy in policies.items():
@@ -82,7 +82,7 @@ class Loop:
                 dist.barrier()
             self.position = self.snapshots[name].restore()
         me.start_training(self.position, schedule, model, log_every=1)
-        self.batches = index_loader.Loader(me, dataset, schedule, None).batches(self.position)
+        self.batches = index_loader.IndexLoader(me, dataset, schedule, None).batches(self.position)
         self.clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         self.holds: list[float] = []
 
@@ -92,7 +92,7 @@ class Loop:
         for _ in range(steps):
             batch = next(self.batches)
             self.optimizer.zero_grad()
-            loss = self.gradients(batch)
+            loss = self.forward_backward(batch)
             self.clip()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.position = batch.end

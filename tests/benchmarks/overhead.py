@@ -66,7 +66,7 @@ class Ours:
         me = self.me = worker.join("overhead", "0" * 16, folder, policy, seed=SEED, threads=1)
         dataset = index_loader.open_dataset(me, lambda: digits("train", root), "train")
         dataset.__dict__["__getitems__"] = account.crossing(dataset.__getitems__, ours=None)
-        schedule = self.schedule = index_schedule.Schedule(
+        schedule = self.schedule = index_schedule.IndexSchedule(
             len(dataset), GLOBAL_BATCH_SIZE, steps=steps, tail="spill", seed=SEED
         )
         model = self.model = Net(width=32)
@@ -78,19 +78,19 @@ class Ours:
             return cross_entropy(model(inputs), targets)
 
         step = account.crossing(training_step, ours=None)
-        group = ddp.DataParallel(me, model, step, precision="fp32", on_nonfinite="stop", ddp={})
+        group = ddp.DDPStep(me, model, step, precision="fp32", on_nonfinite="stop", ddp={})
         draw_borders(account, group)
         snapshots = snapshot.Snapshots(me, State(model=model, optimizer=optimizer), schedule, dataset, policy)
         self.position = snapshots.restore()
         me.start_training(self.position, schedule, model, log_every=1)
         collate = account.crossing(default_collate, ours=None)
-        loader = index_loader.Loader(me, dataset, schedule, None, collate=collate)
+        loader = index_loader.IndexLoader(me, dataset, schedule, None, collate=collate)
         self.clip: Callable[[], object] = lambda: torch.nn.utils.clip_grad_norm_(
             model.parameters(), CLIP_GRAD_NORM
         )
         batches = loader.batches(self.position)
         self.next_batch = account.crossing(lambda: next(batches), "next batch")
-        self.gradients = account.crossing(group.gradients, "gradients")
+        self.forward_backward = account.crossing(group.forward_backward, "forward_backward")
         self.progress = account.crossing(me.progress.step, "progress.step")
         self.due = account.crossing(snapshots.due, "snapshots.due")
         self.stage = account.crossing(snapshots.stage, "snapshots.stage")
@@ -100,7 +100,7 @@ class Ours:
         for _ in range(steps):
             batch = self.next_batch()
             self.optimizer.zero_grad()
-            loss = self.gradients(batch)
+            loss = self.forward_backward(batch)
             self.clip()
             self.optimizer.step()
             self.position = batch.end

@@ -224,7 +224,7 @@ def main() -> None:
     if group.me.rank == 0:
         result["state"] = group.trained.nbytes
         (options.folder / "result.json").write_text(json.dumps(result))
-    schedule = index_schedule.Schedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
+    schedule = index_schedule.IndexSchedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
     worker.leave(group.me, schedule.start, schedule)
 
 

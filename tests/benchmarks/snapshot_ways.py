@@ -78,7 +78,7 @@ class Ours(Way):
     name = "elasticflow"
 
     def __init__(self, me: Worker, trained: Trained, policy: snapshots.Policy) -> None:
-        schedule = index_schedule.Schedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
+        schedule = index_schedule.IndexSchedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
         state = State(model=trained.model, optimizer=trained.optimizer)
         self._me, self._trained, self._step = me, trained, 0
         self._catalog = policy.catalog(me.run_folder, me.run_id)

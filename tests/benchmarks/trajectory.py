@@ -2,11 +2,11 @@
 
     python tests/benchmarks/trajectory.py [--blocks 60] [--json FILE]
 
-* **exact**: steps per second of `exact.FixedOrder` against DistributedDataParallel, on one MLP and one set of batches,
+* **exact**: steps per second of `exact.ExactStep` against DistributedDataParallel, on one MLP and one set of batches,
   in one torchrun group of two processes and in short blocks by turns, so that a burst of other work meets all of them.
   With as many virtual shards as workers, and with four times as many; the plain loop takes its part of a batch in one
   forward.
-* **batch**: the same for `replicas.DataParallel`, which the plain loop is written by hand for.
+* **batch**: the same for `ddp.DDPStep`, which the plain loop is written by hand for.
 * **seek**: time and memory to find sample 10^9 / 2 of an epoch of 10^9, beside what torch's samplers do for 10^7, and
   torchdata's StatefulDataLoader, where it is installed, going on in the middle of 10^6.
 """
@@ -57,8 +57,8 @@ class Loop:
         from torch.nn.functional import cross_entropy
         from torch.nn.parallel import DistributedDataParallel
 
-        from elasticflow.runtime.training.ddp import DataParallel
-        from elasticflow.runtime.training.exact import FixedOrder
+        from elasticflow.runtime.training.ddp import DDPStep
+        from elasticflow.runtime.training.exact import ExactStep
 
         torch.manual_seed(0)
         sizes = [FEATURES, width, width, width, 10]
@@ -77,9 +77,9 @@ class Loop:
         if way == "ddp":
             self._group = DistributedDataParallel(self.model)
         elif self._shards is None:
-            self._group = DataParallel(me, self.model, self._step_of, ddp={}, **options)
+            self._group = DDPStep(me, self.model, self._step_of, ddp={}, **options)
         else:
-            self._group = FixedOrder(me, self.model, self._step_of, virtual_shards=self._shards, **options)
+            self._group = ExactStep(me, self.model, self._step_of, virtual_shards=self._shards, **options)
 
     def _step_of(self, model: Any, batch: Any) -> Any:
         return self._loss(model(batch[0]), batch[1])
@@ -120,7 +120,7 @@ class Loop:
                 yield (self.inputs[low:high], self.targets[low:high]), high - low
 
         end = Position(self._step, 0, 0, 0, is_epoch_end=False)
-        self._group.gradients(Batch(BATCH, end, [1] * len(pieces), read()))
+        self._group.forward_backward(Batch(BATCH, end, [1] * len(pieces), read()))
 
 
 def work(folder: Path, blocks: int, sizes: dict[str, int]) -> None:
@@ -171,9 +171,9 @@ def seek() -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from elasticflow.runtime.data.index_schedule import Schedule
+    from elasticflow.runtime.data.index_schedule import IndexSchedule
 
-    schedule = Schedule(10**9, BATCH, epochs=2, seed=1)
+    schedule = IndexSchedule(10**9, BATCH, epochs=2, seed=1)
     places = np.arange(5 * 10**8, 5 * 10**8 + BATCH)
     ours_s, ours_bytes = seconds_and_bytes(lambda: schedule.indices(places))
     theirs_s, theirs_bytes = seconds_and_bytes(lambda: torch.randperm(10**7).tolist()[:BATCH])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elasticflow import events
-from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from tests.end_to_end import trajectory_models as models
 from tests.end_to_end.harness import read_lines
 
@@ -195,7 +195,7 @@ def _replayed(
     counts, found, position = np.zeros(models.COUNTED, dtype=np.int64), {}, None
     for line in read_lines(series.running.run.metrics):
         size = size_of[line["generation"]]
-        schedule = Schedule(models.COUNTED, size, epochs=EPOCHS, tail=tail, seed=SEED)
+        schedule = IndexSchedule(models.COUNTED, size, epochs=EPOCHS, tail=tail, seed=SEED)
         offset, number, position = schedule.batch(position or schedule.start)
         np.add.at(
             counts, schedule.indices(np.arange(offset, offset + number)), 1

@@ -19,9 +19,9 @@ def reading(job: Job, length: dict[str, Name], collate: dict[str, Name]) -> dict
 def _by_index(job: Job, length: dict[str, Name], collate: dict[str, Name]) -> dict[str, Line]:
     """How a map-style dataset is opened, ordered and read."""
     samples = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
-    shards = {"shards": Name("VIRTUAL_SHARDS")} if job.train.consistency == "exact" else {}
+    shards = {"virtual_shards": Name("VIRTUAL_SHARDS")} if job.train.consistency == "exact" else {}
     ordered = {**length, "tail": Name("TAIL"), "seed": Name("SEED")}
-    read = {"processes": Name("LOADER_PROCESSES"), **collate, **shards}
+    read = {"num_workers": Name("NUM_WORKERS"), **collate, **shards}
     return {
         "dataset.open": (
             "dataset = ",
@@ -29,11 +29,11 @@ def _by_index(job: Job, length: dict[str, Name], collate: dict[str, Name]) -> di
         ),
         "schedule": (
             "schedule = ",
-            call("index_schedule.Schedule", "len(dataset)", "GLOBAL_BATCH_SIZE", **ordered),
+            call("index_schedule.IndexSchedule", "len(dataset)", "GLOBAL_BATCH_SIZE", **ordered),
         ),
         "loader": (
             "loader = ",
-            call("index_loader.Loader", "me", "dataset", "schedule", "MICRO_BATCH_SIZE", **read),
+            call("index_loader.IndexLoader", "me", "dataset", "schedule", "MICRO_BATCH_SIZE", **read),
         ),
     }
 
@@ -42,7 +42,7 @@ def _by_shard(job: Job, length: dict[str, Name], collate: dict[str, Name]) -> di
     """The same for data shards."""
     shards = {"virtual_shards": Name("VIRTUAL_SHARDS")} if job.train.consistency == "exact" else {}
     ordered = {**length, "tail": Name("TAIL"), **shards}
-    read = {"processes": Name("LOADER_PROCESSES"), **collate, **shards}
+    read = {"num_workers": Name("NUM_WORKERS"), **collate, **shards}
     return {
         "dataset.open": (
             "dataset = ",
@@ -50,10 +50,10 @@ def _by_shard(job: Job, length: dict[str, Name], collate: dict[str, Name]) -> di
         ),
         "schedule": (
             "schedule = ",
-            call("shard_schedule.Schedule", "SHARDS", "GLOBAL_BATCH_SIZE", **ordered),
+            call("shard_schedule.ShardSchedule", "SHARDS", "GLOBAL_BATCH_SIZE", **ordered),
         ),
         "loader": (
             "loader = ",
-            call("shard_loader.Loader", "me", "dataset", "schedule", "MICRO_BATCH_SIZE", **read),
+            call("shard_loader.ShardLoader", "me", "dataset", "schedule", "MICRO_BATCH_SIZE", **read),
         ),
     }

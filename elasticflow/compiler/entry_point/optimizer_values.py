@@ -19,7 +19,7 @@ LEFT_TO_TRAIN_PY: dict[str, Line] = {
     "scheduler.def": "def build_scheduler(optimizer: Optimizer) -> LRScheduler:",
     "scheduler.make": "scheduler = build_scheduler(optimizer)",
     "zero_grad": "optimizer.zero_grad()",
-    "gradients": "loss = group.gradients(batch)",
+    "gradients": "loss = step.forward_backward(batch)",
     "rates": "me.progress.note_rates(optimizer)",
     "progress": "me.progress.step(position, loss, optimizer)",
 }
@@ -41,7 +41,7 @@ def own_steps(job: Job) -> dict[str, Line]:
         "on_nonfinite": None,
         "ddp": None,
         "zero_grad": None,
-        "gradients": "loss = group.step(batch)",
+        "gradients": "loss = step.step(batch)",
         "rates": "me.progress.note_rates(optimizers)",
         "progress": "me.progress.step(position, loss, optimizers)",
         "step.def": "def training_step(model: nn.Module, batch: Any, optimizers: Any) -> Any:",
@@ -54,5 +54,5 @@ def own_steps(job: Job) -> dict[str, Line]:
         scheduler = job.lr_scheduler
         lines |= factory("scheduler", scheduler.entry, "return ", "optimizers", args=scheduler.args)
     clip = {} if job.optimizer.clip_grad_norm is None else {"clip_grad_norm": Name("CLIP_GRAD_NORM")}
-    group = call("own_steps.OwnSteps", "me", "model", "training_step", "optimizers", **clip)
-    return {**lines, "group": ("group = ", group)}
+    group = call("own_steps.ManualStep", "me", "model", "training_step", "optimizers", **clip)
+    return {**lines, "group": ("step = ", group)}

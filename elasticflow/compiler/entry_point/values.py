@@ -106,7 +106,7 @@ def _constants(job: Job, root: str) -> dict[str, Line]:
         "global_batch_size": ("GLOBAL_BATCH_SIZE", job.dataset.global_batch_size),
         "micro_batch_size": ("MICRO_BATCH_SIZE", job.dataset.micro_batch_size),
         "tail": ("TAIL", job.dataset.tail),
-        "loader_processes": ("LOADER_PROCESSES", job.dataset.num_workers),
+        "num_workers": ("NUM_WORKERS", job.dataset.num_workers),
         # The number of threads decides how a kernel sums.
         "threads": ("THREADS", job.train.threads or (1 if _is_exact(job) else None)),
         "virtual_shards": ("VIRTUAL_SHARDS", job.train.virtual_shards),
@@ -211,16 +211,16 @@ def _main(job: Job, forms: CallForms) -> dict[str, Line]:
     return {
         **reading(job, length, collate),
         "weights": call("load_weights", "model", from_root(job.model.weights)) if job.model.weights else None,
-        "group": ("group = ", _group(job)),
+        "group": ("step = ", _group(job)),
         **_evaluate(job, collate, "None" if forms.step_moves_optimizers else "training_step"),
         "state": ("state = ", _state(job, "optimizers" if forms.step_moves_optimizers else "optimizer")),
     }
 
 
 def _group(job: Job) -> Code:
-    maker, own = "ddp.DataParallel", {"ddp": Name("DDP")}
+    maker, own = "ddp.DDPStep", {"ddp": Name("DDP")}
     if _is_exact(job):
-        maker, own = "exact.FixedOrder", {"virtual_shards": Name("VIRTUAL_SHARDS")}
+        maker, own = "exact.ExactStep", {"virtual_shards": Name("VIRTUAL_SHARDS")}
     scaler = {"scaler": Name("scaler")} if job.train.precision == "fp16" else {}
     arguments = ("me", "model", "training_step")
     named = {"precision": Name("PRECISION"), "on_nonfinite": Name("ON_NONFINITE")}

@@ -9,9 +9,9 @@ from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import dataset as datasets
 from elasticflow.runtime.data import overlap
-from elasticflow.runtime.data.loader_processes import Processes
-from elasticflow.runtime.data.sample_reader import Reader
-from elasticflow.runtime.data.step_plan import Plan
+from elasticflow.runtime.data.loader_processes import LoaderProcesses
+from elasticflow.runtime.data.sample_reader import SampleReader
+from elasticflow.runtime.data.step_plan import StepPlan
 from elasticflow.runtime.process import random_streams, stopping
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from elasticflow.runtime.data.index_schedule import Schedule
+    from elasticflow.runtime.data.index_schedule import IndexSchedule
     from elasticflow.runtime.data.step_plan import Read
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
@@ -65,7 +65,7 @@ def open_dataset(
     return dataset
 
 
-def prepare(me: Worker, fn: Callable[[], object]) -> None:
+def prepare_data(me: Worker, fn: Callable[[], object]) -> None:
     """Run *fn* once per node, before any rank of the node goes on. Collective: every rank."""
     if me.local_rank == 0:
         fn()
@@ -89,7 +89,7 @@ class Batch(NamedTuple):
     micro_batches: Iterator[tuple[Any, int]]
 
 
-class Loader:
+class IndexLoader:
     """Reads this rank's part of every global batch.
 
     Args:
@@ -97,34 +97,39 @@ class Loader:
         dataset: What `open_dataset` returned.
         schedule: The order.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
-        processes: Loader processes; 0 reads in this process.
+        num_workers: Loader processes; 0 reads in this process.
         collate: Makes a batch of a list of samples; None for torch's.
-        shards: Virtual shards of each batch, read one by one; None: micro-batches.
+        virtual_shards: Virtual shards of each batch, read one by one; None: micro-batches.
     """
 
     def __init__(
         self,
         me: Worker,
         dataset: Any,
-        schedule: Schedule,
+        schedule: IndexSchedule,
         micro_batch_size: int | None,
         *,
-        processes: int = 0,
+        num_workers: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
-        shards: int | None = None,
+        virtual_shards: int | None = None,
     ) -> None:
-        self._me, self._processes, self._stays_here = me, processes, me.device.type == "cpu"
-        self._plan = Plan(
-            schedule, micro_batch_size, world_size=me.world_size, rank=me.rank, seed=me.seed, shards=shards
+        self._me, self._num_workers, self._stays_here = me, num_workers, me.device.type == "cpu"
+        self._plan = StepPlan(
+            schedule,
+            micro_batch_size,
+            world_size=me.world_size,
+            rank=me.rank,
+            seed=me.seed,
+            virtual_shards=virtual_shards,
         )
-        generators = None if processes else me.generators
-        self._dataset, self._reader = dataset, Reader(dataset, collate, me.seed, generators=generators)
+        generators = None if num_workers else me.generators
+        self._dataset, self._reader = dataset, SampleReader(dataset, collate, me.seed, generators=generators)
 
     def batches(self, position: Position) -> Iterator[Batch]:
         """Yield the steps after *position* up to the schedule's end; none if all ranks leave already."""
         if self._me.should_leave:
             return
-        fetch = self._in_processes(position) if self._processes else None
+        fetch = self._in_processes(position) if self._num_workers else None
         for samples, end, reads, model_keys in self._plan.after(position):
             yield Batch(samples, end, model_keys, self._micro_batches(reads, fetch))
 
@@ -143,11 +148,13 @@ class Loader:
     def _in_processes(self, position: Position) -> Iterator[Any]:
         reads = (read for step in self._plan.after(position) for read in step.reads)
         is_cuda = self._me.device.type == "cuda"
-        wait = Wait(self._me)
-        return Processes(self._reader, self._dataset, reads, self._processes, pins_memory=is_cuda, wait=wait)
+        wait = LeaveWhileWaiting(self._me)
+        return LoaderProcesses(
+            self._reader, self._dataset, reads, self._num_workers, pins_memory=is_cuda, wait=wait
+        )
 
 
-class Wait:
+class LeaveWhileWaiting:
     """What a rank does while its loader processes keep it waiting for long: it says so, and leaves if asked to."""
 
     def __init__(self, me: Worker) -> None:

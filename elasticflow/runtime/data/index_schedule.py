@@ -101,12 +101,7 @@ def _permutation(samples: int, seed: int, first: int, last: int) -> Permutation:
     return Permutation(samples, seed, *range(first, last + 1))
 
 
-def split(count: int, parts: int, index: int) -> tuple[int, int]:
-    """Return the half-open range of part *index* when *count* items are cut into *parts* even, contiguous ones."""
-    return index * count // parts, (index + 1) * count // parts
-
-
-class Schedule:
+class IndexSchedule:
     """Every step of a run, computed when asked for.
 
     Args:

@@ -26,7 +26,7 @@ from elasticflow.system.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from elasticflow.runtime.data.sample_reader import Reader
+    from elasticflow.runtime.data.sample_reader import SampleReader
     from elasticflow.runtime.data.step_plan import Read
 
 _OUT_OF_MEMORY = (
@@ -55,14 +55,14 @@ class Wait(Protocol):
         """Called once it is there."""
 
 
-class Processes:
+class LoaderProcesses:
     """Yields the batches of *reads* in their order, read by processes of its own.
 
     Args:
         reader: What they read with.
         dataset: What error messages name.
         reads: What to read; asked for some batches ahead of those yielded.
-        number: How many processes.
+        num_workers: How many processes.
         pins_memory: Batches lie in page-locked memory.
         wait: Told while a batch is long in coming, and when it is there.
 
@@ -74,10 +74,10 @@ class Processes:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: SampleReader,
         dataset: Any,
         reads: Iterable[Read],
-        number: int,
+        num_workers: int,
         *,
         pins_memory: bool,
         wait: Wait | None = None,
@@ -85,11 +85,11 @@ class Processes:
         # Others than forked ones would not be this process's children (Python 3.14), and lose the dataset's memory.
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
         self._name, self._wait = notes.name_of(dataset), wait
-        self._at = context.RawArray("q", [_NOTHING] * number)
+        self._at = context.RawArray("q", [_NOTHING] * num_workers)
         loader: DataLoader[Any] = DataLoader(
             _ReaderThere(reader, self._at),  # type: ignore[arg-type]  # map-style by __getitems__ alone
             batch_sampler=reads,  # type: ignore[arg-type]
-            num_workers=number,
+            num_workers=num_workers,
             collate_fn=_as_it_is,
             pin_memory=pins_memory,
             worker_init_fn=_Become(os.getpid()),
@@ -162,7 +162,7 @@ def _death(pid: int, code: int, name: str, sample: int) -> WorkerError:
 class _ReaderThere:
     """A reader in a loader process: what it raises becomes its result."""
 
-    def __init__(self, reader: Reader, at: Any) -> None:
+    def __init__(self, reader: SampleReader, at: Any) -> None:
         self._reader, self._at = reader, at
         self._is_ready = False
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EVALUATION = 1  # what a dataset is used for, in the keys of its streams; 0: training
 
 
-class Reader:
+class SampleReader:
     """Reads batches of a dataset by place and indices.
 
     What the dataset draws from random, numpy's global generator or torch's on the CPU depends on seed, epoch and

@@ -15,16 +15,16 @@ from torch.utils.data import default_collate
 
 from elasticflow import events
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data.index_loader import Batch, Wait, to_device
-from elasticflow.runtime.data.index_schedule import split
+from elasticflow.runtime.data.index_loader import Batch, LeaveWhileWaiting, to_device
 from elasticflow.runtime.data.shard_reader import Chunk, ShardReader, read_ahead, require_iterable
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.stopping import Leaving, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from elasticflow.runtime.data.shard_schedule import Schedule
+    from elasticflow.runtime.data.shard_schedule import ShardSchedule
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
 
@@ -32,7 +32,7 @@ _LEAVING = "leaving"
 _TELL_EVERY = 10  # notes of samples passed, about a second apart
 
 
-class Shards(NamedTuple):
+class ShardedDataset(NamedTuple):
     """A dataset that is read in data shards.
 
     Attributes:
@@ -46,7 +46,7 @@ class Shards(NamedTuple):
     first: Any
 
 
-def open_shards(me: Worker, build: Callable[..., Any], name: str, shards: int) -> Shards:
+def open_shards(me: Worker, build: Callable[..., Any], name: str, shards: int) -> ShardedDataset:
     """Return the dataset whose shards *build* makes. Collective: every rank.
 
     No sample is read: its fingerprint is of the number of shards and of what shard 0 is, or says of itself.
@@ -77,7 +77,7 @@ def open_shards(me: Worker, build: Callable[..., Any], name: str, shards: int) -
             events.DATASET_OPENED, name=name, samples=None, shards=shards, fingerprint=mark, source=source
         )
     me.reseed()
-    return Shards(build, shards, first)
+    return ShardedDataset(build, shards, first)
 
 
 def _name(shard: Any) -> str:
@@ -86,7 +86,7 @@ def _name(shard: Any) -> str:
     return f"{type(shard).__module__}.{type(shard).__qualname__}"
 
 
-class Loader:
+class ShardLoader:
     """Reads this rank's part of every global batch: samples of its own data shards.
 
     Args:
@@ -94,7 +94,7 @@ class Loader:
         dataset: What `open_shards` returned.
         schedule: What each step takes.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
-        processes: Loader processes, each of which reads whole shards; 0 reads in this process.
+        num_workers: Loader processes, each of which reads whole shards; 0 reads in this process.
         collate: Makes a batch of a list of samples; None for torch's.
         virtual_shards: Of each batch, with exact consistency: each is a micro-batch, of its own data shards.
     """
@@ -102,19 +102,19 @@ class Loader:
     def __init__(
         self,
         me: Worker,
-        dataset: Shards,
-        schedule: Schedule,
+        dataset: ShardedDataset,
+        schedule: ShardSchedule,
         micro_batch_size: int | None,
         *,
-        processes: int = 0,
+        num_workers: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
         virtual_shards: int | None = None,
     ) -> None:
         self._me, self._dataset, self._schedule = me, dataset, schedule
-        self._micro_batch_size, self._processes = micro_batch_size, processes
+        self._micro_batch_size, self._num_workers = micro_batch_size, num_workers
         self._collate = collate or default_collate
         self._per_part = dataset.number // (virtual_shards or dataset.number)
-        self._parts = range(*split(dataset.number // self._per_part, me.world_size, me.rank))
+        self._parts = range(*even_split(dataset.number // self._per_part, me.world_size, me.rank))
         self._is_exact = virtual_shards is not None
 
     def batches(self, position: Position) -> Iterator[Batch]:
@@ -131,14 +131,14 @@ class Loader:
             )
         if me.should_leave:
             return
-        supply = Supply(me, self._feeds(position))
+        supply = ShardSupply(me, self._feeds(position))
         live, is_plenty = [True] * self._dataset.number, False
         while not schedule.is_end(position):
             me.generators.before_data()
             try:
                 step = schedule.next(position, live, supply, is_plenty=is_plenty)
             except Leaving:
-                return  # on every rank: see `Supply.look`
+                return  # on every rank: see `ShardSupply.look`
             position = step.end
             pieces = self._pieces(supply.taken())
             # Read before this step's vote, with which the ranks tell each other.
@@ -164,12 +164,12 @@ class Loader:
             opens_alike=self._me.random_version > 1,
         )
         feeds: dict[int, Iterator[Chunk]] = {}
-        number = min(self._processes, len(own)) or len(own)
+        number = min(self._num_workers, len(own)) or len(own)
         for shards in (own[i::number] for i in range(number)):
             chunks = reader.chunks(shards, position.epoch, position.cursors)
             feed = chunks
-            if self._processes:
-                feed = read_ahead(chunks, self._dataset.first, Wait(self._me))
+            if self._num_workers:
+                feed = read_ahead(chunks, self._dataset.first, LeaveWhileWaiting(self._me))
             feeds |= dict.fromkeys(shards, feed)
         return dict(sorted(feeds.items()))
 
@@ -181,7 +181,7 @@ class Loader:
         samples = [sample for shard in sorted(taken) for sample in taken[shard]]
         most = self._micro_batch_size or len(samples) or 1
         number = -(-len(samples) // most)
-        cuts = [split(len(samples), number, part) for part in range(number)]
+        cuts = [even_split(len(samples), number, part) for part in range(number)]
         return [((self._me.rank, part), samples[low:high]) for part, (low, high) in enumerate(cuts)]
 
     def _micro_batches(
@@ -198,8 +198,8 @@ class Loader:
             yield batch if me.device.type == "cpu" else to_device(batch, me.device), len(samples)
 
 
-class Supply:
-    """The samples of this rank's shards, some read ahead; see `cursors.Supply`.
+class ShardSupply:
+    """The samples of this rank's shards, some read ahead; see `shard_schedule.Supply`.
 
     Args:
         me: This worker.

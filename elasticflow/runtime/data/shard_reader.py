@@ -12,7 +12,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data.loader_processes import Processes
+from elasticflow.runtime.data.loader_processes import LoaderProcesses
 from elasticflow.runtime.process import random_streams
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _tell_epoch(found: Any, epoch: int) -> None:
 def read_ahead(chunks: Iterator[Chunk], shard: Any, wait: Wait) -> Iterator[Chunk]:
     """Return *chunks* as a process of its own reads them, which starts now; errors name the class of *shard*."""
     there: Any = _There(chunks)
-    return map(pickle.loads, Processes(there, shard, repeat((0, [])), 1, pins_memory=False, wait=wait))
+    return map(pickle.loads, LoaderProcesses(there, shard, repeat((0, [])), 1, pins_memory=False, wait=wait))
 
 
 class _There:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data.index_schedule import split
-from elasticflow.runtime.process.position import Position
+from elasticflow.runtime.process.position import Position, even_split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +29,7 @@ class Supply(Protocol):
         """Begin the next epoch; all shards have given all they have."""
 
 
-class Step(NamedTuple):
+class ShardStep(NamedTuple):
     """What a step takes.
 
     Attributes:
@@ -42,7 +41,7 @@ class Step(NamedTuple):
     end: Position
 
 
-class Schedule:
+class ShardSchedule:
     """When a run over data shards ends, and what each step takes.
 
     Every step has the global batch's samples, but for the last one of the run; of each epoch with tail = "short". A
@@ -80,8 +79,10 @@ class Schedule:
         self.samples: int | None = None  # nobody knows
         self._steps, self._tail = steps, tail
         parts = virtual_shards or 1
-        self._groups = [range(*split(shards, parts, part)) for part in range(parts)]
-        self._sizes = [high - low for low, high in (split(global_batch_size, parts, p) for p in range(parts))]
+        self._groups = [range(*even_split(shards, parts, part)) for part in range(parts)]
+        self._sizes = [
+            high - low for low, high in (even_split(global_batch_size, parts, p) for p in range(parts))
+        ]
         self.start = Position(0, 0, 0, 0, is_epoch_end=False, cursors=(0,) * shards)
 
     def is_end(self, position: Position) -> bool:
@@ -105,7 +106,7 @@ class Schedule:
         shares = self._shares(self._sizes, position.cursors, live)
         return [share + 2 if goes_on else 0 for share, goes_on in zip(shares, live, strict=True)]
 
-    def next(self, position: Position, live: list[bool], supply: Supply, *, is_plenty: bool) -> Step:
+    def next(self, position: Position, live: list[bool], supply: Supply, *, is_plenty: bool) -> ShardStep:
         """Return the step after *position*, and have *supply* take its samples.
 
         Args:
@@ -149,7 +150,7 @@ class Schedule:
             is_epoch_end=epoch > position.epoch,
             cursors=tuple(cursors),
         )
-        return Step(count, end)
+        return ShardStep(count, end)
 
     def _can_take(self, missing: Sequence[int], live: Sequence[bool]) -> bool:
         return any(

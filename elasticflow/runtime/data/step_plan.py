@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from elasticflow.runtime.data.index_schedule import Schedule, split
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process.position import even_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from elasticflow.runtime.data.index_schedule import IndexSchedule
     from elasticflow.runtime.process.position import Position
 
 _SAMPLES_AHEAD = 4096  # numpy's cost per call is shared out, and still no step waits long for it
@@ -28,7 +29,7 @@ Read = tuple[int, list[int]]
 """Samples that make a batch: the first one's place in the endless stream, and the indices of all."""
 
 
-class Step(NamedTuple):
+class PlannedStep(NamedTuple):
     """One step, as far as one rank takes part.
 
     Attributes:
@@ -59,7 +60,7 @@ class Piece(NamedTuple):
     high: int
 
 
-class Plan:
+class StepPlan:
     """The steps of one rank.
 
     Args:
@@ -68,18 +69,18 @@ class Plan:
         world_size: Ranks that share a batch.
         rank: This one.
         seed: Of the random streams.
-        shards: Virtual shards of a batch; None: each rank's part is cut into micro-batches.
+        virtual_shards: Of a batch; None: each rank's part is cut into micro-batches.
     """
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: IndexSchedule,
         micro_batch_size: int | None,
         *,
         world_size: int,
         rank: int,
         seed: int,
-        shards: int | None = None,
+        virtual_shards: int | None = None,
     ) -> None:
         self._schedule, self._seed = schedule, seed
         mine = max(1, schedule.global_batch_size // world_size)
@@ -87,19 +88,19 @@ class Plan:
         size = schedule.global_batch_size
 
         def pieces(count: int) -> list[Piece]:
-            if shards is not None:
-                return shard_pieces(count, size, shards, world_size, rank)
+            if virtual_shards is not None:
+                return shard_pieces(count, size, virtual_shards, world_size, rank)
             return rank_pieces(count, size, micro_batch_size, world_size, rank)
 
         self._pieces = lru_cache(maxsize=8)(pieces)  # nearly all batches have one size
 
-    def after(self, position: Position) -> Iterator[Step]:
+    def after(self, position: Position) -> Iterator[PlannedStep]:
         """Yield the steps after *position* up to the schedule's end."""
         batches = _batches_after(self._schedule, position)
         while chunk := list(islice(batches, self._ahead)):
             yield from self._planned(chunk)
 
-    def _planned(self, chunk: list[tuple[int, int, Position]]) -> list[Step]:
+    def _planned(self, chunk: list[tuple[int, int, Position]]) -> list[PlannedStep]:
         planned = [(offset, count, end, self._pieces(count)) for offset, count, end in chunk]
         places = [
             np.arange(offset + pieces[0].low, offset + pieces[-1].high, dtype=np.int64)
@@ -114,7 +115,7 @@ class Plan:
                 reads.append((offset + low, samples[begin : begin + high - low]))
                 keys.append(random_streams.model_key(self._seed, end.step, first, second))
                 begin += high - low
-            steps.append(Step(count, end, reads, keys))
+            steps.append(PlannedStep(count, end, reads, keys))
         return steps
 
 
@@ -130,26 +131,26 @@ def rank_pieces(
         ranks = max(1, count // 2)
     if rank >= ranks:
         return []
-    low, high = split(count, ranks, rank)
+    low, high = even_split(count, ranks, rank)
     if low == high:  # more ranks than samples
         return []
     parts = -(-(high - low) // micro_batch_size) if micro_batch_size else 1
-    cuts = [split(high - low, parts, part) for part in range(parts)]
+    cuts = [even_split(high - low, parts, part) for part in range(parts)]
     return [Piece((rank, part), low + begin, low + end) for part, (begin, end) in enumerate(cuts)]
 
 
-def shard_pieces(count: int, full: int, shards: int, world_size: int, rank: int) -> list[Piece]:
+def shard_pieces(count: int, full: int, virtual_shards: int, world_size: int, rank: int) -> list[Piece]:
     """Return the virtual shards of *rank* that have samples, in a batch of *count*, where a full one has *full*.
 
     A last, small batch fills only as many shards as it can fill as a full one does. Which samples a shard has does
     not depend on the world size.
     """
-    filled = shards if count == full else max(1, count * shards // full)
-    low, high = split(shards, world_size, rank)
-    return [Piece((shard, 0), *split(count, filled, shard)) for shard in range(low, min(high, filled))]
+    filled = virtual_shards if count == full else max(1, count * virtual_shards // full)
+    low, high = even_split(virtual_shards, world_size, rank)
+    return [Piece((shard, 0), *even_split(count, filled, shard)) for shard in range(low, min(high, filled))]
 
 
-def _batches_after(schedule: Schedule, position: Position) -> Iterator[tuple[int, int, Position]]:
+def _batches_after(schedule: IndexSchedule, position: Position) -> Iterator[tuple[int, int, Position]]:
     for _ in range(schedule.remaining(position)):
         offset, count, position = schedule.batch(position)
         yield offset, count, position

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from elasticflow.runtime.process.identity import Identity
-    from elasticflow.runtime.process.position import AnySchedule, Position
+    from elasticflow.runtime.process.position import Position, Schedule
 
 
 class StepRecorder(Protocol):
@@ -164,7 +164,7 @@ class Worker:
         self.all_true(mine=True)
 
     def start_training(
-        self, position: Position, schedule: AnySchedule, model: nn.Module, log_every: int
+        self, position: Position, schedule: Schedule, model: nn.Module, log_every: int
     ) -> None:
         """Begin training at *position*. Collective: every rank."""
         self.listen()  # again: the model's or the dataset's code may have taken the signals for itself

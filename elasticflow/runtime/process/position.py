@@ -30,7 +30,7 @@ class Position(NamedTuple):
         return self.epoch + (not self.is_epoch_end)
 
 
-class AnySchedule(Protocol):
+class Schedule(Protocol):
     """What says where a run begins and ends: the `Schedule` of data read by index, in `runtime/data/index_schedule.py`, or of data shards."""
 
     @property
@@ -50,3 +50,8 @@ class AnySchedule(Protocol):
 
     def remaining(self, position: Position) -> int | None:
         """Return how many steps are left after *position*; None if nobody knows."""
+
+
+def even_split(count: int, parts: int, index: int) -> tuple[int, int]:
+    """Return the half-open range of part *index* when *count* items are cut into *parts* even, contiguous ones."""
+    return index * count // parts, (index + 1) * count // parts

@@ -11,7 +11,7 @@ from elasticflow.runtime.process import environment
 
 if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.runtime.process.position import AnySchedule, Position
+    from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.state.state import Captured, State
 
 
@@ -27,7 +27,7 @@ class Recorder:
         parent: The committed snapshot that this generation goes on from, if any.
     """
 
-    def __init__(self, me: Worker, state: State, schedule: AnySchedule) -> None:
+    def __init__(self, me: Worker, state: State, schedule: Schedule) -> None:
         self._me, self._evaluation = me, state.evaluation
         self._schedule = {"samples": schedule.samples, "global_batch_size": schedule.global_batch_size}
         self._kind = environment.of(me.device)

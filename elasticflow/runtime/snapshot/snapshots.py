@@ -26,7 +26,7 @@ from elasticflow.snapshots.format.policy import Due
 
 if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.runtime.process.position import AnySchedule, Position
+    from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.snapshot.restore import Found
     from elasticflow.runtime.state.state import Captured, State
     from elasticflow.snapshots.format.policy import HasPosition
@@ -52,7 +52,7 @@ class Snapshots:
         self,
         me: Worker,
         state: State,
-        schedule: AnySchedule,
+        schedule: Schedule,
         dataset: Any,
         policy: Policy,
         compare_every: str | None = None,

@@ -14,14 +14,14 @@ _ALIGNED = 64  # bytes: as torch aligns a tensor of its own
 BUCKET_BYTES = 8 * 2**20
 
 
-class Flat(NamedTuple):
+class FlatBucket(NamedTuple):
     """A flat tensor, and the tensors that lie in it as views."""
 
     whole: Tensor
     views: list[Tensor]
 
 
-class Layout:
+class BucketLayout:
     """Where each of several tensors lies in flat ones, the buckets: each of one dtype and of a few megabytes.
 
     A tensor larger than that has a bucket of its own. Buckets are filled from the last tensor to the first, which is
@@ -49,7 +49,7 @@ class Layout:
                 self.buckets.append(open_buckets.pop(dtype))
         self.buckets += sorted(open_buckets.values(), reverse=True)
 
-    def new(self, bucket: int) -> Flat:
+    def new(self, bucket: int) -> FlatBucket:
         """Return a new flat tensor of noughts for *bucket*."""
         likes = [self._likes[number] for number in self.buckets[bucket]]
         step = _ALIGNED // likes[0].element_size()
@@ -60,4 +60,4 @@ class Layout:
         size = max(1, -(-end // self._parts)) * self._parts
         whole = torch.zeros(size, dtype=likes[0].dtype, device=self._device)
         places = zip(likes, offsets, strict=True)
-        return Flat(whole, [whole.as_strided(like.shape, like.stride(), at) for like, at in places])
+        return FlatBucket(whole, [whole.as_strided(like.shape, like.stride(), at) for like, at in places])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class DataParallel:
+class DDPStep:
     """A model with one replica per rank.
 
     Args:
@@ -76,7 +76,7 @@ class DataParallel:
         if me.world_size > 1:
             self._ddp = DistributedDataParallel(self._step, forward_sync_buffers=False, **options)
             self._settle(self._ddp)
-        self._buffers = model_buffers.Watch(me, model)
+        self._buffers = model_buffers.BufferWatch(me, model)
         self._send_buffers = self._has_watched = self._buffers.are_any
         self._vote, self._generators = me.vote, me.generators
 
@@ -88,7 +88,7 @@ class DataParallel:
         for parameter in self._step.parameters():
             parameter.grad = None
 
-    def gradients(self, batch: Batch) -> float:
+    def forward_backward(self, batch: Batch) -> float:
         """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
 
         Where `me.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from elasticflow import events
 from elasticflow.runtime.data import index_loader
-from elasticflow.runtime.data.index_schedule import split
-from elasticflow.runtime.data.sample_reader import EVALUATION, Reader
+from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.votes import LEAVE
 from elasticflow.runtime.training import loss_weights, model_buffers
 from elasticflow.runtime.training.loss import parse_loss
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.optim.swa_utils import AveragedModel
 
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.runtime.process.position import AnySchedule, Position
+    from elasticflow.runtime.process.position import Position, Schedule
 
 _LOSS = "loss"
 EVALUATION_DATA = "evaluation"
@@ -73,7 +73,7 @@ class Evaluation:
         model: nn.Module,
         training_step: Callable[[nn.Module, Any], Any] | None,
         dataset: Any,
-        schedule: AnySchedule,
+        schedule: Schedule,
         *,
         every: tuple[str, ...] = ("1 epoch",),
         metrics: Mapping[str, Callable[..., Any]] | None = None,
@@ -94,7 +94,7 @@ class Evaluation:
         mode, _, self._best_name = (best or "").partition(" ")
         self.best_mode: Literal["max", "min"] | None = {"max": "max", "min": "min"}.get(mode)  # type: ignore[assignment]
         self._batch_size, self._uses_loss = batch_size, uses_loss
-        self._reader = Reader(dataset, collate, me.seed, use=EVALUATION, generators=me.generators)
+        self._reader = SampleReader(dataset, collate, me.seed, use=EVALUATION, generators=me.generators)
         # What a best value is the best of. Values of another metric, on other data or of other weights cannot be
         # compared with it.
         of_average = "" if average is None else " of ema"
@@ -231,7 +231,7 @@ class Evaluation:
         rows[-1] = 1.0
         looks, self._has_looked = not self._has_looked, True
         with precision, me.stoppable:
-            for number in range(*split(batches, me.world_size, me.rank)):
+            for number in range(*even_split(batches, me.world_size, me.rank)):
                 if me.vote.leave_wanted:
                     me.vote.stop_wanted = me.vote.stop_wanted or LEAVE
                     break

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 from elasticflow import StopTraining
 from elasticflow.errors import StateError
-from elasticflow.runtime.data.index_schedule import split
 from elasticflow.runtime.process import environment, stopping
+from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.training import determinism, model_buffers, replicable, stoppable_batches
-from elasticflow.runtime.training.buckets import Layout
+from elasticflow.runtime.training.buckets import BucketLayout
 from elasticflow.runtime.training.ddp import AUTOCAST
-from elasticflow.runtime.training.fixed_order_sum import Exchange
+from elasticflow.runtime.training.fixed_order_sum import FixedOrderAllReduce
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
 from elasticflow.runtime.training.loss_weights import first_look
-from elasticflow.runtime.training.virtual_shards import Early, ShardBuffers
+from elasticflow.runtime.training.virtual_shards import EarlyBuckets, ShardBuffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ _LOSS, _COUNT, _SHARDS, _BUFFERS, _DRAWN, _WISHES = range(6)
 _EMPTY = (None, 0), 0  # a virtual shard without samples
 
 
-class FixedOrder:
+class ExactStep:
     """A model with one replica per rank whose steps have the same bits at every world size.
 
     Float statistics of BatchNorm become the mean of the shards'; every other buffer is what the first shard made it.
@@ -82,23 +82,23 @@ class FixedOrder:
         self._me, self._model, self._step, self._scaler = me, model, training_step, scaler
         self._autocast = me.autocast_dtype = AUTOCAST.get(precision)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._low, self._high = split(virtual_shards, me.world_size, me.rank)
+        self._low, self._high = even_split(virtual_shards, me.world_size, me.rank)
         self._nonfinite = NonFinite(me, on_nonfinite, self._parameters, scaler)
         if me.world_size > 1:
             model_buffers.send(me, [t.detach() for t in (*model.parameters(), *model.buffers())])
-        self._watch = model_buffers.Watch(me, model)
+        self._watch = model_buffers.BufferWatch(me, model)
         self._send_buffers = False
         self._buffers = ShardBuffers(model)
         self._used_from = _WISHES + len(me.vote.wishes())
         numbers = torch.zeros(self._used_from + len(self._parameters), device=me.device)
         leaf = [numbers, *self._buffers.carried(is_first=False), *self._parameters]
         self._leaf_size, self._gradients_from = len(leaf), len(leaf) - len(self._parameters)
-        layout = Layout(leaf, me.world_size)
-        self._exchange = Exchange(layout, virtual_shards, me.world_size, me.rank)
+        layout = BucketLayout(leaf, me.world_size)
+        self._exchange = FixedOrderAllReduce(layout, virtual_shards, me.world_size, me.rank)
         self._early = self._early_of(layout)
         self._first_look: FirstLook | None = None
 
-    def _early_of(self, layout: Layout) -> Early:
+    def _early_of(self, layout: BucketLayout) -> EarlyBuckets:
         first = self._gradients_from
         of_gradients = itertools.takewhile(lambda bucket: min(bucket) >= first, layout.buckets)
         buckets = [[number - first for number in bucket] for bucket in of_gradients]
@@ -106,9 +106,9 @@ class FixedOrder:
         def hand_on(gradients: list[Tensor | None]) -> None:
             self._exchange.send_early(self._high - 1, [_dense(g) for g in gradients])
 
-        return Early(self._parameters, buckets if self._me.world_size > 1 else [], hand_on)
+        return EarlyBuckets(self._parameters, buckets if self._me.world_size > 1 else [], hand_on)
 
-    def gradients(self, batch: Batch) -> float:
+    def forward_backward(self, batch: Batch) -> float:
         """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
 
         Where `me.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.

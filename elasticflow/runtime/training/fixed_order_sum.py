@@ -1,6 +1,6 @@
 """The sum over all shards of all ranks in the order of one tree: the library moves bytes, additions are ours.
 
-What the shards give is cut into buckets (`flat.Layout`), each on its way by itself: this rank's subtrees are added up,
+What the shards give is cut into buckets (`BucketLayout`), each on its way by itself: this rank's subtrees are added up,
 their slices go to the slices' owners, who add the rest, and the totals come back to all. Sent from one to one, for
 gloo's all_gather takes three times as long as its sends (torch 2.13). What runs over one link is matched by its order,
 so every rank sends the same buckets in the same order, whenever each is ready.
@@ -14,18 +14,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from elasticflow.runtime.data.index_schedule import split
+from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.training.tree_sum import TreeSum, places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.runtime.training.buckets import Flat, Layout
+    from elasticflow.runtime.training.buckets import BucketLayout, FlatBucket
 
     Subtree = Sequence[Tensor | None]  # None: noughts
 
 
-class Exchange:
+class FixedOrderAllReduce:
     """Adds up what all shards of all ranks give, step by step.
 
     Args:
@@ -35,7 +35,7 @@ class Exchange:
         rank: This one.
     """
 
-    def __init__(self, layout: Layout, shards: int, world_size: int, rank: int) -> None:
+    def __init__(self, layout: BucketLayout, shards: int, world_size: int, rank: int) -> None:
         self._buckets = layout.buckets
         self._lanes = [
             _Lane(layout, number, shards, world_size, rank) for number in range(len(self._buckets))
@@ -90,12 +90,12 @@ class Exchange:
 class _Lane:
     """One bucket on its way; `home` is where its total comes to lie."""
 
-    def __init__(self, layout: Layout, number: int, shards: int, world_size: int, rank: int) -> None:
+    def __init__(self, layout: BucketLayout, number: int, shards: int, world_size: int, rank: int) -> None:
         self._layout, self._number, self._shards, self._rank = layout, number, shards, rank
         self.home = layout.new(number)
         self._slices = list(self.home.whole.chunk(world_size))
-        self._spare: list[Flat] = []
-        self._places = [places(shards, *split(shards, world_size, other)) for other in range(world_size)]
+        self._spare: list[FlatBucket] = []
+        self._places = [places(shards, *even_split(shards, world_size, other)) for other in range(world_size)]
         # What each other rank sends: its subtrees of this rank's slice, one after the other.
         self._received = [
             self.home.whole.new_empty(0 if other == rank else len(held), len(self._slices[0]))
@@ -142,7 +142,7 @@ class _Lane:
             work.wait()
         self._works = []
 
-    def _flattened(self) -> list[Flat]:
+    def _flattened(self) -> list[FlatBucket]:
         """Return the subtrees as flat tensors, one of which is home."""
         held = [node.value for node in self._tree.nodes]
         self._tree.nodes = []
@@ -159,7 +159,7 @@ class _Lane:
             flats.append(flat)
         return flats
 
-    def _another(self) -> Flat:
+    def _another(self) -> FlatBucket:
         self._spare.append(self._layout.new(self._number))
         return self._spare[-1]
 

@@ -33,7 +33,7 @@ def send(me: Worker, buffers: list[Tensor]) -> None:
         _broadcast_coalesced(group, buffers, _BUCKET_BYTES, 0)
 
 
-class Watch:
+class BufferWatch:
     """Knows which buffers a forward may read in training, and whether they changed.
 
     Attributes:

@@ -44,7 +44,7 @@ class _Met(NamedTuple):
     sums: list[float]
 
 
-class OwnSteps:
+class ManualStep:
     """A model with one replica per rank, whose step moves the optimizers.
 
     Args:
@@ -82,7 +82,7 @@ class OwnSteps:
         )
         if me.world_size > 1:
             model_buffers.send(me, [t.detach() for t in (*model.parameters(), *model.buffers())])
-        self._watch = model_buffers.Watch(me, model)
+        self._watch = model_buffers.BufferWatch(me, model)
         self._send_buffers = self._watch.are_any
         self._share = 0.0
         self._number = self._moved = 0

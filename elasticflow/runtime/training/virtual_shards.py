@@ -73,7 +73,7 @@ class ShardBuffers:
             counter.copy_(was[id(counter)])
 
 
-class Early:
+class EarlyBuckets:
     """Hands on buckets of gradients while a backward still makes others.
 
     A backward may add to a gradient several times (checkpoints that run it piecemeal). Where one did, nothing more is

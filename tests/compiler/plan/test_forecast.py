@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.compiler.plan.forecast import Forecast, Knowledge, Known, forecast
-from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.snapshots.format.policy import Due
 from tests.compiler.jobs import make_job
 
@@ -28,7 +28,7 @@ def _ahead(
     return forecast(job, Knowledge(**known))
 
 
-def _places(schedule: Schedule) -> list[Position]:
+def _places(schedule: IndexSchedule) -> list[Position]:
     found = [schedule.start]
     while not schedule.is_end(found[-1]):
         found.append(schedule.batch(found[-1])[2])
@@ -41,7 +41,7 @@ COUNTED = st.builds("{} {}".format, st.integers(1, 40), st.sampled_from(["steps"
 @given(COUNTED, st.integers(10, 90), st.integers(1, 6), st.sampled_from(["spill", "short"]))
 def test_evaluations_are_as_many_as_a_run_has(every: str, samples: int, epochs: int, tail: Any) -> None:
     """One where each multiple is reached, and one at the end."""
-    schedule = Schedule(samples, 10, epochs=epochs, tail=tail, seed=0)
+    schedule = IndexSchedule(samples, 10, epochs=epochs, tail=tail, seed=0)
     places = _places(schedule)
     due = Due((every,))
     pairs = itertools.pairwise(places)
@@ -78,7 +78,7 @@ def test_snapshots_per_hour_are_about_as_many_as_a_run_takes(
 
 def _played(due: Due, steps: int, step_s: float, samples: int) -> int:
     """Return how many snapshots a run of so many steps takes."""
-    places = _places(Schedule(samples, 10, steps=steps, tail="spill", seed=0))
+    places = _places(IndexSchedule(samples, 10, steps=steps, tail="spill", seed=0))
     last, taken_at, number = places[0], 0.0, 0
     for place in places[1:]:
         now = place.step * step_s

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from elasticflow.compiler.plan.batch_split import exact_cost, num_steps, steps_per_epoch, world_row
 from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
-from elasticflow.runtime.data.index_schedule import Schedule, split
+from elasticflow.runtime.data.index_schedule import IndexSchedule
+from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.training.tree_sum import TreeSum
 from tests.compiler.jobs import make_job
 
@@ -114,7 +115,7 @@ def test_cost_of_exact_mode_is_that_of_its_sums(shards: int, world_size: int) ->
     copies, sums = 0, []
     for rank in range(world_size):
         tree: TreeSum[None] = TreeSum(shards, lambda *_: None)
-        for shard in range(*split(shards, world_size, rank)):
+        for shard in range(*even_split(shards, world_size, rank)):
             copies = max(copies, len(tree.nodes) + 1)
             tree.push(0, shard, None)
         sums.append(len(tree.nodes))
@@ -166,7 +167,7 @@ def test_steps_are_those_of_the_schedule(samples: int, batch: int, epochs: int, 
     if tail == "drop" and samples < batch:
         return
     job = make_job(train__epochs=epochs, dataset__global_batch_size=batch, dataset__tail=tail)
-    assert num_steps(job, samples) == Schedule(samples, batch, epochs=epochs, tail=tail).steps
+    assert num_steps(job, samples) == IndexSchedule(samples, batch, epochs=epochs, tail=tail).steps
 
 
 @given(st.integers(1, 500), st.integers(1, 60), st.sampled_from(["spill", "short", "drop"]))
@@ -174,7 +175,7 @@ def test_steps_of_an_epoch_are_those_of_the_schedule(samples: int, batch: int, t
     """Over twenty epochs of the runtime's schedule, each ends as many steps as `plan` says."""
     if tail == "drop" and samples < batch:
         return
-    schedule = Schedule(samples, batch, epochs=20, tail=tail)
+    schedule = IndexSchedule(samples, batch, epochs=20, tail=tail)
     position, ended = schedule.start, [0] * 21
     while not schedule.is_end(position) and position.epoch < 19:  # the last epoch's last batch is short
         position = schedule.batch(position)[2]

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import dataset, index_loader
-from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process import failure
 
 if TYPE_CHECKING:
@@ -169,12 +169,12 @@ def test_fingerprint_of_its_own_wins() -> None:
 @pytest.mark.parametrize("processes", [0, 1])
 def test_batches_follow_the_schedule(me: Any, processes: int) -> None:
     """Two ranks together read each global batch, in micro-batches of even size, from any position."""
-    schedule = Schedule(20, 7, epochs=2, seed=3)
+    schedule = IndexSchedule(20, 7, epochs=2, seed=3)
     seen: dict[int, list[int]] = {}
     sizes = set()
     for rank in (0, 1):
         me.rank, me.world_size = rank, 2
-        loader = index_loader.Loader(me, Rows(), schedule, 2, processes=processes)
+        loader = index_loader.IndexLoader(me, Rows(), schedule, 2, num_workers=processes)
         for batch in loader.batches(schedule.start):
             micro_batches = list(batch.micro_batches)
             assert len(micro_batches) == len(batch.model_keys)
@@ -191,8 +191,8 @@ def test_batches_follow_the_schedule(me: Any, processes: int) -> None:
 @pytest.mark.parametrize("processes", [0, 1])
 def test_what_a_dataset_draws_depends_on_the_step_alone(me: Any, processes: int) -> None:
     """A run resumed at step 2 reads the same augmented samples as one that was never interrupted."""
-    schedule = Schedule(20, 8, epochs=2, seed=3)
-    loader = index_loader.Loader(me, Rows(draws=True), schedule, 3, processes=processes)
+    schedule = IndexSchedule(20, 8, epochs=2, seed=3)
+    loader = index_loader.IndexLoader(me, Rows(draws=True), schedule, 3, num_workers=processes)
     whole = [list(batch.micro_batches) for batch in loader.batches(schedule.start)]
     position = schedule.batch(schedule.batch(schedule.start)[2])[2]
     torch.manual_seed(99)
@@ -208,7 +208,7 @@ def test_prepare_runs_once_per_node(me: Any) -> None:
     calls: list[int] = []
     for local_rank in (0, 1):
         me.local_rank = local_rank
-        index_loader.prepare(me, lambda: calls.append(1))
+        index_loader.prepare_data(me, lambda: calls.append(1))
     assert calls == [1]
 
 
@@ -227,9 +227,11 @@ PLAIN: dict[str, Any] = {
 def test_anything_indexable_is_a_dataset(me: Any, kind: str, processes: int) -> None:
     """Lists, arrays and tensors as they are."""
     opened = index_loader.open_dataset(me, lambda: PLAIN[kind], "train")
-    schedule = Schedule(20, 6, epochs=1, seed=3)
+    schedule = IndexSchedule(20, 6, epochs=1, seed=3)
     seen: list[float] = []
-    for batch in index_loader.Loader(me, opened, schedule, None, processes=processes).batches(schedule.start):
+    for batch in index_loader.IndexLoader(me, opened, schedule, None, num_workers=processes).batches(
+        schedule.start
+    ):
         for made, count in batch.micro_batches:
             rows = made[0] if isinstance(made, list) else made
             assert len(rows) == count
@@ -242,8 +244,8 @@ def test_anything_indexable_is_a_dataset(me: Any, kind: str, processes: int) -> 
 @pytest.mark.parametrize("kind", [Broken, BrokenAtOnce])
 def test_an_error_of_a_dataset_names_the_sample(me: Any, kind: type[Broken], processes: int) -> None:
     """Wherever it is read, alone or with others, with the user's own error and traceback."""
-    schedule = Schedule(16, 5, epochs=1, seed=3)
-    loader = index_loader.Loader(me, kind(7), schedule, None, processes=processes)
+    schedule = IndexSchedule(16, 5, epochs=1, seed=3)
+    loader = index_loader.IndexLoader(me, kind(7), schedule, None, num_workers=processes)
     with pytest.raises(ZeroDivisionError) as failed:
         _ = [list(batch.micro_batches) for batch in loader.batches(schedule.start)]
     assert failed.value.__notes__ == [f"while reading sample 7 of {__name__}.{kind.__name__}"]
@@ -264,8 +266,8 @@ def test_an_error_of_a_dataset_names_the_sample(me: Any, kind: type[Broken], pro
 def test_samples_that_make_no_batch_are_named(me: Any, odd: Any, what: str) -> None:
     """With what they are: index, types and shapes."""
     rows = [(odd if i == 7 else torch.zeros(3), 1) for i in range(16)]
-    schedule = Schedule(16, 16, epochs=1, seed=3)
-    (batch,) = index_loader.Loader(me, rows, schedule, None).batches(schedule.start)
+    schedule = IndexSchedule(16, 16, epochs=1, seed=3)
+    (batch,) = index_loader.IndexLoader(me, rows, schedule, None).batches(schedule.start)
     first = schedule.indices(np.arange(1))[0]
     with pytest.raises((RuntimeError, TypeError, AttributeError)) as failed:
         list(batch.micro_batches)

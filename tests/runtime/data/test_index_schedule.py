@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data.index_schedule import Schedule, split
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.data.step_plan import rank_pieces, shard_pieces
-from elasticflow.runtime.process.position import Position
+from elasticflow.runtime.process.position import Position, even_split
 
 TAILS = st.sampled_from(["spill", "short", "drop"])
 
 
-def walk(schedule: Schedule, position: Position | None = None) -> list[tuple[int, int, Position]]:
+def walk(schedule: IndexSchedule, position: Position | None = None) -> list[tuple[int, int, Position]]:
     """Return all steps after *position*."""
     position, found = position or schedule.start, []
     while not schedule.is_end(position):
@@ -31,7 +31,7 @@ def test_schedule_covers_every_epoch(samples: int, size: int, epochs: int, tail:
     """Every sample of every epoch is trained on once; "drop" leaves out less than a batch per epoch."""
     if tail == "drop" and samples < size:
         return
-    schedule = Schedule(samples, size, epochs=epochs, tail=tail, seed=5)
+    schedule = IndexSchedule(samples, size, epochs=epochs, tail=tail, seed=5)
     seen = np.zeros((epochs, samples), dtype=int)
     steps = walk(schedule)
     for offset, count, _ in steps:
@@ -52,7 +52,7 @@ def test_schedule_by_steps_ends_where_its_closed_form_says(
     """`end` needs no walk through the run."""
     if tail == "drop" and samples < size:
         return
-    schedule = Schedule(samples, size, steps=steps, tail=tail)
+    schedule = IndexSchedule(samples, size, steps=steps, tail=tail)
     found = walk(schedule)
     assert len(found) == steps
     assert found[-1][2] == schedule.end
@@ -70,7 +70,7 @@ def test_batch_size_may_change_at_any_position(
     """Positions are in samples: what is left after a change is still covered once, and counted right."""
     if tail == "drop" and samples < max(sizes):
         return
-    first, second = (Schedule(samples, size, epochs=3, tail=tail) for size in sizes)
+    first, second = (IndexSchedule(samples, size, epochs=3, tail=tail) for size in sizes)
     position = first.start
     for _ in range(min(at, first.steps)):
         _, _, position = first.batch(position)
@@ -83,7 +83,7 @@ def test_batch_size_may_change_at_any_position(
 @given(count=st.integers(0, 10**15), parts=st.integers(1, 3000))
 def test_split_is_contiguous_and_even(count: int, parts: int) -> None:
     """The parts meet, and their sizes differ by one at most."""
-    ranges = [split(count, parts, i) for i in range(parts)]
+    ranges = [even_split(count, parts, i) for i in range(parts)]
     assert [low for low, _ in ranges[1:]] == [high for _, high in ranges[:-1]]
     assert (ranges[0][0], ranges[-1][1]) == (0, count)
     sizes = {high - low for low, high in ranges}
@@ -115,7 +115,7 @@ def test_shards_do_not_depend_on_the_world_size(count: int, shards: int, data: s
 
 def test_seek_is_independent_of_the_distance() -> None:
     """The position after 10**12 steps of a dataset of 10**15 samples needs no walk, and no memory."""
-    schedule = Schedule(10**15, 1024, epochs=3, seed=1)
+    schedule = IndexSchedule(10**15, 1024, epochs=3, seed=1)
     far = Position(10**12, 10**12 * 1024, 1, 10**12 * 1024, is_epoch_end=False)
     assert schedule.remaining(far) == -(-(3 * 10**15 - far.offset) // 1024)
     tracemalloc.start()
@@ -129,4 +129,4 @@ def test_seek_is_independent_of_the_distance() -> None:
 def test_drop_of_everything_is_refused() -> None:
     """A batch larger than the dataset with tail = "drop" would train nothing."""
     with pytest.raises(DatasetError, match="has 10 samples, fewer than global_batch_size \\(64\\)"):
-        Schedule(10, 64, epochs=1, tail="drop")
+        IndexSchedule(10, 64, epochs=1, tail="drop")

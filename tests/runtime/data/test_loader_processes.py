@@ -19,8 +19,8 @@ import torch
 
 from elasticflow.errors import DatasetError, LoaderProcessError
 from elasticflow.launcher.restarts import failures
-from elasticflow.runtime.data.loader_processes import Processes, ThereError
-from elasticflow.runtime.data.sample_reader import Reader
+from elasticflow.runtime.data.loader_processes import LoaderProcesses, ThereError
+from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.process import failure
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ def fail(error: Exception) -> Callable[[], object]:
     return at_five
 
 
-def batches(dataset: Any, number: int = 2, collate: Any = None, size: int = 2) -> Processes:
+def batches(dataset: Any, number: int = 2, collate: Any = None, size: int = 2) -> LoaderProcesses:
     """Return the batches of *dataset* as loader processes read them."""
     reads = ((place, list(range(place, place + size))) for place in range(0, 20, size))
-    return Processes(Reader(dataset, collate, 7), dataset, reads, number, pins_memory=False)
+    return LoaderProcesses(SampleReader(dataset, collate, 7), dataset, reads, number, pins_memory=False)
 
 
-def pids_of(found: Processes) -> list[int]:
+def pids_of(found: LoaderProcesses) -> list[int]:
     """Return the loader processes."""
     return [process.pid for process in found._processes]
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from elasticflow.runtime.data.index_schedule import Schedule
-from elasticflow.runtime.data.loader_processes import Processes
-from elasticflow.runtime.data.sample_reader import EVALUATION, Reader
-from elasticflow.runtime.data.step_plan import Plan
+from elasticflow.runtime.data.index_schedule import IndexSchedule
+from elasticflow.runtime.data.loader_processes import LoaderProcesses
+from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
+from elasticflow.runtime.data.step_plan import StepPlan
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.evaluation import Evaluation
 
@@ -61,21 +61,21 @@ class NoisyAtOnce(Noisy):
         return [self[index] for index in indices]
 
 
-def reader_of(dataset: Any, collate: Any = list, seed: int = 7, use: int = 0) -> Reader:
+def reader_of(dataset: Any, collate: Any = list, seed: int = 7, use: int = 0) -> SampleReader:
     """Return a reader with generators of its own."""
     generators = random_streams.Generators(seed, torch.device("cpu"))
     generators.rest()
-    return Reader(dataset, collate, seed, use=use, generators=generators)
+    return SampleReader(dataset, collate, seed, use=use, generators=generators)
 
 
 def read_all(
     dataset: Any, size: int, *, world_size: int = 1, micro: int | None = None, epochs: int = 2
 ) -> dict[tuple[int, int], Any]:
     """Return what every sample was read as, by epoch and index, at such sizes; each rank is a process of its own."""
-    schedule = Schedule(SAMPLES, size, epochs=epochs, seed=3)
+    schedule = IndexSchedule(SAMPLES, size, epochs=epochs, seed=3)
     found: dict[tuple[int, int], Any] = {}
     for rank in range(world_size):
-        plan = Plan(schedule, micro, world_size=world_size, rank=rank, seed=7)
+        plan = StepPlan(schedule, micro, world_size=world_size, rank=rank, seed=7)
         reader = reader_of(dataset())
         for step in plan.after(schedule.start):
             for place, indices in step.reads:
@@ -166,7 +166,7 @@ def test_reading_leaves_the_model_its_resting_state() -> None:
     generators.rest()
     first = random.random()
     generators.rest()
-    reader = Reader(Noisy(DRAWS["all"]), list, 7, generators=generators)
+    reader = SampleReader(Noisy(DRAWS["all"]), list, 7, generators=generators)
     reader.read(0, [1, 2])
     assert not generators.look()
     assert first == random.random()
@@ -178,13 +178,13 @@ def test_changes_of_everything_keep_samples_and_streams(data: st.DataObject, siz
     """Batch size, world size and micro-batches change at will, loaders are ahead: each sample once, always the same."""
     expected = read_all(partial(Noisy, random.random), size, epochs=epochs)
     found: dict[tuple[int, int], float] = {}
-    schedule = Schedule(SAMPLES, size, epochs=epochs, seed=3)
+    schedule = IndexSchedule(SAMPLES, size, epochs=epochs, seed=3)
     position = schedule.start
     while not schedule.is_end(position):
-        schedule = Schedule(SAMPLES, data.draw(st.integers(1, 30)), epochs=epochs, seed=3)
+        schedule = IndexSchedule(SAMPLES, data.draw(st.integers(1, 30)), epochs=epochs, seed=3)
         world_size, micro = data.draw(st.integers(1, 4)), data.draw(st.none() | st.integers(1, 5))
         ranks = [
-            Plan(schedule, micro, world_size=world_size, rank=r, seed=7).after(position)
+            StepPlan(schedule, micro, world_size=world_size, rank=r, seed=7).after(position)
             for r in range(world_size)
         ]
         readers = [reader_of(Noisy(random.random)) for _ in ranks]
@@ -212,14 +212,14 @@ def test_loader_processes_read_the_same(draw: Callable[[], float]) -> None:
     here = reader_of(dataset)
     expected = [here.read(place, indices) for place, indices in batches()]
     for number in (1, 2):
-        reader = Reader(dataset, list, 7)
-        assert expected == list(Processes(reader, dataset, batches(), number, pins_memory=False))
+        reader = SampleReader(dataset, list, 7)
+        assert expected == list(LoaderProcesses(reader, dataset, batches(), number, pins_memory=False))
 
 
 def test_an_evaluation_reads_each_sample_alike_in_any_batches(me: Any) -> None:
     """So metrics over noisy data are those of any world size; and again the same at the next evaluation."""
     found = []
-    schedule = Schedule(SAMPLES, 4, epochs=1)
+    schedule = IndexSchedule(SAMPLES, 4, epochs=1)
     for size in (23, 4, 4):
         evaluation = Evaluation(
             me, nn.Identity(), lambda _, batch: batch[1].mean(), Noisy(DRAWS["all"]), schedule, batch_size=size, uses_loss=False

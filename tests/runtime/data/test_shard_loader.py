@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import shard_loader, shard_reader
-from elasticflow.runtime.data.shard_schedule import Schedule
+from elasticflow.runtime.data.shard_schedule import ShardSchedule
 from elasticflow.runtime.process.votes import Vote
 
 if TYPE_CHECKING:
@@ -114,14 +114,14 @@ class Skipping(Numbered):
         return iter([(self.epoch, self.shard, number) for number in range(self.begin, self.length)])
 
 
-def shards_of(lengths: list[int], kind: Any = Numbered) -> shard_loader.Shards:
+def shards_of(lengths: list[int], kind: Any = Numbered) -> shard_loader.ShardedDataset:
     """Return shards of these lengths."""
 
     def build(shard: int, shards: int) -> Any:
         assert shards == len(lengths)
         return kind(shard, lengths[shard])
 
-    return shard_loader.Shards(build, len(lengths), kind(0, 0))
+    return shard_loader.ShardedDataset(build, len(lengths), kind(0, 0))
 
 
 @settings(max_examples=60)
@@ -137,15 +137,17 @@ def test_every_sample_once_through_kills_and_resizes(
     """Kills (steps forgotten), other world sizes, batch sizes and micro-batches: each sample of each epoch, once."""
     number = len(lengths)
     parts = data.draw(st.sampled_from([None, *(n for n in range(1, number + 1) if number % n == 0)]))
-    position, seen = Schedule(number, 1, epochs=epochs).start, []
+    position, seen = ShardSchedule(number, 1, epochs=epochs).start, []
     while position.epoch < epochs:
         size = (parts or 1) * data.draw(st.integers(1, 8))
-        schedule = Schedule(number, size, epochs=epochs, tail=tail, virtual_shards=parts)
+        schedule = ShardSchedule(number, size, epochs=epochs, tail=tail, virtual_shards=parts)
         micro = data.draw(st.sampled_from([None, 1, 3]))
 
-        def make(me: Any, schedule: Schedule = schedule, micro: int | None = micro) -> shard_loader.Loader:
+        def make(
+            me: Any, schedule: ShardSchedule = schedule, micro: int | None = micro
+        ) -> shard_loader.ShardLoader:
             found = shards_of(lengths, Numbered if me.world_size == 1 else Skipping)
-            return shard_loader.Loader(me, found, schedule, micro, collate=list, virtual_shards=parts)
+            return shard_loader.ShardLoader(me, found, schedule, micro, collate=list, virtual_shards=parts)
 
         most, is_killed = data.draw(st.integers(1, 10)), data.draw(st.booleans())
         alone, end = Group(1).run(position, most, make)
@@ -159,12 +161,14 @@ def test_every_sample_once_through_kills_and_resizes(
 
 def test_ranks_gather_only_where_a_shard_ends() -> None:
     """Counts are compared in the first step and in those that a shard ends in."""
-    schedule = Schedule(4, 8, epochs=1)
+    schedule = ShardSchedule(4, 8, epochs=1)
     group = Group(2)
     steps, _ = group.run(
         schedule.start,
         1000,
-        lambda me: shard_loader.Loader(me, shards_of([100, 100, 100, 100]), schedule, None, collate=list),
+        lambda me: shard_loader.ShardLoader(
+            me, shards_of([100, 100, 100, 100]), schedule, None, collate=list
+        ),
     )
     assert len(steps) == 50
     assert group.gathers == 2
@@ -174,9 +178,9 @@ def test_micro_batches_of_a_rank_and_of_virtual_shards() -> None:
     """A rank's samples are cut into even micro-batches; a virtual shard is one, also if it has nothing left."""
     counts: list[list[int]] = []
 
-    def noted(schedule: Schedule, lengths: list[int], micro: int | None, parts: int | None) -> Any:
+    def noted(schedule: ShardSchedule, lengths: list[int], micro: int | None, parts: int | None) -> Any:
         def make(me: Any) -> Any:
-            loader = shard_loader.Loader(
+            loader = shard_loader.ShardLoader(
                 me, shards_of(lengths), schedule, micro, collate=list, virtual_shards=parts
             )
 
@@ -190,21 +194,25 @@ def test_micro_batches_of_a_rank_and_of_virtual_shards() -> None:
 
         return make
 
-    schedule = Schedule(2, 10, epochs=1)
+    schedule = ShardSchedule(2, 10, epochs=1)
     Group(1).run(schedule.start, 9, noted(schedule, [10, 10], 4, None))
     assert counts == [[3, 3, 4], [3, 3, 4]]
     counts.clear()
-    schedule = Schedule(2, 4, epochs=1, virtual_shards=2)
+    schedule = ShardSchedule(2, 4, epochs=1, virtual_shards=2)
     Group(1).run(schedule.start, 9, noted(schedule, [2, 4], None, 2))
     assert counts == [[2, 2], [0, 2]]
 
 
 def batches_of(
-    me: Any, shards: shard_loader.Shards, schedule: Schedule, position: Position, processes: int = 0
+    me: Any,
+    shards: shard_loader.ShardedDataset,
+    schedule: ShardSchedule,
+    position: Position,
+    processes: int = 0,
 ) -> tuple[list[Any], list[Position]]:
     """Return all batches as plain lists, and the positions after them; a worker alone hears its own wish."""
     found, ends = [], []
-    loader = shard_loader.Loader(me, shards, schedule, None, processes=processes, collate=list)
+    loader = shard_loader.ShardLoader(me, shards, schedule, None, num_workers=processes, collate=list)
     for batch in loader.batches(position):
         found += [samples for samples, _ in batch.micro_batches]
         ends.append(batch.end)
@@ -235,8 +243,8 @@ class Drawing(IterableDataset[Any]):
 @pytest.mark.parametrize("processes", [0, 1, 2])
 def test_shuffles_and_noise_are_the_same_wherever_a_run_goes_on(me: Any, processes: int) -> None:
     """Loader processes and resumed runs read the bits that one undisturbed process reads."""
-    shards = shard_loader.Shards(lambda shard, **_: Drawing(shard), 4, Drawing(0))
-    schedule = Schedule(4, 12, epochs=2)
+    shards = shard_loader.ShardedDataset(lambda shard, **_: Drawing(shard), 4, Drawing(0))
+    schedule = ShardSchedule(4, 12, epochs=2)
     whole, ends = batches_of(me, shards, schedule, schedule.start)
     rest, _ = batches_of(me, shards, schedule, ends[3], processes)
     assert repr(rest) == repr(whole[4:])
@@ -247,7 +255,7 @@ def test_shuffles_and_noise_are_the_same_wherever_a_run_goes_on(me: Any, process
 
 def test_a_shard_that_became_shorter_is_told(me: Any) -> None:
     """A shard must have what was trained on; the message says which and how much."""
-    schedule = Schedule(2, 4, epochs=1)
+    schedule = ShardSchedule(2, 4, epochs=1)
     position = schedule.start._replace(cursors=(5, 5))
     with pytest.raises(DatasetError) as told:
         batches_of(me, shards_of([9, 3]), schedule, position)
@@ -256,9 +264,9 @@ def test_a_shard_that_became_shorter_is_told(me: Any) -> None:
 
 def test_another_number_of_shards_is_refused(me: Any) -> None:
     """Cursors of one number of shards mean nothing in another."""
-    position = Schedule(4, 4, epochs=1).start
+    position = ShardSchedule(4, 4, epochs=1).start
     with pytest.raises(DatasetError) as told:
-        batches_of(me, shards_of([9, 3]), Schedule(2, 4, epochs=1), position)
+        batches_of(me, shards_of([9, 3]), ShardSchedule(2, 4, epochs=1), position)
     assert told.value.message == "the position is in 4 data shards, and the dataset is read in 2"
 
 
@@ -299,7 +307,7 @@ def test_unusable_shards_are_refused(me: Any, build: Any, world_size: int, messa
 def test_reading_up_to_a_cursor_is_told(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard without `skip` is read again up to its cursor, and the log says how far it is."""
     monkeypatch.setattr(shard_reader, "_TELL_EVERY_S", 0.0)
-    schedule = Schedule(1, 5, epochs=1)
+    schedule = ShardSchedule(1, 5, epochs=1)
     batches_of(me, shards_of([40]), schedule, schedule.start._replace(cursors=(30,)))
     told = [line for line in me.events if line["event"] == "dataset.passed"]
     assert [(line["shard"], line["samples"]) for line in told] == [(0, 1), (0, 11), (0, 21)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data.shard_schedule import Schedule, shares
+from elasticflow.runtime.data.shard_schedule import ShardSchedule, shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Shards:
 
 
 def walk(
-    schedule: Schedule, lengths: Sequence[int], position: Position, most: int
+    schedule: ShardSchedule, lengths: Sequence[int], position: Position, most: int
 ) -> tuple[list[list[tuple[int, int, int]]], Position]:
     """Return what each of the next steps takes, *most* of them, and the position after them."""
     supply, live = Shards(lengths, position), [True] * schedule.shards
@@ -93,7 +93,7 @@ def test_every_sample_of_every_epoch_once(lengths: list[int], data: st.DataObjec
     position = None
     while True:
         size = parts * data.draw(st.integers(1, 8))
-        schedule = Schedule(len(lengths), size, epochs=epochs, tail=tail, virtual_shards=parts)
+        schedule = ShardSchedule(len(lengths), size, epochs=epochs, tail=tail, virtual_shards=parts)
         position = position or schedule.start
         steps, position = walk(schedule, lengths, position, data.draw(st.integers(1, 20)))
         seen += [sample for step in steps for sample in step]
@@ -109,7 +109,7 @@ def test_interruptions_leave_no_trace_in_the_order(
     lengths: list[int], size: int, tail: str, data: st.DataObject
 ) -> None:
     """A run that forgets all but its position after some steps makes the same steps as one that goes on."""
-    schedule = Schedule(len(lengths), size, epochs=2, tail=tail)
+    schedule = ShardSchedule(len(lengths), size, epochs=2, tail=tail)
     whole, end = walk(schedule, lengths, schedule.start, 10**6)
     position, found = schedule.start, []
     while not schedule.is_end(position):
@@ -124,7 +124,7 @@ def test_batches_are_full_until_an_epoch_ends(lengths: list[int], per_shard: int
     """Only an epoch's last batch is smaller; one is larger by the single samples that shards would have kept."""
     size = per_shard * len(lengths)
     for tail, most_small in (("spill", 1), ("short", 3)):
-        schedule = Schedule(len(lengths), size, epochs=3, tail=tail)
+        schedule = ShardSchedule(len(lengths), size, epochs=3, tail=tail)
         steps, _ = walk(schedule, lengths, schedule.start, 10**6)
         sizes = [len(step) for step in steps]
         assert sum(count < size for count in sizes) <= most_small
@@ -133,14 +133,14 @@ def test_batches_are_full_until_an_epoch_ends(lengths: list[int], per_shard: int
 
 def test_a_single_sample_is_not_left_behind() -> None:
     """BatchNorm refuses it: the shard's last step takes it along."""
-    schedule = Schedule(2, 4, epochs=1)
+    schedule = ShardSchedule(2, 4, epochs=1)
     steps, _ = walk(schedule, [5, 4], schedule.start, 10)
     assert [len(step) for step in steps] == [4, 5]
 
 
 def test_virtual_shards_feed_on_their_own_data() -> None:
     """A virtual shard whose data is used up gets none of another's; the batch is smaller then."""
-    schedule = Schedule(4, 8, epochs=1, virtual_shards=2)
+    schedule = ShardSchedule(4, 8, epochs=1, virtual_shards=2)
     steps, _ = walk(schedule, [2, 2, 6, 6], schedule.start, 10)
     assert [len(step) for step in steps] == [8, 4, 4]
     assert {shard for _, shard, _ in steps[1]} == {2, 3}
@@ -148,7 +148,7 @@ def test_virtual_shards_feed_on_their_own_data() -> None:
 
 def test_nobody_looks_while_all_shards_go_on() -> None:
     """The schedule asks for counts at the start and where a shard ends, not at every step."""
-    schedule = Schedule(2, 8, epochs=1)
+    schedule = ShardSchedule(2, 8, epochs=1)
     supply, live, position = Shards([400, 400], schedule.start), [True, True], schedule.start
     for number in range(90):
         position = schedule.next(position, live, supply, is_plenty=number > 0).end
@@ -157,16 +157,16 @@ def test_nobody_looks_while_all_shards_go_on() -> None:
 
 def test_the_end_is_known_with_the_last_step() -> None:
     """No empty step is made to find out, and what is left is unknown before."""
-    schedule = Schedule(2, 4, epochs=1)
+    schedule = ShardSchedule(2, 4, epochs=1)
     _, end = walk(schedule, [4, 4], schedule.start, 10)
     assert (end.step, end.epoch, end.is_epoch_end, end.cursors) == (2, 1, True, (0, 0))
     assert schedule.is_end(end)
     assert (schedule.remaining(schedule.start), schedule.remaining(end)) == (None, 0)
-    assert Schedule(2, 4, steps=7).remaining(end) == 5
+    assert ShardSchedule(2, 4, steps=7).remaining(end) == 5
 
 
 def test_an_epoch_without_samples_is_refused() -> None:
     """Else a run by steps would look for the first one for ever."""
-    schedule = Schedule(3, 4, steps=7)
+    schedule = ShardSchedule(3, 4, steps=7)
     with pytest.raises(DatasetError, match="none of the 3 data shards has a sample in epoch 1"):
         walk(schedule, [0, 0, 0], schedule.start, 10)

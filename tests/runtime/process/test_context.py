@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 from torch import nn
 
-from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.votes import Vote
 
 
-def told_at_the_start(schedule: Schedule, rank: int = 0) -> list[dict[str, Any]]:
+def told_at_the_start(schedule: IndexSchedule, rank: int = 0) -> list[dict[str, Any]]:
     """Return the events of one rank that begins to train."""
     events: list[dict[str, Any]] = []
 
@@ -31,7 +31,7 @@ def told_at_the_start(schedule: Schedule, rank: int = 0) -> list[dict[str, Any]]
 
 def test_a_batch_that_swallows_the_data_is_told_by_the_run() -> None:
     """100,000 of 400 samples are one step: nobody has meant that without a word."""
-    first, started = told_at_the_start(Schedule(400, 100_000, epochs=3))
+    first, started = told_at_the_start(IndexSchedule(400, 100_000, epochs=3))
     assert first == {
         "event": "dataset.smaller_than_batch",
         "level": "warning",
@@ -45,5 +45,5 @@ def test_a_batch_that_swallows_the_data_is_told_by_the_run() -> None:
 @pytest.mark.parametrize(("batch", "rank"), [(400, 0), (399, 0), (100_000, 1)])
 def test_a_batch_within_the_data_is_not_worth_a_word(batch: int, rank: int) -> None:
     """All of the data at once is a choice; and one rank tells it for all."""
-    events = told_at_the_start(Schedule(400, batch, epochs=3), rank)
+    events = told_at_the_start(IndexSchedule(400, batch, epochs=3), rank)
     assert "dataset.smaller_than_batch" not in [each["event"] for each in events]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
-from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process.learning_rates import LearningRates
 from elasticflow.runtime.process.step_log import Heartbeat, Progress
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SCHEDULE = Schedule(10, 2, epochs=2)
+SCHEDULE = IndexSchedule(10, 2, epochs=2)
 
 
 @pytest.fixture

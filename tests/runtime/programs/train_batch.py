@@ -19,7 +19,7 @@ from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.snapshot import snapshots
 from elasticflow.runtime.training import evaluation
-from elasticflow.runtime.training.ddp import DataParallel
+from elasticflow.runtime.training.ddp import DDPStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 SAMPLES, BATCH = 26, 10  # the last step has six, so that of more than three ranks some have none
 CLASSES, LENGTH = 5, 6
-SCHEDULE = index_schedule.Schedule(SAMPLES, BATCH, epochs=1, seed=2)
+SCHEDULE = index_schedule.IndexSchedule(SAMPLES, BATCH, epochs=1, seed=2)
 
 
 class Sentences:
@@ -105,14 +105,14 @@ def run(
     plain = copy.deepcopy(model)
     plain.how = "plain" if how.endswith("reentrant") else how
     dataset = index_loader.open_dataset(me, lambda: Sentences(SAMPLES), "train")
-    group = DataParallel(me, model, step, precision=precision, on_nonfinite="stop", ddp=ddp)
-    loader = index_loader.Loader(me, dataset, SCHEDULE, micro)
+    group = DDPStep(me, model, step, precision=precision, on_nonfinite="stop", ddp=ddp)
+    loader = index_loader.IndexLoader(me, dataset, SCHEDULE, micro)
     me.start_training(SCHEDULE.start, SCHEDULE, model, log_every=1)
     position, worst = SCHEDULE.start, 0.0
     for batch in loader.batches(position):
         for each in (model, plain):
             each.zero_grad()
-        loss = group.gradients(batch)
+        loss = group.forward_backward(batch)
         whole = _whole(position, dataset)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             found = step(plain, whole)
@@ -146,9 +146,11 @@ def dropout_on_recompute(me: Any) -> list[float]:
         for each in ("plain", how):
             torch.manual_seed(5)
             model = Net(each, dropout=0.5)
-            group = DataParallel(me, model, mean_step, precision="bf16", on_nonfinite="stop", ddp={})
-            batch = next(index_loader.Loader(me, Sentences(SAMPLES), SCHEDULE, 2).batches(SCHEDULE.start))
-            group.gradients(batch)
+            group = DDPStep(me, model, mean_step, precision="bf16", on_nonfinite="stop", ddp={})
+            batch = next(
+                index_loader.IndexLoader(me, Sentences(SAMPLES), SCHEDULE, 2).batches(SCHEDULE.start)
+            )
+            group.forward_backward(batch)
             grads.append([p.grad for p in model.parameters() if p.grad is not None])
         worst.append(max(float((a - b).abs().max()) for a, b in zip(*grads, strict=True)))
     return worst

@@ -24,8 +24,8 @@ from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.snapshot import snapshots
 from elasticflow.runtime.training import buckets
-from elasticflow.runtime.training.ddp import DataParallel
-from elasticflow.runtime.training.exact import FixedOrder
+from elasticflow.runtime.training.ddp import DDPStep
+from elasticflow.runtime.training.exact import ExactStep
 from tests.end_to_end.trajectory_models import Transformer, cnn, mlp
 
 HERE = Path(__file__).resolve().parent
@@ -121,19 +121,24 @@ def train(me: Any, name: str) -> str:
         options["scaler"] = scaler
     buckets.BUCKET_BYTES = 512  # these models would fit into one bucket, and nothing would be sent early
     group = (
-        DataParallel(me, model, step, ddp={}, **options)
+        DDPStep(me, model, step, ddp={}, **options)
         if args.plain
-        else FixedOrder(me, model, step, virtual_shards=args.shards, **options)
+        else ExactStep(me, model, step, virtual_shards=args.shards, **options)
     )
-    schedule = index_schedule.Schedule(len(dataset), 32, steps=STEPS, tail="short", seed=3)
-    loader = index_loader.Loader(
-        me, dataset, schedule, None, processes=args.processes, shards=None if args.plain else args.shards
+    schedule = index_schedule.IndexSchedule(len(dataset), 32, steps=STEPS, tail="short", seed=3)
+    loader = index_loader.IndexLoader(
+        me,
+        dataset,
+        schedule,
+        None,
+        num_workers=args.processes,
+        virtual_shards=None if args.plain else args.shards,
     )
     me.start_training(schedule.start, schedule, model, log_every=1)
     digest, skipped = hashlib.sha256(), 0
     for batch in loader.batches(schedule.start):
         optimizer.zero_grad()
-        loss = group.gradients(batch)
+        loss = group.forward_backward(batch)
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)

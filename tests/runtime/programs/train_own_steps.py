@@ -19,12 +19,12 @@ from elasticflow import StopTraining
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.snapshot import snapshots
-from elasticflow.runtime.training.own_steps import OwnSteps
+from elasticflow.runtime.training.own_steps import ManualStep
 
 HERE = Path(__file__).resolve().parent
 HOW = sys.argv[1]
 SAMPLES = 22 if HOW == "idle" else 21
-SCHEDULE = index_schedule.Schedule(SAMPLES, 7, epochs=1, seed=2, tail="short")
+SCHEDULE = index_schedule.IndexSchedule(SAMPLES, 7, epochs=1, seed=2, tail="short")
 
 
 class Pair(nn.Module):
@@ -66,8 +66,8 @@ def main() -> None:
             total = total + loss.detach()
         return {"loss": total}
 
-    group = OwnSteps(me, model, step, optimizers, clip_grad_norm=0.5)
-    loader = index_loader.Loader(me, dataset, SCHEDULE, None)
+    group = ManualStep(me, model, step, optimizers, clip_grad_norm=0.5)
+    loader = index_loader.IndexLoader(me, dataset, SCHEDULE, None)
     me.start_training(SCHEDULE.start, SCHEDULE, model, log_every=1)
     position, told = SCHEDULE.start, []
     for batch in loader.batches(position):

@@ -101,23 +101,23 @@ def main() -> None:
     policy = snapshot.Policy(uri=None, every=(args.every,), keep_last=3)
     me = worker.join("shards", "digest", HERE, policy, seed=7, threads=1)
     dataset = shard_loader.open_shards(me, build_dataset, "train", len(LENGTHS))
-    schedule = shard_schedule.Schedule(
+    schedule = shard_schedule.ShardSchedule(
         len(LENGTHS), args.global_batch_size, epochs=args.epochs, tail=args.tail, virtual_shards=args.exact
     )
     model = (Counter() if args.counting else Net()).to(me.device)
     optimizer = SGD(model.parameters(), lr=1.0) if args.counting else AdamW(model.parameters(), lr=1e-2)
     options: dict[str, Any] = {"precision": "fp32", "on_nonfinite": "stop"}
     group = (
-        exact.FixedOrder(me, model, training_step, virtual_shards=args.exact, **options)
+        exact.ExactStep(me, model, training_step, virtual_shards=args.exact, **options)
         if args.exact
-        else ddp.DataParallel(me, model, training_step, ddp={}, **options)
+        else ddp.DDPStep(me, model, training_step, ddp={}, **options)
     )
     state = State(model=model, optimizer=optimizer)
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy)
     position = snapshots.restore()
     me.start_training(position, schedule, model, log_every=1)
-    loader = shard_loader.Loader(
-        me, dataset, schedule, args.micro_batch_size, processes=args.processes, virtual_shards=args.exact
+    loader = shard_loader.ShardLoader(
+        me, dataset, schedule, args.micro_batch_size, num_workers=args.processes, virtual_shards=args.exact
     )
     for batch in loader.batches(position):
         optimizer.zero_grad()
@@ -125,7 +125,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         if me.rank == 0 and batch.end.step == args.kill_at:
             dying.die_once_committed()
-        loss = group.gradients(batch)
+        loss = group.forward_backward(batch)
         if isinstance(model, Counter):
             assert model.seen.grad is not None
             model.seen.grad.mul_(batch.samples)  # not every step has as many

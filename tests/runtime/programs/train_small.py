@@ -223,7 +223,7 @@ def main() -> None:
     dataset = index_loader.open_dataset(
         me, Numbers if args.counting else lambda: Images(args.samples, is_noisy=True), "train"
     )
-    schedule = index_schedule.Schedule(
+    schedule = index_schedule.IndexSchedule(
         len(dataset), args.global_batch_size, epochs=args.epochs, tail=args.tail, seed=7
     )
     model = build_model().to(me.device)
@@ -231,9 +231,9 @@ def main() -> None:
     options: dict[str, Any] = {"precision": args.precision, "on_nonfinite": args.on_nonfinite}
     ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": True} if args.odd else {}
     group = (
-        exact.FixedOrder(me, model, training_step, virtual_shards=args.shards, **options)
+        exact.ExactStep(me, model, training_step, virtual_shards=args.shards, **options)
         if args.shards
-        else replicas.DataParallel(me, model, training_step, ddp=ddp, **options)
+        else replicas.DDPStep(me, model, training_step, ddp=ddp, **options)
     )
     scheduler: LRScheduler | None
     if args.counting:
@@ -255,13 +255,13 @@ def main() -> None:
     me.start_training(position, schedule, model, log_every=1)
     if evaluation is not None and evaluation.is_owed:
         evaluation.run(position)
-    loader = index_loader.Loader(
-        me, dataset, schedule, args.micro_batch_size, processes=args.processes, shards=args.shards
+    loader = index_loader.IndexLoader(
+        me, dataset, schedule, args.micro_batch_size, num_workers=args.processes, virtual_shards=args.shards
     )
     for batch in loader.batches(position):
         step_now = batch.end.step
         optimizer.zero_grad()
-        loss = group.gradients(batch)
+        loss = group.forward_backward(batch)
         if me.stopped:
             break
         optimizer.step()

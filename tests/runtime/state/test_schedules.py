@@ -24,8 +24,8 @@ from torch.optim import SGD
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.data import index_schedule
-from elasticflow.runtime.data.index_loader import Loader
-from elasticflow.runtime.data.index_schedule import Permutation, Schedule
+from elasticflow.runtime.data.index_loader import IndexLoader
+from elasticflow.runtime.data.index_schedule import IndexSchedule, Permutation
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.process.random_streams import VERSION, Generators
 from elasticflow.runtime.snapshot import restore
@@ -102,7 +102,7 @@ class Run:
         size = given.batch * (self._shards or 1)
         if self._tail == "drop":
             size = min(size, self._samples // (self._shards or 1) * (self._shards or 1))
-        schedule = Schedule(self._samples, size, epochs=self._epochs, tail=self._tail, seed=SEED)
+        schedule = IndexSchedule(self._samples, size, epochs=self._epochs, tail=self._tail, seed=SEED)
         model = Counter(self._samples)
         optimizer = SGD(model.parameters(), lr=1.0)
         state = State(model=model, optimizer=optimizer)
@@ -124,10 +124,12 @@ class Run:
         return schedule.is_end(position)
 
     def _reader(
-        self, me: Any, schedule: Schedule, given: Launch, position: Position
+        self, me: Any, schedule: IndexSchedule, given: Launch, position: Position
     ) -> Iterator[tuple[Position, list[int]]]:
         micro = None if self._shards else given.micro_batch_size
-        loader = Loader(me, range(self._samples), schedule, micro, shards=self._shards, collate=list)
+        loader = IndexLoader(
+            me, range(self._samples), schedule, micro, virtual_shards=self._shards, collate=list
+        )
         read: deque[tuple[Position, list[int]]] = deque()
         for batch in loader.batches(position):
             read.append((batch.end, [i for samples, _ in batch.micro_batches for i in samples]))

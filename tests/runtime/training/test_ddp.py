@@ -16,14 +16,14 @@ from torch.nn.functional import mse_loss
 from elasticflow import StopTraining
 from elasticflow.errors import NonFiniteLossError, StateError, StepResultError
 from elasticflow.runtime.data.index_loader import Batch
-from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.training import evaluation as evaluate
-from elasticflow.runtime.training.ddp import DataParallel
+from elasticflow.runtime.training.ddp import DDPStep
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEDULE = Schedule(10, 10, epochs=1)
+SCHEDULE = IndexSchedule(10, 10, epochs=1)
 
 
 def batch(*sizes: int) -> Batch:
@@ -41,12 +41,12 @@ def mean_step(model: nn.Module, inputs: Tensor) -> Tensor:
     return mse_loss(model(inputs), 3 * inputs)
 
 
-def make(me: Any, step: Any = mean_step, **options: Any) -> tuple[nn.Linear, DataParallel]:
+def make(me: Any, step: Any = mean_step, **options: Any) -> tuple[nn.Linear, DDPStep]:
     """Return a model and its only replica."""
     torch.manual_seed(0)
     model = nn.Linear(1, 1)
     chosen = {"precision": "fp32", "on_nonfinite": "stop", "ddp": {}, **options}
-    return model, DataParallel(me, model, step, **chosen)
+    return model, DDPStep(me, model, step, **chosen)
 
 
 def expected() -> tuple[float, Tensor]:
@@ -69,7 +69,7 @@ def test_micro_batches_weigh_what_they_hold(me: Any, sizes: tuple[int, ...], for
         return {"mean": loss, "sum": (loss * len(inputs), len(inputs)), "mapping": {"loss": loss}}[form]
 
     model, group = make(me, step)
-    loss = group.gradients(batch(*sizes))
+    loss = group.forward_backward(batch(*sizes))
     expected_loss, expected_gradient = expected()
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     torch.testing.assert_close(model.weight.grad, expected_gradient)
@@ -80,7 +80,7 @@ def test_a_rank_without_samples_takes_part(me: Any) -> None:
     model, group = make(me)
     with torch.no_grad():
         model.bias.fill_(math.inf)
-    assert group.gradients(batch()) == 0.0
+    assert group.forward_backward(batch()) == 0.0
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == [[0.0]]
 
@@ -91,7 +91,7 @@ def test_loss_that_is_not_finite_stops(me: Any) -> None:
     with torch.no_grad():
         model.bias.fill_(math.nan)
     with pytest.raises(NonFiniteLossError) as stopped:
-        group.gradients(batch(10))
+        group.forward_backward(batch(10))
     assert stopped.value.message == "the loss of step 1 is nan"
     assert stopped.value.failure_class == "nonfinite"
 
@@ -101,7 +101,7 @@ def test_loss_that_is_not_finite_can_be_skipped(me: Any) -> None:
     model, group = make(me, on_nonfinite="skip")
     with torch.no_grad():
         model.bias.fill_(math.inf)
-    assert group.gradients(batch(10)) == math.inf
+    assert group.forward_backward(batch(10)) == math.inf
     assert model.weight.grad is None
     assert me.skipped_step
     assert me.events == [{"event": "loss.skipped", "level": "warning", "step": 1, "loss": "inf"}]
@@ -115,7 +115,7 @@ def test_skipping_under_a_scaler(me: Any) -> None:
     with torch.no_grad():
         model.bias.fill_(math.inf)
     before = model.weight.detach().clone()
-    group.gradients(batch(10))
+    group.forward_backward(batch(10))
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
@@ -126,7 +126,7 @@ def test_step_of_another_kind_is_refused(me: Any) -> None:
     """A step that returns something else is told what it may return."""
     _, group = make(me, lambda *_: "0.5")
     with pytest.raises(StepResultError, match="the training step returned a str"):
-        group.gradients(batch(10))
+        group.forward_backward(batch(10))
 
 
 def test_synchronised_batchnorm_needs_cuda(me: Any) -> None:
@@ -149,7 +149,7 @@ def test_stop_within_a_step_leaves_it_out(me: Any) -> None:
 
     _, group = make(me, step)
     whole = batch(5, 2, 1, 2)
-    assert math.isnan(group.gradients(whole))
+    assert math.isnan(group.forward_backward(whole))
     assert seen == [5, 2]
     assert me.stopped == ("good enough", 0)
     assert len(list(whole.micro_batches)) == 2
@@ -183,7 +183,7 @@ def test_vote_is_settled_with_the_step(me: Any) -> None:
         return mean_step(model, inputs)
 
     _, group = make(me, step)
-    group.gradients(batch(5, 5))
+    group.forward_backward(batch(5, 5))
     assert (me.vote.leave, me.vote.snapshot) == (True, False)
 
 
@@ -192,7 +192,7 @@ def test_reported_loss_is_not_rounded_by_autocast(me: Any) -> None:
     _, group = make(
         me, lambda model, inputs: model(inputs).float().mean() * 0 + 0.123456789, precision="bf16"
     )
-    assert group.gradients(batch(10)) == pytest.approx(0.123456789, rel=1e-7)
+    assert group.forward_backward(batch(10)) == pytest.approx(0.123456789, rel=1e-7)
 
 
 def test_dropout_depends_on_the_step_alone(me: Any) -> None:
@@ -201,9 +201,9 @@ def test_dropout_depends_on_the_step_alone(me: Any) -> None:
     for seed in (1, 2):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Dropout(0.5), nn.Linear(1, 1))
-        group = DataParallel(me, model, mean_step, precision="fp32", on_nonfinite="stop", ddp={})
+        group = DDPStep(me, model, mean_step, precision="fp32", on_nonfinite="stop", ddp={})
         torch.manual_seed(seed)
-        losses.append(group.gradients(batch(5, 5)))
+        losses.append(group.forward_backward(batch(5, 5)))
     assert losses[0] == losses[1]
 
 
@@ -272,7 +272,7 @@ def test_best_is_a_number_where_there_is_one(me: Any) -> None:
 
 def test_evaluation_is_due_by_epochs_and_at_the_end(me: Any) -> None:
     """After a resume, what was due before is not done again."""
-    schedule = Schedule(10, 4, epochs=3)
+    schedule = IndexSchedule(10, 4, epochs=3)
     evaluation = evaluate.Evaluation(me, nn.Linear(1, 1), loss_step, Pairs(), schedule, every=("2 epochs",))
     position, due = schedule.start, []
     while not schedule.is_end(position):

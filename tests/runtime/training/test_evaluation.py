@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.training.evaluation import Evaluation
 
-SCHEDULE = Schedule(10, 4, epochs=2)
+SCHEDULE = IndexSchedule(10, 4, epochs=2)
 
 
 class Pairs:

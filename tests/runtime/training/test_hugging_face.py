@@ -10,7 +10,7 @@ import torch
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import index_loader
-from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 
 hugging_face = pytest.importorskip("datasets")
 
@@ -36,8 +36,8 @@ def folder(tmp_path: Path) -> str:
 
 def read_all(me: Any, dataset: Any, processes: int, size: int = 8) -> list[Any]:
     """Return one epoch's batches."""
-    schedule = Schedule(SAMPLES, size, epochs=1, seed=3)
-    loader = index_loader.Loader(me, dataset, schedule, 5, processes=processes)
+    schedule = IndexSchedule(SAMPLES, size, epochs=1, seed=3)
+    loader = index_loader.IndexLoader(me, dataset, schedule, 5, num_workers=processes)
     return [made for batch in loader.batches(schedule.start) for made, _ in batch.micro_batches]
 
 

@@ -13,13 +13,13 @@ from torch.nn.functional import cross_entropy
 
 from elasticflow.errors import StepResultError
 from elasticflow.runtime.data.index_loader import Batch
-from elasticflow.runtime.data.index_schedule import Schedule
-from elasticflow.runtime.training.ddp import DataParallel
-from elasticflow.runtime.training.exact import FixedOrder
+from elasticflow.runtime.data.index_schedule import IndexSchedule
+from elasticflow.runtime.training.ddp import DDPStep
+from elasticflow.runtime.training.exact import ExactStep
 from elasticflow.runtime.training.loss import parse_loss, with_count
 
 LOSS = torch.tensor(2.0, requires_grad=True)
-SCHEDULE = Schedule(6, 6, epochs=1)
+SCHEDULE = IndexSchedule(6, 6, epochs=1)
 LABELS = torch.tensor([[1, 2, 0], [1, -100, -100], [-100] * 3, [-100] * 3, [2, 2, -100], [0, -100, -100]])
 WORDS = torch.arange(18).reshape(6, 3) % 5
 
@@ -126,10 +126,10 @@ def test_padded_words_weigh_the_same_however_a_batch_is_cut(
         step = step_of(form, weights)
         group: Any
         if mode == "batch":
-            group = DataParallel(me, model, step, ddp={}, **options)
+            group = DDPStep(me, model, step, ddp={}, **options)
         else:
-            group = FixedOrder(me, model, step, virtual_shards=len(sizes), **options)
-        loss = group.gradients(pieces(*sizes))
+            group = ExactStep(me, model, step, virtual_shards=len(sizes), **options)
+        loss = group.forward_backward(pieces(*sizes))
         gradient = model.get_parameter("1.weight").grad
         assert gradient is not None
         return loss, gradient

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, mse_loss
 
 from elasticflow import StopTraining
-from elasticflow.runtime.data.index_schedule import Schedule
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.training import evaluation
 from elasticflow.runtime.training.loss_weights import FirstLook, counts_of_labels, cut, difference
 
@@ -158,7 +158,7 @@ def test_the_first_evaluation_tells_once_in_a_run(me: Any) -> None:
     data = list(zip(WORDS, LABELS, strict=True))
 
     def evaluated(state: dict[str, Any] | None = None) -> evaluation.Evaluation:
-        schedule = Schedule(6, 6, epochs=2)
+        schedule = IndexSchedule(6, 6, epochs=2)
         made = evaluation.Evaluation(me, model(), over_tokens, data, schedule, batch_size=4, uses_loss=False)
         if state is not None:
             made.load_state_dict(state)
@@ -166,7 +166,7 @@ def test_the_first_evaluation_tells_once_in_a_run(me: Any) -> None:
         return made
 
     before = evaluated()
-    before.run(Schedule(6, 6, epochs=2).end)
+    before.run(IndexSchedule(6, 6, epochs=2).end)
     (told,) = [each for each in me.events if each["event"] == "loss.unweighed"]
     assert "model.loss_count" in told["help"]
     me.events.clear()

@@ -18,7 +18,7 @@ from elasticflow.runtime.data.index_loader import Batch
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import several_optimizers
-from elasticflow.runtime.training.own_steps import OwnSteps
+from elasticflow.runtime.training.own_steps import ManualStep
 from tests.runtime.state.test_optimizers import net
 from tests.runtime.stored import assert_same_state, transfer
 
@@ -75,7 +75,7 @@ def one_step(me: Any, step: Callable[..., Any], made: Any, model: nn.Module, *, 
     torch.manual_seed(1)
     pieces = [(torch.randn(8 // micro, 6), 8 // micro) for _ in range(micro)]
     batch = Batch(8, Position(1, 8, 0, 8, False), [3] * micro, iter(pieces))
-    return OwnSteps(me, model, step, made).step(batch)
+    return ManualStep(me, model, step, made).step(batch)
 
 
 def test_one_optimizer_may_be_moved_by_the_step_too(me: Any) -> None:
@@ -202,7 +202,7 @@ def test_a_model_that_is_sharded_already_is_refused_with_what_works(me: Any) -> 
     model: Any = net()
     model[0].weight = nn.Parameter(Piece(model[0].weight.detach()))
     with pytest.raises(StateError, match=r"0\.weight is a DTensor.*: the model is sharded") as caught:
-        OwnSteps(me, model, moving, SGD(model.parameters(), lr=0.1))
+        ManualStep(me, model, moving, SGD(model.parameters(), lr=0.1))
     assert "fully_shard" in str(caught.value.remedy)
 
 

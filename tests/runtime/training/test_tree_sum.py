@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.runtime.data.index_schedule import split
+from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.training.tree_sum import Node, TreeSum, places
 
 
@@ -36,7 +36,7 @@ def test_the_grouping_does_not_depend_on_the_ranks(leaves: int, data: st.DataObj
     ranks = data.draw(st.integers(1, leaves))
     left: list[Node[str]] = []
     for rank in range(ranks):
-        low, high = split(leaves, ranks, rank)
+        low, high = even_split(leaves, ranks, rank)
         tree = TreeSum(leaves, grouped)
         for leaf in range(low, high):
             tree.push(0, leaf, str(leaf))

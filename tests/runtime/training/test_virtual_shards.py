@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.data.index_loader import Batch
-from elasticflow.runtime.data.index_schedule import Schedule
-from elasticflow.runtime.training.exact import FixedOrder
-from elasticflow.runtime.training.virtual_shards import Early
+from elasticflow.runtime.data.index_schedule import IndexSchedule
+from elasticflow.runtime.training.exact import ExactStep
+from elasticflow.runtime.training.virtual_shards import EarlyBuckets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class Net(nn.Module):
 def batch(shards: int) -> Batch:
     """Return all inputs, cut into that many pieces."""
     pieces = [(piece, len(piece)) for piece in INPUTS.chunk(shards)]
-    return Batch(len(INPUTS), Schedule(8, 8, epochs=1).end, list(range(shards)), iter(pieces))
+    return Batch(len(INPUTS), IndexSchedule(8, 8, epochs=1).end, list(range(shards)), iter(pieces))
 
 
 def step(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -57,18 +57,18 @@ def step(model: nn.Module, inputs: Tensor) -> Tensor:
     return loss
 
 
-def make(me: Any, step: Callable[..., Any] = step, shards: int = 4, **options: Any) -> tuple[Net, FixedOrder]:
+def make(me: Any, step: Callable[..., Any] = step, shards: int = 4, **options: Any) -> tuple[Net, ExactStep]:
     """Return a model and its only replica."""
     torch.manual_seed(0)
     model = Net()
     chosen = {"precision": "fp32", "on_nonfinite": "stop", "virtual_shards": shards, **options}
-    return model, FixedOrder(me, model, step, **chosen)
+    return model, ExactStep(me, model, step, **chosen)
 
 
 def test_one_shard_is_plain_training(me: Any) -> None:
     """Loss, gradients, what has none and BatchNorm's statistics are those of one process that trains by itself."""
     model, group = make(me, shards=1)
-    loss = group.gradients(batch(1))
+    loss = group.forward_backward(batch(1))
     torch.manual_seed(0)
     plain = Net()
     expected = step(plain, INPUTS)
@@ -86,7 +86,7 @@ def test_what_no_shard_uses_has_no_gradient(me: Any, shards: int) -> None:
     model, group = make(me, shards=shards)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
     before = model.never.weight.detach().clone()
-    group.gradients(batch(shards))
+    group.forward_backward(batch(shards))
     optimizer.step()
     assert model.large.weight.grad is not None
     assert model.never.weight.grad is None
@@ -99,7 +99,7 @@ def test_a_step_that_is_left_out_changes_nothing(me: Any) -> None:
         me, lambda m, x: step(m, x) * (math.inf if x.max() >= 7 else 1.0), on_nonfinite="skip"
     )
     before = [tensor.clone() for tensor in model.state_dict().values()]
-    group.gradients(batch(4))
+    group.forward_backward(batch(4))
     torch.optim.AdamW(model.parameters()).step()
     assert me.skipped_step
     assert all(was.equal(now) for was, now in zip(before, model.state_dict().values(), strict=True))
@@ -138,7 +138,7 @@ def test_an_operation_that_may_give_other_bits_is_named(me: Any, own_step: Any, 
     """In the forward and in the backward, with and without autocast; with what does the same."""
     _, group = make(me, own_step, precision=precision)
     with pytest.raises(StateError) as refused:
-        group.gradients(batch(4))
+        group.forward_backward(batch(4))
     assert "cannot use put_: it may give other bits each time" in refused.value.message
     assert refused.value.remedy == 'use index_put_, or consistency = "batch"'
 
@@ -153,26 +153,26 @@ def test_switching_it_off_is_noticed(me: Any, mode: bool, warn_only: bool) -> No
 
     _, group = make(me, switching)
     with pytest.raises(StateError, match="the job's own code has switched off"):
-        group.gradients(batch(4))
+        group.forward_backward(batch(4))
 
 
 def test_sync_batchnorm_is_refused(me: Any) -> None:
     """Which shards run at once depends on the world size."""
     with pytest.raises(StateError, match="cannot use SyncBatchNorm"):
-        FixedOrder(me, nn.SyncBatchNorm(2), step, precision="fp32", on_nonfinite="stop", virtual_shards=2)
+        ExactStep(me, nn.SyncBatchNorm(2), step, precision="fp32", on_nonfinite="stop", virtual_shards=2)
 
 
-def passed(parameters: list[nn.Parameter]) -> tuple[Early, list[list[Any]]]:
+def passed(parameters: list[nn.Parameter]) -> tuple[EarlyBuckets, list[list[Any]]]:
     """Return what hands on each parameter's gradient by itself, the last first; and what it handed on."""
     handed: list[list[Any]] = []
     order = [[place] for place in reversed(range(len(parameters)))]
-    early = Early(
+    early = EarlyBuckets(
         parameters, order, lambda bucket: handed.append([g.item() for g in bucket if g is not None])
     )
     return early, handed
 
 
-def backward(early: Early, loss: Tensor, *, is_last: bool = True) -> set[int]:
+def backward(early: EarlyBuckets, loss: Tensor, *, is_last: bool = True) -> set[int]:
     """Run a backward and return what went on early."""
     early.begin(is_last=is_last)
     torch.autograd.backward(loss)

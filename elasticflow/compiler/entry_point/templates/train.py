@@ -49,7 +49,7 @@ MICRO_BATCH_SIZE = 64  # = micro_batch_size  # most samples of one forward; None
 SHARDS = 16  # = shards  # of the data; each is read in order, by one worker at a time
 # end
 TAIL = "spill"  # = tail  # samples at an epoch's end that fill no batch
-LOADER_PROCESSES = 0  # = loader_processes  # of each worker
+NUM_WORKERS = 0  # = num_workers  # loader processes of each worker
 THREADS = 1  # = threads  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp32"  # = precision
 ON_NONFINITE = "stop"  # = on_nonfinite  # what a loss that is not finite does
@@ -187,10 +187,10 @@ def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
     # if: prepare
-    index_loader.prepare(me, prepare_data)  # once per node
+    index_loader.prepare_data(me, prepare_data)  # once per node
     # end
     dataset = index_loader.open_dataset(me, build_dataset, "train")  # = dataset.open
-    schedule = index_schedule.Schedule(  # = schedule
+    schedule = index_schedule.IndexSchedule(  # = schedule
         len(dataset), GLOBAL_BATCH_SIZE, epochs=5, tail=TAIL, seed=SEED
     )
     model = build_model().to(me.device)
@@ -211,7 +211,7 @@ def main() -> None:
     decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=decay)
     # end
-    group = ddp.DataParallel(  # = group
+    step = ddp.DDPStep(  # = group
         me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
     )
     # if: evaluation
@@ -233,13 +233,13 @@ def main() -> None:
     if evaluation.is_owed:  # cut short after this step, when the workers were asked to leave
         evaluation.run(position)
     # end
-    loader = index_loader.Loader(  # = loader
-        me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES
+    loader = index_loader.IndexLoader(  # = loader
+        me, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS
     )
 
     for batch in loader.batches(position):
         optimizer.zero_grad()  # = zero_grad
-        loss = group.gradients(batch)  # = gradients  # of the global batch, weighted by true counts
+        loss = step.forward_backward(batch)  # = gradients  # of the global batch, weighted by true counts
         if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
             break
         # if: fp16

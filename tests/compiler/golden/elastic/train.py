@@ -36,7 +36,7 @@ EPOCHS = 3  # passes over the dataset
 GLOBAL_BATCH_SIZE = 250  # samples per step, the same at any world size
 MICRO_BATCH_SIZE = None  # most samples of one forward; None: all of the worker's
 TAIL = "spill"  # samples at an epoch's end that fill no batch
-LOADER_PROCESSES = 0  # of each worker
+NUM_WORKERS = 0  # loader processes of each worker
 THREADS = None  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp32"
 ON_NONFINITE = "skip"  # what a loss that is not finite does
@@ -120,17 +120,17 @@ def measure_top_1(model: Any, batch: Any) -> Any:
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
-    index_loader.prepare(me, prepare_data)  # once per node
+    index_loader.prepare_data(me, prepare_data)  # once per node
     dataset = index_loader.open_dataset(me, build_dataset, "train")
-    schedule = index_schedule.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    schedule = index_schedule.IndexSchedule(
+        len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED
+    )
     model = build_model().to(me.device)
     load_weights(model, str(ROOT / "weights/base.safetensors"))
     optimizer = build_optimizer(model)
     decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=decay)
-    group = ddp.DataParallel(
-        me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
-    )
+    step = ddp.DDPStep(me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP)
     test_set = index_loader.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
     metrics = {"top_1": measure_top_1}
     evaluation = Evaluation(
@@ -153,13 +153,13 @@ def main() -> None:
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     if evaluation.is_owed:  # cut short after this step, when the workers were asked to leave
         evaluation.run(position)
-    loader = index_loader.Loader(
-        me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES, collate=collate
+    loader = index_loader.IndexLoader(
+        me, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS, collate=collate
     )
 
     for batch in loader.batches(position):
         optimizer.zero_grad()
-        loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        loss = step.forward_backward(batch)  # of the global batch, weighted by true counts
         if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
             break
         optimizer.step()

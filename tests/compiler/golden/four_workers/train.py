@@ -36,7 +36,7 @@ EPOCHS = 10  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 MICRO_BATCH_SIZE = 8  # most samples of one forward; None: all of the worker's
 TAIL = "short"  # samples at an epoch's end that fill no batch
-LOADER_PROCESSES = 1  # of each worker
+NUM_WORKERS = 1  # loader processes of each worker
 THREADS = 1  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp32"
 ON_NONFINITE = "stop"  # what a loss that is not finite does
@@ -125,13 +125,13 @@ def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
     dataset = index_loader.open_dataset(me, build_dataset, "train", samples=1438)
-    schedule = index_schedule.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    schedule = index_schedule.IndexSchedule(
+        len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED
+    )
     model = build_model().to(me.device)
     optimizer = build_optimizer(model)
     scheduler = build_scheduler(optimizer)
-    group = ddp.DataParallel(
-        me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
-    )
+    step = ddp.DDPStep(me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP)
     test_set = index_loader.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
     metrics = {"accuracy": measure_accuracy}
     evaluation = Evaluation(
@@ -152,11 +152,11 @@ def main() -> None:
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     if evaluation.is_owed:  # cut short after this step, when the workers were asked to leave
         evaluation.run(position)
-    loader = index_loader.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
+    loader = index_loader.IndexLoader(me, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)
 
     for batch in loader.batches(position):
         optimizer.zero_grad()
-        loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        loss = step.forward_backward(batch)  # of the global batch, weighted by true counts
         if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
             break
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)

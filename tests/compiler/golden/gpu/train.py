@@ -36,7 +36,7 @@ STEPS = 2000  # optimizer steps
 GLOBAL_BATCH_SIZE = 4096  # samples per step, the same at any world size
 MICRO_BATCH_SIZE = 512  # most samples of one forward; None: all of the worker's
 TAIL = "spill"  # samples at an epoch's end that fill no batch
-LOADER_PROCESSES = 4  # of each worker
+NUM_WORKERS = 4  # loader processes of each worker
 THREADS = None  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp16"
 ON_NONFINITE = "stop"  # what a loss that is not finite does
@@ -106,13 +106,15 @@ def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
     dataset = index_loader.open_dataset(me, build_dataset, "train")
-    schedule = index_schedule.Schedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
+    schedule = index_schedule.IndexSchedule(
+        len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED
+    )
     model = build_model().to(me.device)
     model.compile()
     optimizer = build_optimizer(model)
     scheduler = build_scheduler(optimizer)
     scaler = GradScaler(me.device.type)
-    group = ddp.DataParallel(
+    step = ddp.DDPStep(
         me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP, scaler=scaler
     )
     from tests.compiler.golden.pieces import curriculum as own_curriculum
@@ -127,11 +129,11 @@ def main() -> None:
     snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
-    loader = index_loader.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
+    loader = index_loader.IndexLoader(me, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)
 
     for batch in loader.batches(position):
         optimizer.zero_grad()
-        loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        loss = step.forward_backward(batch)  # of the global batch, weighted by true counts
         if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
             break
         scaler.unscale_(optimizer)

@@ -35,7 +35,7 @@ GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 MICRO_BATCH_SIZE = None  # most samples of one forward; None: all of the worker's
 SHARDS = 16  # of the data; each is read in order, by one worker at a time
 TAIL = "spill"  # samples at an epoch's end that fill no batch
-LOADER_PROCESSES = 2  # of each worker
+NUM_WORKERS = 2  # loader processes of each worker
 THREADS = 1  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp32"
 ON_NONFINITE = "stop"  # what a loss that is not finite does
@@ -87,12 +87,12 @@ def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
     dataset = shard_loader.open_shards(me, build_dataset, "train", SHARDS)
-    schedule = shard_schedule.Schedule(
+    schedule = shard_schedule.ShardSchedule(
         SHARDS, GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, virtual_shards=VIRTUAL_SHARDS
     )
     model = build_model().to(me.device)
     optimizer = build_optimizer(model)
-    group = exact.FixedOrder(
+    step = exact.ExactStep(
         me,
         model,
         training_step,
@@ -104,13 +104,13 @@ def main() -> None:
     snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
-    loader = shard_loader.Loader(
-        me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES, virtual_shards=VIRTUAL_SHARDS
+    loader = shard_loader.ShardLoader(
+        me, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS, virtual_shards=VIRTUAL_SHARDS
     )
 
     for batch in loader.batches(position):
         optimizer.zero_grad()
-        loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        loss = step.forward_backward(batch)  # of the global batch, weighted by true counts
         if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
             break
         optimizer.step()

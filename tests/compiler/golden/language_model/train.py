@@ -36,7 +36,7 @@ STEPS = 1000  # optimizer steps
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 MICRO_BATCH_SIZE = None  # most samples of one forward; None: all of the worker's
 TAIL = "spill"  # samples at an epoch's end that fill no batch
-LOADER_PROCESSES = 0  # of each worker
+NUM_WORKERS = 0  # loader processes of each worker
 THREADS = None  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp32"
 ON_NONFINITE = "stop"  # what a loss that is not finite does
@@ -93,21 +93,21 @@ def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
     dataset = index_loader.open_dataset(me, build_dataset, "train")
-    schedule = index_schedule.Schedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
+    schedule = index_schedule.IndexSchedule(
+        len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED
+    )
     model = build_model().to(me.device)
     optimizer = build_optimizer(model)
-    group = ddp.DataParallel(
-        me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP
-    )
+    step = ddp.DDPStep(me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP)
     state = State(model=model, optimizer=optimizer)
     snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest good one, or the beginning
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
-    loader = index_loader.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
+    loader = index_loader.IndexLoader(me, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)
 
     for batch in loader.batches(position):
         optimizer.zero_grad()
-        loss = group.gradients(batch)  # of the global batch, weighted by true counts
+        loss = step.forward_backward(batch)  # of the global batch, weighted by true counts
         if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
             break
         optimizer.step()

@@ -35,7 +35,7 @@ EPOCHS = 2  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 MICRO_BATCH_SIZE = None  # most samples of one forward; None: all of the worker's
 TAIL = "spill"  # samples at an epoch's end that fill no batch
-LOADER_PROCESSES = 0  # of each worker
+NUM_WORKERS = 0  # loader processes of each worker
 THREADS = None  # CPU threads of each worker; None: the node's cores shared out
 CLIP_GRAD_NORM = 1.0
 EMA = 0.99  # what the averaged weights keep of themselves at each step
@@ -111,13 +111,15 @@ def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
     dataset = index_loader.open_dataset(me, build_dataset, "train")
-    schedule = index_schedule.Schedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    schedule = index_schedule.IndexSchedule(
+        len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED
+    )
     model = build_model().to(me.device)
     optimizers = build_optimizer(model)
     scheduler = several_optimizers.Schedules(build_scheduler(optimizers))
     decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=decay)
-    group = own_steps.OwnSteps(me, model, training_step, optimizers, clip_grad_norm=CLIP_GRAD_NORM)
+    step = own_steps.ManualStep(me, model, training_step, optimizers, clip_grad_norm=CLIP_GRAD_NORM)
     test_set = index_loader.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
     metrics = {"top_1": measure_top_1}
     evaluation = Evaluation(
@@ -139,10 +141,10 @@ def main() -> None:
     me.start_training(position, schedule, model, log_every=LOG_EVERY)
     if evaluation.is_owed:  # cut short after this step, when the workers were asked to leave
         evaluation.run(position)
-    loader = index_loader.Loader(me, dataset, schedule, MICRO_BATCH_SIZE, processes=LOADER_PROCESSES)
+    loader = index_loader.IndexLoader(me, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)
 
     for batch in loader.batches(position):
-        loss = group.step(batch)  # of the global batch, weighted by true counts
+        loss = step.step(batch)  # of the global batch, weighted by true counts
         if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
             break
         me.progress.note_rates(optimizers)  # this step's: the schedule sets the next one's
