@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.jobfile.project import here
+from elasticflow.jobfile.project import current_project_root
 from elasticflow.run_folder import RUN_ID, RUNS, SNAPSHOT_NAME, RunFolder, snapshot_place
 
 if TYPE_CHECKING:
@@ -114,16 +114,16 @@ def assignments(word: str, job_file: str | None) -> Iterator[Candidate]:
 def cases(job_file: str | None) -> Iterator[Candidate]:
     """Yield the names of the cases of a file with [matrix], its own or a base's."""
     from elasticflow.jobfile.composition.matrix import expand
-    from elasticflow.jobfile.text.source import load
+    from elasticflow.jobfile.text.source import load_source
 
-    source = load(Path(job_file or ""))
+    source = load_source(Path(job_file or ""))
     return (
         (case.name, "") for case in (expand(source, checks_keys=False)[0] if "matrix" in source.raw else ())
     )
 
 
 def _run_folders() -> Iterator[Path]:
-    place = here() / RUNS
+    place = current_project_root() / RUNS
     for job in _names(place):
         yield from (place / job / run for run in _names(place / job) if RUN_ID.fullmatch(run))
 
@@ -143,7 +143,7 @@ def _snapshot_place(run: Path) -> Path:
         uri = recorded["job"]["snapshots"]["uri"]
     except (OSError, ValueError, LookupError, TypeError):
         uri = None
-    place, prefix = snapshot_place(uri, RunFolder(run), here())
+    place, prefix = snapshot_place(uri, RunFolder(run), current_project_root())
     return Path(place.removeprefix("file://")) / prefix / "snapshots"
 
 

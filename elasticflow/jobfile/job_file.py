@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.tables.validate import read_table
-from elasticflow.jobfile.text.layers import MovedLayer, lay, without
-from elasticflow.jobfile.text.source import load
-from elasticflow.jobfile.validate_source import Judge, Judged, Known
+from elasticflow.jobfile.text.layers import MovedLayer, lay_over, without
+from elasticflow.jobfile.text.source import load_source
+from elasticflow.jobfile.validate_source import Judge, Validated, ValidationCache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _MATRIX = "matrix"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
-class CaseFile:
+class JobFile:
     """A job file as read, its [matrix] expanded.
 
     Args:
@@ -46,11 +46,11 @@ class CaseFile:
         overrides: Sequence[str],
         root: Path,
         environment: Mapping[str, str] | None,
-        known: Known | None = None,
+        known: ValidationCache | None = None,
     ) -> None:
         self.path = path
         self.root = root
-        self._source = load(path, overrides)
+        self._source = load_source(path, overrides)
         self._judge = Judge(root, environment, known)
         self.files = self._source.files
         self.problems: list[Diagnostic] = list(self._source.problems)
@@ -71,10 +71,10 @@ class CaseFile:
         """Whether the file is several jobs."""
         return _MATRIX in self._source.raw
 
-    def judge(self, name: str | None) -> Judged:
+    def judge(self, name: str | None) -> Validated:
         """Return what becomes of a case; without a name, of the file without its [matrix]."""
         if not self.is_read:
-            return Judged(None, [])
+            return Validated(None, [])
         is_part = self.has_errors
         if name is None:
             raw = without(self._source.raw, (_MATRIX,))
@@ -100,7 +100,7 @@ class CaseFile:
         own = MovedLayer(case.raw, case.moves, self._source.look)
         raw = self._below
         for layer in (own, *flags):
-            raw = lay(raw, layer)
+            raw = lay_over(raw, layer)
         raw = without(raw, (_MATRIX,))
         if (name := _job_name(raw)) is not None:
             raw["job"] = {**raw["job"], "name": f"{name}-{case.name}"}
@@ -111,7 +111,7 @@ class CaseFile:
     def _below(self) -> dict[str, Any]:
         raw: dict[str, Any] = {}
         for layer in self._source.layers:
-            raw = lay(raw, layer) if layer.is_file else raw
+            raw = lay_over(raw, layer) if layer.is_file else raw
         return raw
 
 

@@ -9,7 +9,7 @@ from elasticflow.errors import CaseError, JobRefusedError
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
 from elasticflow.jobfile.diagnostics.render_text import render
 from elasticflow.jobfile.diagnostics.suggestions import nearest
-from elasticflow.jobfile.job_file import CaseFile
+from elasticflow.jobfile.job_file import JobFile
 from elasticflow.jobfile.project import project_root_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.jobfile.validate_source import Judged, Known
+    from elasticflow.jobfile.validate_source import Validated, ValidationCache
 
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 _MOST_LISTED = 12
@@ -60,7 +60,7 @@ def load_job(
     *,
     case: str | None = None,
     environment: Mapping[str, str] | None = None,
-    known: Known | None = None,
+    known: ValidationCache | None = None,
 ) -> LoadedJob:
     """Return the job, or every reason why there is none; never raises for what the file holds.
 
@@ -77,7 +77,7 @@ def load_job(
         CaseError: the file has no such case.
     """
     root = project_root_of(path)
-    file = CaseFile(path, overrides, root, environment, known)
+    file = JobFile(path, overrides, root, environment, known)
     if case is not None and file.is_read and not file.has_matrix:
         raise CaseError(f"{path} has no [matrix], so there is no case {case}", "leave out --case")
     if case is not None and file.cases:
@@ -117,7 +117,7 @@ def require_cases(
         JobRefusedError: one of them has; the message is the rendered diagnostics.
         CaseError: the file has no [matrix].
     """
-    file = CaseFile(path, overrides, project_root_of(path), environment)
+    file = JobFile(path, overrides, project_root_of(path), environment)
     judged = [file.judge(name) for name in file.cases]
     if not judged:
         _refuse_errors(_loaded(file, file.judge(None)))
@@ -126,19 +126,19 @@ def require_cases(
     return [_loaded(file, each, name) for name, each in zip(file.cases, judged, strict=True)]
 
 
-def is_several(path: Path, overrides: Sequence[str] = ()) -> bool:
+def has_matrix(path: Path, overrides: Sequence[str] = ()) -> bool:
     """Return whether a file has a [matrix]: it is several jobs."""
-    return CaseFile(path, overrides, project_root_of(path), None).has_matrix
+    return JobFile(path, overrides, project_root_of(path), None).has_matrix
 
 
-def _loaded(file: CaseFile, judged: Judged, case: str | None = None) -> LoadedJob:
+def _loaded(file: JobFile, judged: Validated, case: str | None = None) -> LoadedJob:
     found = in_order([*file.problems, *judged.diagnostics])
     job = None if file.has_errors else judged.job
     changes: Mapping[KeyPath, Any] = {} if case is None else file.cases[case].changes()
     return LoadedJob(file.path, file.root, file.files, job, found, case, changes=changes)
 
 
-def _as_a_whole(file: CaseFile, judged: list[Judged]) -> LoadedJob:
+def _as_a_whole(file: JobFile, judged: list[Validated]) -> LoadedJob:
     """Return the file with the findings of all cases: those of some cases alone name them."""
     names: dict[Diagnostic, list[str]] = {}
     for name, each in zip(file.cases, judged, strict=True):
@@ -152,7 +152,7 @@ def _as_a_whole(file: CaseFile, judged: list[Judged]) -> LoadedJob:
     return LoadedJob(file.path, file.root, file.files, None, found, cases=tuple(file.cases))
 
 
-def _told(some: list[str], judged: list[Judged]) -> str:
+def _told(some: list[str], judged: list[Validated]) -> str:
     return f"case {some[0]}" if len(some) == 1 else f"{len(some)} of {len(judged)} cases, such as {some[0]}"
 
 
@@ -161,7 +161,7 @@ def _refuse_errors(loaded: LoadedJob) -> None:
         raise JobRefusedError(render([each for each in loaded.diagnostics if each.severity != "note"]))
 
 
-def _find(file: CaseFile, case: str) -> str:
+def _find(file: JobFile, case: str) -> str:
     if case in file.cases:
         return case
     near = nearest(case, file.cases)

@@ -19,6 +19,6 @@ def project_root_of(path: Path) -> Path:
     return folder.parent if folder.name == "jobs" else folder
 
 
-def here() -> Path:
+def current_project_root() -> Path:
     """Return the project root above the working folder."""
     return project_root_of(Path.cwd() / "job.toml")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.checks.all import check
+from elasticflow.jobfile.checks.all import check_tables
 from elasticflow.jobfile.composition.references import References
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
+from elasticflow.jobfile.entry_points.calls import EntryPointCache
 from elasticflow.jobfile.entry_points.check import check_entry_points
-from elasticflow.jobfile.python_source.known_calls import KnownCalls
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.validate import KnownTables, read_tables
+from elasticflow.jobfile.tables.validate import TableCache, read_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.source import Source
 
 
-class Judged(NamedTuple):
+class Validated(NamedTuple):
     """What became of a source: the job, None when a diagnostic is an error, and the diagnostics in order."""
 
     job: Job | None
     diagnostics: list[Diagnostic]
 
 
-class Known(NamedTuple):
+class ValidationCache(NamedTuple):
     """What was found out while jobs were checked: the cases of a file, and the files of one command, share most."""
 
-    tables: KnownTables
-    calls: KnownCalls
+    tables: TableCache
+    calls: EntryPointCache
 
     @classmethod
-    def nothing(cls) -> Known:
+    def nothing(cls) -> ValidationCache:
         """Return what is known at the beginning."""
-        return cls(KnownTables(), KnownCalls())
+        return cls(TableCache(), EntryPointCache())
 
 
 class Judge:
@@ -49,12 +49,14 @@ class Judge:
         known: What other jobs have told; added to.
     """
 
-    def __init__(self, root: Path, environment: Mapping[str, str] | None, known: Known | None = None) -> None:
+    def __init__(
+        self, root: Path, environment: Mapping[str, str] | None, known: ValidationCache | None = None
+    ) -> None:
         self._root = root
         self._environment = environment
-        self._tables, self._calls = known or Known.nothing()
+        self._tables, self._calls = known or ValidationCache.nothing()
 
-    def judge(self, source: Source, case: str | None = None, *, is_part: bool = False) -> Judged:
+    def judge(self, source: Source, case: str | None = None, *, is_part: bool = False) -> Validated:
         """Return the job of *source*, which has no [matrix], or what is wrong with it.
 
         Args:
@@ -68,14 +70,14 @@ class Judge:
         if is_part:
             found = [each for each in found if each.code not in {codes.MISSING, codes.EXCLUSIVE}]
         entries = check_entry_points(source, self._root, self._calls)
-        found += [*check(source, tables), *_without_echoes(entries, found)]
+        found += [*check_tables(source, tables), *_without_echoes(entries, found)]
         found = [references.mask(each) for each in _without_echoes(found, references.problems)]
         found += references.problems
         if any(each.severity == "error" for each in found):
-            return Judged(None, in_order(found))
+            return Validated(None, in_order(found))
         # Every table has been validated: built from them, the job's own schema (15 ms) is not needed.
         job = Job.model_construct(_fields_set=set(source.raw), **tables).with_secrets(references.secrets)
-        return Judged(job, in_order(found))
+        return Validated(job, in_order(found))
 
 
 def _without_echoes(found: list[Diagnostic], before: list[Diagnostic]) -> list[Diagnostic]:

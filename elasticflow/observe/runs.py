@@ -57,11 +57,11 @@ def find_run(project_root: Path, text: str | None) -> RunFolder:
 
 
 def _find_run_of_file(path: Path) -> RunFolder:
-    from elasticflow.jobfile.load import is_several, require_cases, require_job
+    from elasticflow.jobfile.load import has_matrix, require_cases, require_job
 
     # Only names are asked for: variables need not be set here.
     whole = (
-        require_cases(path, environment=None) if is_several(path) else [require_job(path, environment=None)]
+        require_cases(path, environment=None) if has_matrix(path) else [require_job(path, environment=None)]
     )
     names = {loaded.job.job.name for loaded in whole if loaded.job is not None}
     root = whole[0].project_root

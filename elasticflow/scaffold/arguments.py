@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import tomli
 
-from elasticflow.jobfile.python_source.import_origins import dotted_names, origin_in
+from elasticflow.jobfile.python_source.bindings import dotted_names, origin_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-Kind = Literal["int", "float", "bool", "str", "list", "table", "any", "object"]
-_WORDS: dict[Kind, str] = {
+ValueType = Literal["int", "float", "bool", "str", "list", "table", "any", "object"]
+_WORDS: dict[ValueType, str] = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -25,7 +25,7 @@ _WORDS: dict[Kind, str] = {
     "any": "a value",
     "object": "an object, which a job file cannot give",
 }
-_KINDS: dict[str, Kind] = {
+_TYPES: dict[str, ValueType] = {
     "builtins.int": "int",
     "builtins.float": "float",
     "builtins.bool": "bool",
@@ -60,7 +60,7 @@ class Takes(NamedTuple):
         is_guess: Only the argument's name says it: what is given in quotes or brackets is taken as it stands.
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ValueType, ...]
     choices: tuple[Any, ...] = ()
     item: Takes | None = None
     config: str | None = None
@@ -203,8 +203,8 @@ def takes_of(node: ast.expr, text: str, configs: Mapping[str, Config]) -> Takes:
         case ast.Name(id=name) if name in configs:
             return Takes(("object",), config=name)
     name = origin_in(text, node)
-    if name in _KINDS:
-        return Takes((_KINDS[name],))
+    if name in _TYPES:
+        return Takes((_TYPES[name],))
     if name in _LISTS:
         return Takes(("list",))
     return Takes(("table",)) if name in _TABLES else OBJECT
@@ -237,7 +237,7 @@ def _like(value: Any) -> Takes:
     """Return what an argument takes whose default is *value*."""
     if isinstance(value, list):
         return Takes(("list",), item=_like(value[0]) if value else None, is_guess=True)
-    kinds: dict[type, tuple[Kind, ...]] = {bool: ("bool",), int: ("int", "float"), float: ("float",)}
+    kinds: dict[type, tuple[ValueType, ...]] = {bool: ("bool",), int: ("int", "float"), float: ("float",)}
     return Takes(kinds.get(type(value), ("str",)), is_guess=True)
 
 
@@ -359,7 +359,7 @@ def _never(text: str) -> Any:
     raise ValueError(text)
 
 
-_READERS: dict[Kind, Callable[[str], Any]] = {
+_READERS: dict[ValueType, Callable[[str], Any]] = {
     "int": _whole,
     "float": _real,
     "bool": _flag,

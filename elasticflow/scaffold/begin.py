@@ -43,7 +43,7 @@ repos:
 """
 
 
-class Place(NamedTuple):
+class ModuleLocation(NamedTuple):
     """A module by the name a job file gives it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Option:
         candidate: What was found there.
     """
 
-    place: Place
+    place: ModuleLocation
     candidate: Candidate
 
     @property
@@ -79,14 +79,14 @@ def options_in(model_file: Path, root: Path) -> list[Option]:
     Raises:
         ScaffoldError: the file cannot be read, is no Python, or lies outside of the project.
     """
-    place = place_of(model_file, root)
+    place = locate_module(model_file, root)
     found = [Option(place, each) for each in _read(model_file, lambda name: _is_module(name, place, root))]
     for path in sorted(model_file.parent.glob("*.py"))[:_MOST_NEIGHBOURS]:
         if path.resolve() == model_file.resolve() or path.name.startswith(("test_", "conftest")):
             continue
         try:
             inside = [] if _is_made_up(path) else _read(path)
-            found += [Option(place_of(path, root), each) for each in inside if each.kind == "dataset"]
+            found += [Option(locate_module(path, root), each) for each in inside if each.kind == "dataset"]
         except (ScaffoldError, OSError):
             continue  # not asked for
     return found
@@ -124,7 +124,7 @@ def option_named(entry: str, root: Path, path: str) -> Option | None:
     for file in (base.with_suffix(".py"), base / "__init__.py"):
         if file.is_file():
             found = candidates_named(_text_of(file), name, "dataset")
-            return None if found is None else Option(Place(module, path), found)
+            return None if found is None else Option(ModuleLocation(module, path), found)
     return None
 
 
@@ -134,7 +134,7 @@ def _is_made_up(path: Path) -> bool:
         return file.read(len(MADE_UP)) == MADE_UP.encode()
 
 
-def place_of(file: Path, root: Path) -> Place:
+def locate_module(file: Path, root: Path) -> ModuleLocation:
     """Return how a job under *root* names the module in *file*.
 
     Raises:
@@ -153,7 +153,7 @@ def place_of(file: Path, root: Path) -> Place:
     begin = max((number + 1 for number, part in enumerate(parts) if not part.isidentifier()), default=0)
     if begin >= len(parts):
         raise ScaffoldError(f"{file} cannot be imported: {file.stem!r} is no module's name", "rename it")
-    return Place(".".join(parts[begin:]), "/".join(parts[:begin]) or ".")
+    return ModuleLocation(".".join(parts[begin:]), "/".join(parts[:begin]) or ".")
 
 
 def long_losses(model_file: Path) -> list[ast.FunctionDef]:
@@ -161,14 +161,18 @@ def long_losses(model_file: Path) -> list[ast.FunctionDef]:
     return losses_in(_text_of(model_file))
 
 
-def _is_module(name: str, place: Place, root: Path) -> bool:
+def _is_module(name: str, place: ModuleLocation, root: Path) -> bool:
     """Return whether a class inherits from torch's module through other files."""
     from elasticflow.jobfile.python_source.classes import lineage
-    from elasticflow.jobfile.python_source.installed import installed_places
-    from elasticflow.jobfile.python_source.modules import CannotTellError, Finder, NoModuleError
+    from elasticflow.jobfile.python_source.modules import (
+        CannotTellError,
+        Finder,
+        NoModuleError,
+        installed_folders,
+    )
     from elasticflow.jobfile.python_source.resolve import Resolver
 
-    resolver = Resolver(Finder((root / place.path,), installed_places()))
+    resolver = Resolver(Finder((root / place.path,), installed_folders()))
     try:
         found = resolver.entry(place.module, name)
         above = lineage(found, resolver) if isinstance(found, Definition) else []

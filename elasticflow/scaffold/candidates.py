@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from elasticflow.jobfile.python_source.import_origins import dotted_names, origin_in
+from elasticflow.jobfile.python_source.bindings import dotted_names, origin_in
 from elasticflow.scaffold.arguments import Argument, Config, arguments_of, config_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-Kind = Literal["model", "dataset", "loss", "step"]
+Role = Literal["model", "dataset", "loss", "step"]
 _DATASETS = {"Dataset", "TensorDataset", "Subset", "ConcatDataset"}
 _LOSSES = ("loss", "criterion")
 _NO_MODULES = ("torch.nn.functional", "torch.nn.init", "torch.nn.utils", "torch.nn.Parameter")
@@ -37,7 +37,7 @@ class Candidate:
         configs: The dataclasses of the file, by name.
     """
 
-    kind: Kind
+    kind: Role
     name: str
     node: ast.ClassDef | ast.FunctionDef
     arguments: tuple[Argument, ...] = ()
@@ -76,7 +76,7 @@ def candidates(text: str, is_model: Callable[[str], bool] = lambda _: False) -> 
     return _File(ast.parse(text), text, is_model).candidates()
 
 
-def candidates_named(text: str, name: str, kind: Kind) -> Candidate | None:
+def candidates_named(text: str, name: str, kind: Role) -> Candidate | None:
     """Return the class or function *name* of a module as a candidate, whatever it looks like; None if it has none.
 
     Raises:
@@ -107,11 +107,11 @@ class _File:
             found, key=lambda each: (each.name.startswith("_"), each.is_part, bool(each.needs_objects))
         )
 
-    def named(self, name: str, kind: Kind) -> Candidate | None:
+    def named(self, name: str, kind: Role) -> Candidate | None:
         node = next((each for each in self._nodes if each.name == name), None)
         return None if node is None else self._made(node, kind, None)
 
-    def _made(self, node: ast.ClassDef | ast.FunctionDef, kind: Kind, made: ast.ClassDef | None) -> Candidate:
+    def _made(self, node: ast.ClassDef | ast.FunctionDef, kind: Role, made: ast.ClassDef | None) -> Candidate:
         arguments = () if kind in {"loss", "step"} else self._arguments(node)
         return Candidate(
             kind, node.name, node, arguments, made=made, classes=self._classes, configs=self._configs
@@ -159,7 +159,7 @@ class _File:
             return None
         return self._made(node, kind, made if kind == "model" else None)
 
-    def _kind_of_class(self, node: ast.ClassDef) -> Kind | None:
+    def _kind_of_class(self, node: ast.ClassDef) -> Role | None:
         last = {names[-1] for base in node.bases if (names := dotted_names(base))}
         methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
         if node.name in self._models:
@@ -169,7 +169,7 @@ class _File:
             return "dataset" if last & {"TensorDataset"} or "__getitem__" in methods else None
         return None
 
-    def _kind_of_function(self, node: ast.FunctionDef) -> Kind | None:
+    def _kind_of_function(self, node: ast.FunctionDef) -> Role | None:
         returned = _returned_names(node)
         name = node.name.lower()
         num_required, num_places = len(node.args.args) - len(node.args.defaults), len(node.args.args)

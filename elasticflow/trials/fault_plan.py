@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from elasticflow import fault_injection
 from elasticflow.errors import FaultPlanError
 from elasticflow.jobfile.diagnostics import positions
-from elasticflow.jobfile.text.read import UnreadableError, parse, read_text
+from elasticflow.jobfile.text.read import UnreadableError, parse_toml, read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,7 +137,7 @@ def read_plan(path: Path, steps: int) -> FaultPlan:
     """
     try:
         text = read_text(path, str(path))
-        raw = parse(text, str(path))
+        raw = parse_toml(text, str(path))
     except UnreadableError as error:
         found = error.diagnostic
         place = "" if found.line is None else f":{found.line}:{found.column}"
@@ -150,7 +150,7 @@ class _Reader:
 
     def __init__(self, file: str, text: str, raw: dict[str, Any]) -> None:
         self._file, self._text, self._raw = file, text, raw
-        self._spots = positions.index(text)
+        self._spots = positions.spots_in(text)
 
     def plan(self, steps: int) -> FaultPlan:
         for key in self._raw:
@@ -218,7 +218,7 @@ class _Reader:
     def _refuse(self, path: KeyPath, reason: str, remedy: str | None = None) -> NoReturn:
         spot = self._spots.get(path) or self._spots.get(path[:-1])
         span = None if spot is None else spot.key or spot.value
-        place = "" if span is None else ":{}:{}".format(*positions.place(self._text, span.start))
+        place = "" if span is None else ":{}:{}".format(*positions.line_and_column(self._text, span.start))
         raise FaultPlanError(f"{self._file}{place}: {reason}", remedy)
 
 

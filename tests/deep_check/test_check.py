@@ -19,7 +19,7 @@ from elasticflow.deep_check.child_process import ChildEnd
 from elasticflow.deep_check.diagnostics import diagnostics_of
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job, require_job
-from elasticflow.jobfile.text.source import load
+from elasticflow.jobfile.text.source import load_source
 from elasticflow.runtime.deep.main import Probe
 from elasticflow.runtime.deep.report import Report
 from tests.deep_check.deep_projects import PROJECTS, Project, write
@@ -67,7 +67,7 @@ def _look_here(folder: Path, project: Project) -> DeepReport:
 
 
 def _require_found(project: Project, report: DeepReport) -> None:
-    found = diagnostics_of(report, load(Path("job.toml")))
+    found = diagnostics_of(report, load_source(Path("job.toml")))
     assert (project.found is not None) == bool(found), found
     for each in found:
         assert project.found is not None

@@ -137,7 +137,7 @@ def test_a_right_job_has_no_errors_and_no_warnings(
     """With torch and in a hook's environment without it."""
     files, job, facts = PROJECTS[name]
     if not has_torch:
-        monkeypatch.setattr(check, "installed_places", _standard_library)
+        monkeypatch.setattr(check, "installed_folders", _standard_library)
     for file, text in files.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text, "utf-8")

@@ -37,10 +37,10 @@ def command(
     from elasticflow.cli.look.diff_text import lines_of
     from elasticflow.cli.terminal import print_json
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
-    from elasticflow.jobfile.project import here
+    from elasticflow.jobfile.project import current_project_root
     from elasticflow.observe import run_inputs
 
-    old, new = _both_inputs(here(), run, other, overrides, case)
+    old, new = _both_inputs(current_project_root(), run, other, overrides, case)
     differences = run_inputs.differences_of(old, new)
     text = list(run_inputs.source_diff(old, new)) if sources else None
     if form == "json":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.terminal import paint
-from elasticflow.jobfile.project import here
+from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.formats import local_time, moment
@@ -60,7 +60,7 @@ def command(
     elasticflow logs mnist --rank 0 --level warning
     elasticflow logs 20261120-104500-4f2a --generation 3 --format json
     """
-    folder = find_run(here(), run)
+    folder = find_run(current_project_root(), run)
     lines = _followed(folder, generation, rank) if is_following else read_logs(folder, generation, rank)
     show = _as_json if form == "json" else _as_text
     for line in lines:

@@ -6,7 +6,7 @@ import click
 
 from elasticflow.cli.facts import COLOURS, evaluation_of, facts_of
 from elasticflow.cli.terminal import paint, print_json, show_damage
-from elasticflow.jobfile.project import here
+from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.status import RunStatus, read_status
 from elasticflow.observe.terminal.formats import local_time, number, span
@@ -35,7 +35,7 @@ def command(job: str | None, form: str) -> None:
     elasticflow runs
     elasticflow runs mnist --format json
     """
-    root = here()
+    root = current_project_root()
     found = [read_status(folder) for folder in list_runs(root, job)]
     for status in found:
         show_damage(status.folder)

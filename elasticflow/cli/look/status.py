@@ -8,7 +8,7 @@ import click
 
 from elasticflow.cli.facts import COLOURS, facts_of, progress_of
 from elasticflow.cli.terminal import paint, print_json, short, show_damage
-from elasticflow.jobfile.project import here
+from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.incidents import overlap_of
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
@@ -33,7 +33,7 @@ def command(run: str | None, form: str) -> None:
     elasticflow status
     elasticflow status mnist --format json
     """
-    folder = find_run(here(), run)
+    folder = find_run(current_project_root(), run)
     status = read_status(folder)
     show_damage(folder)
     overlap = overlap_of(folder)

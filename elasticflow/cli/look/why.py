@@ -10,7 +10,7 @@ import click
 
 from elasticflow.cli.facts import COLOURS
 from elasticflow.cli.terminal import paint, print_json, short, show_damage
-from elasticflow.jobfile.project import here
+from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.incidents import SUPERVISOR_LOST, incidents, overlap_of
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
@@ -33,7 +33,7 @@ def command(run: str | None, form: str) -> None:
     elasticflow why
     elasticflow why mnist --format json
     """
-    folder = find_run(here(), run)
+    folder = find_run(current_project_root(), run)
     show_damage(folder)
     found = incidents(folder)
     if form == "json":

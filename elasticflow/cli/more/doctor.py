@@ -51,12 +51,12 @@ def command(job_file: Path | None, overrides: tuple[str, ...], case: str | None,
 
 def _needs(job_file: Path | None, overrides: tuple[str, ...], case: str | None) -> Needs:
     from elasticflow.doctor.questions import needs_of
-    from elasticflow.jobfile.project import here
+    from elasticflow.jobfile.project import current_project_root
 
     if job_file is None:
         if overrides or case:
             raise click.UsageError("--set and --case are about a job file, and none was given")
-        return needs_of(here())
+        return needs_of(current_project_root())
     loaded = job_of(job_file, overrides, case)
     return needs_of(loaded.project_root, loaded.job, job_file)
 

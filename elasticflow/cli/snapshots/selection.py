@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elasticflow.errors import SnapshotError, SnapshotNotFoundError, StorageError
-from elasticflow.jobfile.project import here
+from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.snapshots.locate import find_source
 from elasticflow.observe.snapshots.rows import LATEST, is_selector, pick_row, rows_of
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
@@ -61,7 +61,7 @@ def find(words: Sequence[str], options: Sequence[str]) -> tuple[SnapshotSource, 
             "a snapshot is named in full, or as latest, best or step:N"
         )
     with store_errors():
-        source = find_source(here(), runs[0] if runs else None, _assignments(options))
+        source = find_source(current_project_root(), runs[0] if runs else None, _assignments(options))
     for damage in source.damage:
         click.echo(f"warning: {damage}", err=True)
     return source, [*names, *([source.name] if source.name else [])]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.errors import NotRunningError
-from elasticflow.jobfile.project import here
+from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import is_locked, read_status
 
@@ -36,7 +36,7 @@ def command(run: str | None, now: bool) -> None:
     elasticflow cancel
     elasticflow cancel mnist --now
     """
-    folder = find_run(here(), run)
+    folder = find_run(current_project_root(), run)
     supervisor = read_status(folder).pid
     if supervisor is None:
         raise NotRunningError(f"run {folder.run_id} is not running here", "`elasticflow runs` lists all runs")

@@ -43,11 +43,11 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
     from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.compiler.launch_folder.launch_record import last_record
     from elasticflow.errors import NothingToResumeError
-    from elasticflow.jobfile.project import here
+    from elasticflow.jobfile.project import current_project_root
     from elasticflow.launcher.launch import Request
     from elasticflow.observe.runs import find_run, is_finished, newest_resumable
 
-    root = here()
+    root = current_project_root()
     folder = newest_resumable(root) if run is None else find_run(root, run)
     if folder is None:
         raise NothingToResumeError(

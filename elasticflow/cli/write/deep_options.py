@@ -56,14 +56,14 @@ def try_out_loaded(
     """Return what trying out a job without errors tells, and its findings at their places."""
     from elasticflow.deep_check.check import try_out
     from elasticflow.deep_check.diagnostics import diagnostics_of
-    from elasticflow.jobfile.checks import deep_facts
-    from elasticflow.jobfile.job_file import CaseFile
+    from elasticflow.jobfile.checks.deep_facts import check_deep_facts
+    from elasticflow.jobfile.job_file import JobFile
 
     assert loaded.job is not None
     report = try_out(loaded.job, loaded.project_root, limit_s=request.limit_s, takes_step=request.takes_step)
-    file = CaseFile(loaded.path, overrides, loaded.project_root, None)
+    file = JobFile(loaded.path, overrides, loaded.project_root, None)
     source, facts = file.source_of(loaded.case), report.facts
-    known: Iterable[Diagnostic] = deep_facts.check(
+    known: Iterable[Diagnostic] = check_deep_facts(
         source,
         loaded.job,
         samples=facts.get("samples"),

@@ -169,7 +169,7 @@ class _Choice:
         self.code[path.as_posix()] = step.text
         does = "a draft of a training step: write the loss there" if step.is_draft else "a training step"
         self.notes.append(f"{path} holds {does}, since {step.reason}")
-        return f"{begin.place_of(self.root / path, self.root).module}:training_step"
+        return f"{begin.locate_module(self.root / path, self.root).module}:training_step"
 
     def _beside(self, what: str) -> Path:
         """Return a file beside the model's, from the root: `net_step.py`."""
@@ -205,7 +205,7 @@ class _Choice:
         text = made_up_texts if follows else made_up_data
         self.code[path.as_posix()] = text(model.candidate.name, shapes)
         self.notes.append(f"{path} holds made-up data of the model's shape: put your own in its place")
-        place = begin.place_of(self.root / path, self.root)
+        place = begin.locate_module(self.root / path, self.root)
         return f"{place.module}:samples", loss_for(shapes)
 
     def _loss(self, model: Option, told: str | None) -> tuple[str | None, bool]:
@@ -382,7 +382,7 @@ def _texts(overrides: Sequence[str]) -> dict[str, dict[str, str]]:
 
 def _value(text: str) -> Any:
     """Return the value of `key=value`, as `--set` reads it everywhere."""
-    from elasticflow.jobfile.text.flags import flag_layer
+    from elasticflow.jobfile.text.layers import flag_layer
     from elasticflow.jobfile.text.read import UnreadableError
 
     try:

@@ -63,10 +63,10 @@ def command(
     elasticflow plan jobs/sweep.toml --case lr0.001-seed1
     """
     from elasticflow.cli.terminal import show_warnings
-    from elasticflow.jobfile.load import is_several
+    from elasticflow.jobfile.load import has_matrix
     from elasticflow.observe.runs import find_run
 
-    if case is None and is_several(job_file, overrides):
+    if case is None and has_matrix(job_file, overrides):
         show_cases(job_file, overrides, form)
         return FINISHED
     loaded = job_of(job_file, overrides, case)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.entry_points.uses import takes_optimizers
+from elasticflow.jobfile.entry_points.calls import takes_optimizers
 from elasticflow.jobfile.python_source.definitions import (
     Definition,
-    Found,
     MethodError,
     NoAttributeError,
+    Resolved,
     UnreadableModuleError,
 )
-from elasticflow.jobfile.python_source.installed import installed_places
-from elasticflow.jobfile.python_source.modules import CannotTellError, Finder, NoModuleError
+from elasticflow.jobfile.python_source.modules import (
+    CannotTellError,
+    Finder,
+    NoModuleError,
+    installed_folders,
+)
 from elasticflow.jobfile.python_source.resolve import Resolver
 from elasticflow.jobfile.python_source.signatures import signature_of
 
@@ -79,7 +83,7 @@ def parameters(entry: str, project_root: Path, job_path: Sequence[str]) -> list[
     return [parameter.name for parameter in (*signature.positional_only, *signature.positional)]
 
 
-def _look_up(entry: str, project_root: Path, job_path: Sequence[str]) -> tuple[Found, Resolver]:
+def _look_up(entry: str, project_root: Path, job_path: Sequence[str]) -> tuple[Resolved, Resolver]:
     module, _, attribute = entry.partition(":")
-    resolver = Resolver(Finder(tuple(project_root / part for part in job_path), installed_places()))
+    resolver = Resolver(Finder(tuple(project_root / part for part in job_path), installed_folders()))
     return resolver.entry(module, attribute), resolver

@@ -11,16 +11,17 @@ from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
 from elasticflow.jobfile.diagnostics.render_text import render
-from elasticflow.jobfile.entry_points.uses import uses_in
-from elasticflow.jobfile.python_source.bindings import parse
-from elasticflow.jobfile.python_source.definitions import shown_file
-from elasticflow.jobfile.python_source.installed import install_help, installed_places
+from elasticflow.jobfile.entry_points.calls import entry_calls
+from elasticflow.jobfile.python_source.bindings import parse_python
+from elasticflow.jobfile.python_source.definitions import file_seen_from_here
 from elasticflow.jobfile.python_source.modules import (
     CannotTellError,
     Finder,
     Module,
     NoModuleError,
     NotInstalledError,
+    install_help,
+    installed_folders,
     is_found_by_hooks,
     source_of,
 )
@@ -70,7 +71,7 @@ def missing_imports(job: Job, project_root: Path) -> list[Diagnostic] | None:
     finder = _finder(job, project_root)
     found: dict[str, Diagnostic] = {}
     looked_for = {"torch", "elasticflow", ""}
-    waiting = [use.text.partition(":")[0] for use in uses_in(job.model_dump())]
+    waiting = [use.text.partition(":")[0] for use in entry_calls(job.model_dump())]
     seen: set[str] = set()
     while waiting and len(seen) < _MOST_MODULES:
         name = waiting.pop(0)
@@ -83,7 +84,7 @@ def missing_imports(job: Job, project_root: Path) -> list[Diagnostic] | None:
         waiting += [name.rpartition(".")[0]] if "." in name else []  # importing a.b runs a
         try:
             text = source_of(module)
-            statements = parse(text)
+            statements = parse_python(text)
         except (CannotTellError, SyntaxError):
             continue
         if _CHANGES_PATH.search(text):
@@ -98,7 +99,7 @@ def missing_imports(job: Job, project_root: Path) -> list[Diagnostic] | None:
 
 
 def _finder(job: Job, project_root: Path) -> Finder:
-    return Finder(tuple(project_root / part for part in job.job.path), installed_places())
+    return Finder(tuple(project_root / part for part in job.job.path), installed_folders())
 
 
 def _own_module(finder: Finder, name: str) -> Module | None:
@@ -147,7 +148,7 @@ def _diagnostic(module: Module, statement: ast.stmt, top: str, text: str, finder
         codes.NOT_INSTALLED,
         "error",
         message,
-        shown_file(module),
+        file_seen_from_here(module),
         line,
         column,
         line,

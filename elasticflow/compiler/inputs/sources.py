@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.compiler.inputs.provenance import digest_of
-from elasticflow.jobfile.entry_points.uses import uses_in
-from elasticflow.jobfile.python_source.bindings import parse
-from elasticflow.jobfile.python_source.installed import installed_places
+from elasticflow.jobfile.entry_points.calls import entry_calls
+from elasticflow.jobfile.python_source.bindings import parse_python
 from elasticflow.jobfile.python_source.modules import (
     CannotTellError,
     Finder,
     Module,
     NoModuleError,
+    installed_folders,
     source_of,
 )
 
@@ -57,7 +57,7 @@ def own_sources(job: Job, project_root: Path, job_files: Sequence[str]) -> dict[
     own = tuple(project_root / part for part in job.job.path)
     walk = _Walk(own)
     roles: dict[Path, set[str]] = defaultdict(set)
-    for use in uses_in(job.model_dump()):
+    for use in entry_calls(job.model_dump()):
         first, second, *_ = use.path
         role = _ROLES.get((str(first), str(second)), str(first))
         for file in walk.reached(use.text.partition(":")[0]):
@@ -81,7 +81,7 @@ class _Walk:
 
     def __init__(self, own: tuple[Path, ...]) -> None:
         self._own = own
-        self._finder = Finder(own, installed_places())
+        self._finder = Finder(own, installed_folders())
         self._next: dict[str, list[str]] = {}  # module -> what it imports
         self._files: dict[str, Path | None] = {}
 
@@ -111,7 +111,7 @@ class _Walk:
         try:
             module = self._finder.find(name)
             self._files[name] = module.file
-            statements = parse(source_of(module))
+            statements = parse_python(source_of(module))
         except (CannotTellError, NoModuleError, SyntaxError):
             return above
         return above + [each for statement in statements for each in _imported(statement, module)]

@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.jobfile.checks import (
-    data_shards,
-    evaluation_data,
-    exact,
-    failure_costs,
-    never_due,
-    schedules,
-)
+from elasticflow.jobfile.checks.data_shards import check_data_shards
+from elasticflow.jobfile.checks.evaluation_data import check_evaluation_data
+from elasticflow.jobfile.checks.exact import check_exact
+from elasticflow.jobfile.checks.failure_costs import check_failure_costs
+from elasticflow.jobfile.checks.schedules import check_schedule
+from elasticflow.jobfile.checks.training_length import check_intervals
 from elasticflow.jobfile.checks.worlds import largest_world_size
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.entry_points.free_tables import secrets, values
+from elasticflow.jobfile.entry_points.calls import inside
+from elasticflow.jobfile.entry_points.free_tables import check_free_values, check_secrets
 from elasticflow.jobfile.entry_points.object_arguments import check_objects
-from elasticflow.jobfile.entry_points.uses import inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,34 +35,34 @@ _NO_PLACE = {  # where snapshots cannot be written, and why
 }
 
 
-def check(source: Source, tables: Tables) -> list[Diagnostic]:
+def check_tables(source: Source, tables: Tables) -> list[Diagnostic]:
     """Return every problem between tables; a table that is itself wrong is left out of *tables*."""
     return [
         *_batch(source, tables),
         *_best(source, tables),
         *_measured(source, tables),
-        *exact.check(source, tables),
-        *data_shards.check(source, tables),
-        *evaluation_data.check(source, tables),
+        *check_exact(source, tables),
+        *check_data_shards(source, tables),
+        *check_evaluation_data(source, tables),
         *_not_built(source, tables),
         *_schedule(source, tables),
         *check_lengths(source, tables),
-        *failure_costs.check(source, tables),
+        *check_failure_costs(source, tables),
         *_optimizer(source, tables),
         *_rendezvous(source, tables),
         *_several_machines(source, tables),
         *_one_node_only(source, tables),
         *_uris(source),
         *_not_shared(source, tables),
-        *values(source),
+        *check_free_values(source),
         *check_objects(source),
-        *secrets(source),
+        *check_secrets(source),
     ]
 
 
 def check_lengths(source: Source, tables: Tables) -> list[Diagnostic]:
     """Return what does not fit the length of training; of a trial, cut short by a flag, only what fails or is a flag's."""
-    found = [*schedules.check(source, tables), *never_due.check(source, tables)]
+    found = [*check_schedule(source, tables), *check_intervals(source, tables)]
     key = "steps" if "steps" in inside(source.raw, "train") else "epochs"
     is_trial = not found or source.problem("", "", ("train", key)).is_flag
     return [each for each in found if each.severity == "error" or each.is_flag or not is_trial]
@@ -209,9 +207,9 @@ def _one_node_only(source: Source, tables: Tables) -> Iterator[Diagnostic]:
 def _uris(source: Source) -> list[Diagnostic]:
     if not any(key in inside(source.raw, table) for table, key in _URIS):
         return []
-    from elasticflow.jobfile.checks import uris  # most jobs keep their snapshots in the run folder
+    from elasticflow.jobfile.checks.uris import check_uris  # most jobs keep their snapshots in the run folder
 
-    return [*uris.check(source, _URIS)]
+    return [*check_uris(source, _URIS)]
 
 
 def _not_shared(source: Source, tables: Tables) -> Iterator[Diagnostic]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.jobfile.checks.exact import nearest
+from elasticflow.jobfile.checks.exact import nearest_divisors
 from elasticflow.jobfile.checks.worlds import largest_world_size
 from elasticflow.jobfile.diagnostics import codes
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SHARDS = ("dataset", "shards")
 
 
-def check(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+def check_data_shards(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
     """Yield what is wrong with a job's data shards, and what cannot be promised for them."""
     dataset: DatasetTable | None = tables.get("dataset")
     if dataset is None or dataset.shards is None:
@@ -57,7 +57,7 @@ def _batch(source: Source, shards: int, size: int) -> Iterator[Diagnostic]:
     if size % shards:
         message = f"dataset.global_batch_size ({size}) is not a multiple of dataset.shards ({shards})"
         rounded = max(1, round(size / shards)) * shards
-        remedy = f"a step takes equally much of every shard: use shards = {nearest(size, shards)}, or a batch of {rounded}"
+        remedy = f"a step takes equally much of every shard: use shards = {nearest_divisors(size, shards)}, or a batch of {rounded}"
         yield source.problem(codes.DATA_SHARDS, message, _SHARDS, remedy=remedy)
 
 

@@ -20,7 +20,7 @@ _LIMIT = ("snapshots", "staging_limit")
 _HELD = 3  # copies the memory tier keeps of each worker's part: two held and one being written
 
 
-def check(
+def check_deep_facts(
     source: Source, job: Job, *, samples: int | None, snapshot_bytes: int | None, memory_bytes: int | None
 ) -> Iterator[Diagnostic]:
     """Yield what is wrong given more facts than the job file has.

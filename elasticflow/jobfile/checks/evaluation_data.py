@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ALLOW = 'if that is meant, say so with evaluation.overlap = "allowed"'
 
 
-def check(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+def check_evaluation_data(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
     """Yield a warning if [evaluation] names what [dataset] names, and does not say that this is meant."""
     dataset, evaluation = tables.get("dataset"), tables.get("evaluation")
     if dataset is None or evaluation is None or evaluation.overlap == "allowed":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SHARDS = ("train", "virtual_shards")
 
 
-def check(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+def check_exact(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
     """Yield what is wrong with the virtual shards of a job."""
     train, dataset, nodes, ddp = (tables.get(name) for name in ("train", "dataset", "nodes", "ddp"))
     if train is None:
@@ -71,7 +71,7 @@ def _batch(
         )
         remedy = f"use a batch of {batches}"
         if fewest <= size:
-            remedy = f"use virtual_shards = {nearest(size, shards, fewest)}, or a batch of {batches}"
+            remedy = f"use virtual_shards = {nearest_divisors(size, shards, fewest)}, or a batch of {batches}"
         yield source.problem(codes.VIRTUAL_SHARDS, message, _SHARDS, remedy=remedy)
     elif micro is not None and micro < size // shards:
         message = (
@@ -81,7 +81,7 @@ def _batch(
         yield source.problem(codes.VIRTUAL_SHARDS, message, ("dataset", "micro_batch_size"), remedy=remedy)
 
 
-def nearest(size: int, shards: int, fewest: int = 1) -> str:
+def nearest_divisors(size: int, shards: int, fewest: int = 1) -> str:
     """Return the divisors of *size* next to *shards* that are at least *fewest*."""
     found = {d for d in _divisors(size) if d >= fewest}
     below = max((d for d in found if d < shards), default=0)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LEAST_GRACE_S = 1.0
 
 
-def check(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+def check_failure_costs(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
     """Yield a warning for a grace that nothing fits into, and for a budget that refills faster than snapshots come."""
     snapshots: SnapshotsTable | None = tables.get("snapshots")
     restarts: RestartsTable | None = tables.get("restarts")

@@ -34,7 +34,7 @@ _AFTER = {
 _WHOLE = {"T_max", "total_steps", "total_iters"}
 
 
-def check(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+def check_schedule(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
     """Yield what is wrong between a schedule's length and training's, where both are known."""
     scheduler, train = tables.get("lr_scheduler"), tables.get("train")
     found = None if scheduler is None else re.fullmatch(_ENTRY, scheduler.entry)

@@ -24,7 +24,7 @@ _PASSWORD = re.compile(r"(?<=://)[^/@]+(?=@)")
 _OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 
 
-def check(source: Source, keys: tuple[tuple[str, str], ...]) -> Iterator[Diagnostic]:
+def check_uris(source: Source, keys: tuple[tuple[str, str], ...]) -> Iterator[Diagnostic]:
     """Yield the values of *keys*, URIs and paths, that name no place."""
     for table, key in keys:
         value, written = _text(source.raw, table, key), _text(source.written or source.raw, table, key)
@@ -47,17 +47,17 @@ def _unexpanded(uri: str, key: str) -> tuple[str, str] | None:
         name = found[1] or found[2]
         name = "HOME" if name == "USERPROFILE" else name
         meant = f"{uri[: found.start()]}${{env:{name}}}{uri[found.end() :]}"
-        return f"holds {found[0]}, which nothing expands", f"write {key} = {_shown(meant)}"
+        return f"holds {found[0]}, which nothing expands", f"write {key} = {_pasteable(meant)}"
     if key != "uri" and uri.startswith("~"):
         meant = "${env:HOME}" + uri[1:]
-        return "begins with ~, which nothing expands", f"write {key} = {_shown(meant)}"
+        return "begins with ~, which nothing expands", f"write {key} = {_pasteable(meant)}"
     return None
 
 
 def _wrong(uri: str, key: str) -> tuple[str, str] | None:
     """Return what is wrong with a URI, and what to do."""
     if uri != uri.strip():
-        return "begins or ends with a blank", f"write {key} = {_shown(uri.strip())}"
+        return "begins or ends with a blank", f"write {key} = {_pasteable(uri.strip())}"
     if _OF_WINDOWS.match(uri):
         return (
             "is a path of Windows, and jobs run on Linux",
@@ -78,18 +78,18 @@ def _wrong_protocol(uri: str, key: str) -> tuple[str, str] | None:
         )
         return (
             "would be a folder of that name: two slashes follow a protocol",
-            f"write {key} = {_shown(meant)}",
+            f"write {key} = {_pasteable(meant)}",
         )
     protocol, rest = found[1].lower(), first[found.end() :]
     if not _is_known(protocol):
         near = nearest(protocol, _WELL_KNOWN, 0.5)
-        meant = f"did you mean {_shown(near[0] + '://' + rest)}?\n" if near else ""
+        meant = f"did you mean {_pasteable(near[0] + '://' + rest)}?\n" if near else ""
         return f'has the protocol "{protocol}", which does not exist', f"{meant}{_protocols()}"
     if protocol in EXTRAS and not rest.strip("/"):
         return "names no bucket or host", f'write {key} = "{protocol}://bucket/name"'
     if EXTRAS.get(protocol) in {"s3", "gcs"} and rest.startswith("/"):
         meant = f"{protocol}://{rest.lstrip('/')}"
-        return "names no bucket: three slashes follow the protocol", f"write {key} = {_shown(meant)}"
+        return "names no bucket: three slashes follow the protocol", f"write {key} = {_pasteable(meant)}"
     return None
 
 
@@ -116,7 +116,7 @@ def _protocols() -> str:
     return f"there are {', '.join(told[:2])},\n{', '.join(told[2:])}, others that fsspec knows, and folders"
 
 
-def _shown(uri: str) -> str:
+def _pasteable(uri: str) -> str:
     """Return a URI as it can be pasted, without a password."""
     from elasticflow.redaction import mask_url
 

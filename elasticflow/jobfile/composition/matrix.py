@@ -5,20 +5,139 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow.jobfile.composition.axes import AXES, Axis, leaves, read_axes
-from elasticflow.jobfile.composition.exclusions import read_exclusions
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.text.source import Source
+
+AXES = ("matrix", "axes")
+
+
+class Axis(NamedTuple):
+    """One axis: a key of the job and the values it takes in turn."""
+
+    path: KeyPath
+    values: list[Any]
+
+
+def read_axes(source: Source) -> tuple[list[Axis], list[Diagnostic]]:
+    """Return the axes that can be used, and what is wrong with the others."""
+    axes: list[Axis] = []
+    problems: list[Diagnostic] = []
+    for path, value in leaves(source.raw["matrix"].get("axes", {})):
+        found = list(_axis_problems(source, path, value))
+        problems += found
+        if not found:
+            axes.append(Axis(path, value))
+    return axes, problems
+
+
+def leaves(table: dict[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield what stands in a table of tables, by its path."""
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _axis_problems(source: Source, path: KeyPath, values: object) -> Iterator[Diagnostic]:
+    place, name = (*AXES, *path), dotted(path)
+    dots = [part for part in path if isinstance(part, str) and "." in part]
+    if dots:
+        message = f"{show(dots[0])} in quotes is one key with dots in it"
+        remedy = f"write it without quotes: {dots[0]} = ..."
+        yield source.problem(codes.AXIS, message, place, at_key=True, remedy=remedy)
+    elif not isinstance(values, list) or not values:
+        message = f"the axis {name} must be a list of values, not {show(values)}"
+        example = (
+            f"{name} = [{show(values)}]" if isinstance(values, str | int | float) else f"{name} = [1, 2]"
+        )
+        yield source.problem(codes.AXIS, message, place, remedy=f"write {example}")
+    else:
+        seen: set[object] = set()
+        for number, value in enumerate(values):
+            mark = mark_of(value)
+            if mark is None:
+                message = f"the axis {name} holds {show(value)}, which gives its cases no name"
+                remedy = (
+                    "an axis has numbers, texts, true or false; others are given by name: [matrix.cases.NAME]"
+                )
+                yield source.problem(codes.AXIS, message, (*place, number), remedy=remedy)
+            elif mark in seen:
+                message = f"the axis {name} has {show(value)} twice"
+                yield source.problem(codes.AXIS, message, (*place, number), remedy="keep one of them")
+            seen.add(mark)
+
+
+def mark_of(value: object) -> tuple[bool, str | int | float] | None:
+    """Return what tells a value of an axis from the others; None for what cannot be one."""
+    is_one = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    return (isinstance(value, bool), value) if is_one else None  # type: ignore[return-value]  # True equals 1
+
+
+_Numbers = dict["KeyPath", dict[object, int]]
+
+
+@dataclass
+class Exclusions:
+    """What is left out: for each set of axes, combinations of their values by number."""
+
+    groups: dict[tuple[KeyPath, ...], set[tuple[int, ...]]] = field(default_factory=dict)
+
+    def covers(self, chosen: Iterable[tuple[Axis, int]]) -> bool:
+        """Return whether a combination is left out."""
+        if not self.groups:
+            return False
+        numbers = {axis.path: number for axis, number in chosen}
+        return any(tuple(numbers[path] for path in paths) in out for paths, out in self.groups.items())
+
+
+def read_exclusions(source: Source, axes: list[Axis]) -> tuple[Exclusions, list[Diagnostic]]:
+    """Return what is left out, and what is wrong with it: each exclusion must leave something out."""
+    exclusions, problems = Exclusions(), []
+    numbers: _Numbers = {
+        axis.path: {mark_of(value): n for n, value in enumerate(axis.values)} for axis in axes
+    }
+    for place, table in enumerate(source.raw["matrix"].get("exclude", [])):
+        given = dict(leaves(table))
+        found = list(_exclusion_problems(source, ("matrix", "exclude", place), given, axes, numbers))
+        problems += found
+        if not found:
+            paths = tuple(sorted(given, key=str))
+            chosen = tuple(numbers[path][mark_of(given[path])] for path in paths)
+            exclusions.groups.setdefault(paths, set()).add(chosen)
+    return exclusions, problems
+
+
+def _exclusion_problems(
+    source: Source, place: KeyPath, given: dict[KeyPath, object], axes: list[Axis], numbers: _Numbers
+) -> Iterator[Diagnostic]:
+    if not given:
+        message = "an exclusion without keys would leave out every combination"
+        remedy = "name values of axes, such as { job.seed = 2 }"
+        yield source.problem(codes.EXCLUSION, message, place, remedy=remedy)
+    for path, value in given.items():
+        if path not in numbers:
+            message = f"{dotted(path)} is no axis, so this leaves nothing out"
+            meant = [dotted(axis) for axis in numbers if axis[-len(path) :] == path]
+            remedy = f"axes of this matrix: {', '.join(map(dotted, numbers)) or 'none'}"
+            remedy = f'did you mean "{meant[0]}"?' if meant else remedy
+            yield source.problem(codes.EXCLUSION, message, (*place, *path), at_key=True, remedy=remedy)
+        elif mark_of(value) not in numbers[path]:
+            message = f"the axis {dotted(path)} has no {show(value)}, so this leaves nothing out"
+            values = next(axis.values for axis in axes if axis.path == path)
+            remedy = f"it has {', '.join(map(show, values[:8]))}"
+            yield source.problem(codes.EXCLUSION, message, (*place, *path), remedy=remedy)
+
 
 MOST_CASES = 5_000
 MOST_LETTERS = 100

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.python_source.known_calls import content_of
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.types import MayRefer, Spelled, Variable
-from elasticflow.jobfile.tables.validate import model_of
+from elasticflow.jobfile.tables.validate import content_of, model_of
 from elasticflow.redaction import is_secret, without_password
 
 if TYPE_CHECKING:
@@ -173,9 +172,7 @@ class References:
         if path[0] not in Job.model_fields:
             return  # an unknown table is refused as a whole
         message = f"{dotted(path)} takes no references"
-        remedy = (
-            f"write the value itself ($${{ stands for ${{);\nreferences may stand in {', '.join(_places())}"
-        )
+        remedy = f"write the value itself ($${{ stands for ${{);\nreferences may stand in {', '.join(_keys_with_references())}"
         self._say(codes.NO_REFERENCE_HERE, message, path, remedy)
 
     def _unknown(self, inside: str, path: KeyPath) -> None:
@@ -217,7 +214,7 @@ def _marker(path: KeyPath) -> MayRefer | None:
     return next((mark for mark in known.metadata if isinstance(mark, MayRefer)), None) if known else None
 
 
-def _places() -> list[str]:
+def _keys_with_references() -> list[str]:
     """Return every key that may hold references."""
     return [
         f"{table}.{key}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from elasticflow.jobfile.diagnostics.positions import Span, place
+from elasticflow.jobfile.diagnostics.positions import Span, line_and_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,14 +50,14 @@ class Diagnostic(NamedTuple):
         return self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
 
 
-def at(
+def diagnostic_at(
     code: str, message: str, *, file: str, text: str, span: Span, severity: Severity = "error", remedy: str | None = None
 ) -> Diagnostic:  # fmt: skip
     """Return a diagnostic about the span of a file's text."""
     from elasticflow.jobfile.diagnostics.excerpt import line_at  # most files have nothing to say
 
-    line, column = place(text, span.start)
-    end_line, end_column = place(text, max(span.end, span.start))
+    line, column = line_and_column(text, span.start)
+    end_line, end_column = line_and_column(text, max(span.end, span.start))
     excerpt = line_at(text, span.start)
     return Diagnostic(code, severity, message, file, line, column, end_line, end_column, remedy, excerpt)
 

@@ -70,13 +70,13 @@ def layout(line: str, column: int, end_column: int | None) -> tuple[str, str]:
     first = max(0, column - 1 - _WIDTH // 2) if len(line) > _WIDTH else 0
     last = min(len(line), first + _WIDTH)
     lead, tail = "..." * (first > 0), "..." * (last < len(line))
-    shown = "".join(map(_shown, line[first:last]))
+    shown = "".join(map(_as_printed, line[first:last]))
     begin = lead + line[first : column - 1]
     meant = line[column - 1 : last if end_column is None else min(last, end_column - 1)]
     return f"{lead}{shown}{tail}", " " * _width(begin) + "^" * max(1, _width(meant))
 
 
-def _shown(c: str) -> str:
+def _as_printed(c: str) -> str:
     return _TAB if c == "\t" else printable(c)
 
 

@@ -42,17 +42,17 @@ class Spot(NamedTuple):
     value: Span | None
 
 
-def index(text: str) -> dict[KeyPath, Spot]:
+def spots_in(text: str) -> dict[KeyPath, Spot]:
     """Return the spot of every key and value of *text*, which tomli has accepted."""
-    return _Index(text).spots
+    return _SpotFinder(text).spots
 
 
-def place(text: str, at: int) -> tuple[int, int]:
+def line_and_column(text: str, at: int) -> tuple[int, int]:
     """Return line and column of an offset, both from 1, the column in code points."""
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
-class _Index:
+class _SpotFinder:
     def __init__(self, text: str) -> None:
         self.text = text
         self.spots: dict[KeyPath, Spot] = {}

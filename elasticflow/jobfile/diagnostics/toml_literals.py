@@ -30,13 +30,13 @@ def show(value: object) -> str:
     return str(value)
 
 
-def written(value: object) -> str:
+def to_toml(value: object) -> str:
     """Return a value as it can be pasted into a job file, whatever its length."""
     if isinstance(value, dict):
-        inner = ", ".join(f"{dotted((key,))} = {written(each)}" for key, each in value.items())
+        inner = ", ".join(f"{dotted((key,))} = {to_toml(each)}" for key, each in value.items())
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, list):
-        return f"[{', '.join(written(each) for each in value)}]"
+        return f"[{', '.join(to_toml(each) for each in value)}]"
     if isinstance(value, dt.date | dt.time):
         return str(value)
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)

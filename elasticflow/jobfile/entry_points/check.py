@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, listing, nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.entry_points.argument_findings import ArgumentFindings
-from elasticflow.jobfile.entry_points.dataset_protocol import why_not_map_style
-from elasticflow.jobfile.entry_points.included_state import why_not_stateful
-from elasticflow.jobfile.entry_points.named_entry import NamedEntry
-from elasticflow.jobfile.entry_points.uses import inside, uses_in
+from elasticflow.jobfile.entry_points.arguments import ArgumentCheck
+from elasticflow.jobfile.entry_points.calls import (
+    EntryPoint,
+    EntryPointCache,
+    entry_calls,
+    inside,
+)
+from elasticflow.jobfile.entry_points.required_methods import why_not_map_style, why_not_stateful
 from elasticflow.jobfile.python_source.classes import lineage
 from elasticflow.jobfile.python_source.definitions import (
     Definition,
     MethodError,
     NoAttributeError,
-    Plain,
+    PlainValue,
     UnreadableModuleError,
 )
-from elasticflow.jobfile.python_source.installed import install_help, installed_places, looked_in, shown
-from elasticflow.jobfile.python_source.known_calls import KnownCalls, content_of
 from elasticflow.jobfile.python_source.makes import wrong_kind
 from elasticflow.jobfile.python_source.modules import (
     CannotTellError,
@@ -35,11 +36,16 @@ from elasticflow.jobfile.python_source.modules import (
     Module,
     NoModuleError,
     NotInstalledError,
+    install_help,
+    installed_folders,
     is_found_by_hooks,
+    looked_in,
+    seen_from_here,
 )
 from elasticflow.jobfile.python_source.resolve import Resolver
 from elasticflow.jobfile.python_source.signatures import signature_of
 from elasticflow.jobfile.tables.types import ENTRY
+from elasticflow.jobfile.tables.validate import content_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,12 +56,12 @@ if TYPE_CHECKING:
 _MOST_NAMED = 8
 
 
-def check_entry_points(source: Source, root: Path, known: KnownCalls | None = None) -> list[Diagnostic]:
+def check_entry_points(source: Source, root: Path, known: EntryPointCache | None = None) -> list[Diagnostic]:
     """Return what is wrong with the job's entry points, also in tables that have other problems.
 
     *known*: what was found out about other jobs of the file; added to.
     """
-    known = known or KnownCalls()
+    known = known or EntryPointCache()
     parts = inside(source.raw, "job").get("path", ["."])
     parts = [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
     is_there = ["\0" not in part and (root / part).is_dir() for part in parts]
@@ -64,17 +70,17 @@ def check_entry_points(source: Source, root: Path, known: KnownCalls | None = No
             codes.NO_FOLDER,
             f"the folder {show(part)} of job.path does not exist",
             ("job", "path", number),
-            remedy=f"paths start at the project's root, {shown(root)}",
+            remedy=f"paths start at the project's root, {seen_from_here(root)}",
         )
         for number, part in enumerate(parts)
         if not is_there[number]
     ]
     own = tuple(root / part for part, good in zip(parts, is_there, strict=True) if good)
     if own not in known.resolvers:
-        known.resolvers[own] = Resolver(Finder(own, installed_places()))
-    for use in uses_in(source.raw):
-        entry = NamedEntry(source, known.resolvers[own], use, known)
-        check, call = _Check(entry), (own, use, content_of(entry.named_arguments()))
+        known.resolvers[own] = Resolver(Finder(own, installed_folders()))
+    for use in entry_calls(source.raw):
+        entry = EntryPoint(source, known.resolvers[own], use, known)
+        check, call = _EntryPointCheck(entry), (own, use, content_of(entry.named_arguments()))
         if re.fullmatch(ENTRY, use.text) and call not in known.clean:
             problems = check.run()
             found += problems
@@ -82,10 +88,10 @@ def check_entry_points(source: Source, root: Path, known: KnownCalls | None = No
     return found
 
 
-class _Check:
+class _EntryPointCheck:
     """The check of one entry point."""
 
-    def __init__(self, entry: NamedEntry) -> None:
+    def __init__(self, entry: EntryPoint) -> None:
         self._entry, self.source, self.resolver, self.use = entry, entry.source, entry.resolver, entry.use
         self.module, self.attribute = entry.module, entry.attribute
         self.depends_on_others = False  # on other keys of the job than the entry and its arguments
@@ -168,8 +174,8 @@ class _Check:
             function = f'name a function, such as "{near or "torch.nn.functional:cross_entropy"}"'
         return self._entry.problem(codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {found.place}")
 
-    def _not_callable(self, found: Module | Plain) -> Diagnostic:
-        words, inside = found.words if isinstance(found, Plain) else "a module", ""
+    def _not_callable(self, found: Module | PlainValue) -> Diagnostic:
+        words, inside = found.words if isinstance(found, PlainValue) else "a module", ""
         if isinstance(found, Module):
             inside = f' in it: "{found.name}:..."'
         message = f"{self.use.text} cannot be called: it is {words}"
@@ -222,7 +228,7 @@ class _Check:
             return [self._not_installed(str(error))]
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError) as error:
             return [self._entry.note(str(error))]
-        check = ArgumentFindings(self._entry, found, signature)
+        check = ArgumentCheck(self._entry, found, signature)
         problems = check.all()
         self.depends_on_others = check.depends_on_others
         return problems

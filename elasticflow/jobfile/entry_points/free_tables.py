@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FREE = (("model", "args"), ("optimizer", "args"), ("lr_scheduler", "args"), ("dataset", "args"), ("evaluation", "args"), ("snapshots", "options"))  # fmt: skip
 
 
-def values(source: Source) -> Iterator[Diagnostic]:
+def check_free_values(source: Source) -> Iterator[Diagnostic]:
     """Yield the values of free tables that cannot be passed on to a call."""
     for table, name in _FREE:
         free = _inside(source.raw, (table, name))
@@ -61,7 +61,7 @@ def not_passable(value: object) -> tuple[str, str] | None:
     return None
 
 
-def secrets(source: Source) -> Iterator[Diagnostic]:
+def check_secrets(source: Source) -> Iterator[Diagnostic]:
     """Yield a warning for each secret in the file, which is checked in and copied into every run folder."""
     written = source.written or source.raw  # what was looked up is not in the file
     remedy = "take it out: credentials come from the machine's role or from the environment"

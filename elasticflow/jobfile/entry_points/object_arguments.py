@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.python_source.annotations import Made
+from elasticflow.jobfile.python_source.annotations import ObjectTable
 from elasticflow.jobfile.tables.types import ENTRY
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def objects_of(raw: dict[str, Any]) -> Iterator[ObjectArgument]:
 
 
 def marked(value: Any) -> Any:
-    """Return a value of the job file with its objects marked as `Made`."""
+    """Return a value of the job file with its objects marked as `ObjectTable`."""
     if isinstance(value, dict):
         inner = {key: marked(each) for key, each in value.items()}
-        return Made(inner) if object_of(value) else inner
+        return ObjectTable(inner) if object_of(value) else inner
     return [marked(each) for each in value] if isinstance(value, list) else value
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show
-from elasticflow.jobfile.entry_points.uses import inside
+from elasticflow.jobfile.entry_points.calls import inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ _BEST = (
 )
 
 
-def misfits(source: Source) -> Iterator[Diagnostic]:
+def check_own_step(source: Source) -> Iterator[Diagnostic]:
     """Yield what stands in the job beside such a step and cannot be done."""
     for path, (why, remedy) in _found(source.raw):
         value = inside(source.raw, str(path[0]))[str(path[1])]

@@ -1,15 +1,18 @@
-"""Whether a value of the job file can be meant by a parameter's annotation."""
+"""Whether a value of the job file fits a parameter, by its annotation or its default, and which value was meant."""
 
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import show
-from elasticflow.jobfile.python_source.import_origins import origin
+from elasticflow.jobfile.python_source.bindings import origin
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from elasticflow.jobfile.python_source.modules import Module
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -29,13 +32,13 @@ _TABLES = {"builtins.dict", "typing.Dict"} | {
 _NO_TEXTS = {"torch.Tensor", "torch.nn.Parameter", "numpy.ndarray", "numpy.number", "builtins.complex"}
 
 
-class Made(dict[str, Any]):
+class ObjectTable(dict[str, Any]):
     """The table of an object, where values are compared with annotations: what it makes is not known."""
 
 
 def fits(value: object, annotation: ast.expr | None, module: Module) -> bool:
     """Return whether a value of the job file can be meant; True whenever that is not certain."""
-    if isinstance(value, Made):
+    if isinstance(value, ObjectTable):
         return True
     match annotation:
         case None:
@@ -130,3 +133,82 @@ def nearest_choice(value: object, annotation: ast.expr, module: Module) -> str |
     known = [each for each in choices(annotation, module) if isinstance(each, str)]
     near = nearest(value, known) if isinstance(value, str) else []
     return show(near[0]) if near else None
+
+
+_NUMBER, _TRUTH = "a number", "true or false"
+
+
+def in_words_of_default(default: ast.expr | None, value: object) -> str:
+    """Return what a parameter without an annotation takes, by its default; empty unless a text says just that.
+
+    `"1e-3"` for `lr=0.1` is a slip; `"auto"` for it may be meant.
+    """
+    if isinstance(default, ast.UnaryOp):
+        default = default.operand
+    if not isinstance(value, str) or not isinstance(default, ast.Constant):
+        return ""
+    if isinstance(default.value, bool):
+        return _TRUTH if value.lower() in {"true", "false"} else ""
+    if isinstance(default.value, int | float):
+        return _NUMBER if next(as_numbers(value.strip()), None) is not None else ""
+    return ""
+
+
+def near_value(value: object, wanted: ast.expr | str, module: Module | None = None) -> str | None:
+    """Return what was most likely meant, as the job file writes it."""
+    from elasticflow.jobfile.diagnostics.toml_literals import to_toml
+
+    for each in ways(value):
+        if isinstance(wanted, str):
+            kind: type | tuple[type, ...] = bool if wanted == _TRUTH else (int, float)
+            is_good = isinstance(each, kind) and (isinstance(each, bool) is (wanted == _TRUTH))
+        else:
+            is_good = module is not None and fits(each, wanted, module)
+        if is_good and (type(each), each) != (type(value), value):
+            return _as_typed(value, each) or to_toml(each)
+    return None
+
+
+def _as_typed(value: object, meant: object) -> str | None:
+    """Return a number as it stands in the text that it was given as: 1e-3 is easier to know again than 0.001."""
+    import tomli
+
+    if not isinstance(value, str) or isinstance(meant, str | list | dict):
+        return None
+    try:
+        is_same = tomli.loads(f"v = {value}") == {"v": meant}
+    except tomli.TOMLDecodeError:
+        return None
+    return value.strip() if is_same else None
+
+
+def ways(value: object) -> Iterator[object]:
+    """Yield other ways to write the value of an argument, the likeliest first."""
+    if isinstance(value, str):
+        text = value.strip()
+        yield from as_numbers(text)
+        if text.lower() in {"true", "false"}:
+            yield text.lower() == "true"
+        if "," in text:
+            parts = [each.strip() for each in text.strip("[]() ").split(",") if each.strip()]
+            yield [next(as_numbers(each), each) for each in parts]
+    if isinstance(value, float) and value.is_integer():
+        yield int(value)
+    if isinstance(value, list):
+        yield [next(as_numbers(each), each) if isinstance(each, str) else each for each in value]
+        yield from value if len(value) == 1 else ()
+    elif not isinstance(value, dict):
+        yield from ([value], str(value))
+
+
+def as_numbers(text: str) -> Iterator[int | float]:
+    """Yield the number that a text is: `8`, `1_000`, `1,000`, `1e-3`, `50%`."""
+    bare = text.replace(",", "") if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text) else text
+    for kind in (int, float):
+        try:
+            if len(bare) < 30 and bare.isascii() and re.match(r"[+-]?[.\d]", bare):
+                yield kind(bare)
+        except ValueError:
+            continue
+    if re.fullmatch(r"\d+(\.\d+)?\s?%", text):
+        yield float(text.rstrip("% ")) / 100

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
-from elasticflow.jobfile.python_source.installed import installed_places
 from elasticflow.jobfile.python_source.modules import (
     CannotTellError,
     Finder,
     NoModuleError,
     NotInstalledError,
+    installed_folders,
 )
 from elasticflow.jobfile.python_source.resolve import Resolver
 
@@ -46,7 +46,7 @@ def with_module(path: KeyPath, name: str, *, is_exact: bool = False) -> str | No
     name = re.sub(r"[\s-]+", "_", name)
     if home is None or not re.fullmatch(r"\w+", name):
         return None
-    resolver = Resolver(Finder((), installed_places()))
+    resolver = Resolver(Finder((), installed_folders()))
     wishes = [_NAMES.get(name.lower(), name), *(_as_function(name) if path[-1] == "loss" else [])]
     for wish in wishes:
         try:

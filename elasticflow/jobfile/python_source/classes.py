@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.python_source.import_origins import dotted_names, origin
+from elasticflow.jobfile.python_source.bindings import dotted_names, origin
 from elasticflow.jobfile.python_source.modules import CannotTellError
 
 if TYPE_CHECKING:

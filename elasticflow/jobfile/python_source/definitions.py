@@ -31,7 +31,7 @@ class UnreadableModuleError(Exception):
     """A module of the job is not valid Python here."""
 
     def __init__(self, module: Module, error: SyntaxError) -> None:
-        super().__init__(f"{shown_file(module)}, line {error.lineno}: {error.msg}")
+        super().__init__(f"{file_seen_from_here(module)}, line {error.lineno}: {error.msg}")
 
 
 class MadeByCallError(CannotTellError):
@@ -57,7 +57,7 @@ class MethodError(CannotTellError):
         self.definition = definition
 
 
-def shown_file(module: Module) -> str:
+def file_seen_from_here(module: Module) -> str:
     """Return a module's file as seen from the current folder, or its full name when it lies outside."""
     assert module.file is not None  # only source has lines
     here = Path.cwd()
@@ -82,20 +82,20 @@ class Definition(NamedTuple):
     @property
     def place(self) -> str:
         """File and line, the file as seen from the current folder where it lies inside."""
-        return f"{shown_file(self.module)}:{self.node.lineno}"
+        return f"{file_seen_from_here(self.module)}:{self.node.lineno}"
 
 
-class Plain(NamedTuple):
+class PlainValue(NamedTuple):
     """Something that cannot be called, in words: "a number", "a module"."""
 
     words: str
 
 
-Found = Definition | Module | Plain
+Resolved = Definition | Module | PlainValue
 
 
 class DottedNames(Protocol):
     """Finds what dotted names mean; `resolve.Resolver` does."""
 
-    def dotted(self, module: Module, names: list[str]) -> Found:
+    def dotted(self, module: Module, names: list[str]) -> Resolved:
         """Return what a dotted name means inside *module*."""

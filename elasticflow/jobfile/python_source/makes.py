@@ -8,9 +8,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.python_source.bindings import parse
+from elasticflow.jobfile.python_source.bindings import dotted_names, origin, parse_python
 from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
-from elasticflow.jobfile.python_source.import_origins import dotted_names, origin
 from elasticflow.jobfile.python_source.modules import CannotTellError, NoModuleError, source_of
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ _NOT_TOLD = (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleE
 _MOST_LEVELS = 10
 
 
-class Wrong(NamedTuple):
+class WrongKind(NamedTuple):
     """An entry point makes something that its key is not for.
 
     Attributes:
@@ -81,7 +80,7 @@ class Wrong(NamedTuple):
     is_loader: bool = False
 
 
-def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> Wrong | None:
+def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> WrongKind | None:
     """Return what the entry point of a key makes if that is certainly not what the key is for."""
     wanted = _WANTED.get(path)
     if wanted is None:
@@ -100,7 +99,7 @@ def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> Wro
     if kinds:
         first = min(kinds)
         beside = _beside(definition, wanted, resolver)
-        return Wrong(f"{what} {first.words} ({first.base})", wanted, beside, first is LOADER)
+        return WrongKind(f"{what} {first.words} ({first.base})", wanted, beside, first is LOADER)
     return None
 
 
@@ -149,5 +148,5 @@ def _beside(definition: Definition, wanted: Kind, resolver: Resolver) -> list[st
     module = definition.module
     if not module.is_own:
         return []
-    classes = [each for each in parse(source_of(module)) if isinstance(each, ast.ClassDef)]
+    classes = [each for each in parse_python(source_of(module)) if isinstance(each, ast.ClassDef)]
     return [each.name for each in classes if wanted in _kinds(Definition(module, each), resolver)]

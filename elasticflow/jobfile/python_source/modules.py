@@ -74,11 +74,13 @@ class Finder:
         top, *rest = name.split(".")
         if top in sys.builtin_module_names:  # before any file of that name
             raise CannotTellError(f"{top} is built into Python")
-        module = _look(top, top, (*self.own, *self.installed), self.own)
+        module = _look_for(top, top, (*self.own, *self.installed), self.own)
         if module is None:
             raise NotInstalledError(top)
         for part in rest:
-            inner = _look(f"{module.name}.{part}", part, module.folders, self.own if module.is_own else ())
+            inner = _look_for(
+                f"{module.name}.{part}", part, module.folders, self.own if module.is_own else ()
+            )
             if inner is None:
                 if re.search(rf"\b(?:{part}|__path__|sys\.modules)\b", source_of(module)):
                     raise CannotTellError(f"{module.name} makes its own submodules")
@@ -130,7 +132,7 @@ def _has_editable_installs() -> bool:
     return any("__editable__" in getattr(each, "__module__", "") for each in sys.meta_path)
 
 
-def _look(name: str, part: str, places: tuple[Path, ...], own: tuple[Path, ...]) -> Module | None:
+def _look_for(name: str, part: str, places: tuple[Path, ...], own: tuple[Path, ...]) -> Module | None:
     """Return the module; like Python, a folder without __init__.py only when no other place has more."""
     namespace: list[Path] = []
     for place in places:
@@ -181,3 +183,36 @@ def _read(file: Path, _changed: int, _size: int) -> str:
         return file.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CannotTellError(f"{file} cannot be read") from error
+
+
+# What is installed under another name than it is imported by.
+_DISTRIBUTIONS = {
+    "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless",
+    "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
+    "pytorch_lightning": "pytorch-lightning", "dateutil": "python-dateutil", "streaming": "mosaicml-streaming",
+}  # fmt: skip
+
+
+def installed_folders() -> tuple[Path, ...]:
+    """Return the folders Python finds installed packages in; the current folder is not one of them."""
+    here = Path.cwd()
+    return tuple(
+        Path(each) for each in dict.fromkeys(sys.path) if each and Path(each) != here and Path(each).is_dir()
+    )
+
+
+def install_help(top: str, finder: Finder) -> str:
+    """Return how a package that is not here comes to be."""
+    name = "'elasticflow[torch]'" if top == "torch" else _DISTRIBUTIONS.get(top, top)
+    return f"pip install {name}; or, for code of your own, add its folder to job.path (looked in {looked_in(finder)})"
+
+
+def looked_in(finder: Finder) -> str:
+    """Return the folders of the job's own code, as a sentence has them."""
+    return ", ".join(seen_from_here(place) for place in finder.own)
+
+
+def seen_from_here(folder: Path) -> str:
+    """Return a folder as seen from the current one, where it lies inside."""
+    here = Path.cwd()
+    return f"./{folder.relative_to(here)}".removesuffix(".") if folder.is_relative_to(here) else str(folder)

@@ -1,22 +1,29 @@
-"""`module:attribute` -> its definition, followed through re-exports by reading source."""
+"""`module:attribute` -> its definition, followed through re-exports and classes by reading source."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import re
+from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.python_source.bindings import bindings, parse
+from elasticflow.jobfile.python_source.bindings import (
+    HIDDEN_STAR,
+    bindings,
+    dotted_names,
+    origin,
+    parse_python,
+)
+from elasticflow.jobfile.python_source.classes import lineage
 from elasticflow.jobfile.python_source.definitions import (
     Definition,
-    Found,
     MadeByCallError,
+    MethodError,
     NoAttributeError,
-    Plain,
+    PlainValue,
+    Resolved,
     UnreadableModuleError,
 )
-from elasticflow.jobfile.python_source.import_origins import HIDDEN_STAR, dotted_names, origin
-from elasticflow.jobfile.python_source.members import member_of
 from elasticflow.jobfile.python_source.modules import (
     CannotTellError,
     Finder,
@@ -24,6 +31,9 @@ from elasticflow.jobfile.python_source.modules import (
     NoModuleError,
     source_of,
 )
+
+if TYPE_CHECKING:
+    from elasticflow.jobfile.python_source.definitions import DottedNames
 
 _MOST_HOPS = 20
 _NAMES = re.compile(r"^(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*[=:]", re.MULTILINE)
@@ -49,7 +59,7 @@ class Resolver:
     def __init__(self, finder: Finder) -> None:
         self.finder = finder
 
-    def entry(self, module: str, attribute: str) -> Found:
+    def entry(self, module: str, attribute: str) -> Resolved:
         """Return what `module:attribute` names.
 
         Raises:
@@ -59,7 +69,7 @@ class Resolver:
         """
         return self.dotted(self.finder.find(module), attribute.split("."))
 
-    def dotted(self, module: Module, names: list[str], hops: int = 0) -> Found:
+    def dotted(self, module: Module, names: list[str], hops: int = 0) -> Resolved:
         """Return what a dotted name means inside *module*."""
         found = self.name(module, names[0], hops)
         for name in names[1:]:
@@ -71,7 +81,7 @@ class Resolver:
                 raise CannotTellError(f"{names[0]} is no class")
         return found
 
-    def name(self, module: Module, name: str, hops: int = 0) -> Found:
+    def name(self, module: Module, name: str, hops: int = 0) -> Resolved:
         """Return what one name means inside *module*."""
         if hops > _MOST_HOPS:
             raise CannotTellError("imports go round in circles")
@@ -91,8 +101,8 @@ class Resolver:
             raise CannotTellError(f"{module.name} binds {name} under a condition")
         return self._meaning(module, statements[0], name, hops + 1)
 
-    def _not_bound(self, module: Module, text: str, name: str, hops: int) -> Found:
-        for statement in parse(text) if re.search(r"import[ \t]*\(?[ \t]*\*", text) else []:
+    def _not_bound(self, module: Module, text: str, name: str, hops: int) -> Resolved:
+        for statement in parse_python(text) if re.search(r"import[ \t]*\(?[ \t]*\*", text) else []:
             if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
                 try:
                     return self.name(self._imported(module, statement), name, hops + 1)
@@ -110,7 +120,7 @@ class Resolver:
         names = {first or second for first, second in _NAMES.findall(text)}
         names |= {
             each.asname or each.name
-            for statement in parse(text)
+            for statement in parse_python(text)
             if isinstance(statement, ast.ImportFrom)
             for each in statement.names
         }
@@ -118,7 +128,7 @@ class Resolver:
         self.finder.refuse_namespace(module, name, beside)
         raise NoAttributeError(module.name, name, beside)
 
-    def _meaning(self, module: Module, statement: ast.stmt, name: str, hops: int) -> Found:
+    def _meaning(self, module: Module, statement: ast.stmt, name: str, hops: int) -> Resolved:
         match statement:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 return Definition(module, statement)
@@ -147,7 +157,7 @@ class Resolver:
         except NoModuleError as error:  # an import inside the job's code fails; running will show where
             raise CannotTellError(f"{module.name} imports {base}, which is not there") from error
 
-    def _value(self, module: Module, value: ast.expr, hops: int) -> Found:
+    def _value(self, module: Module, value: ast.expr, hops: int) -> Resolved:
         match value:
             case ast.Lambda():
                 return Definition(module, value)
@@ -157,11 +167,11 @@ class Resolver:
                 return self.dotted(module, names, hops)
             case ast.Constant(value=constant):
                 words = {bool: "true or false", str: "a text", int: "a number", float: "a number"}
-                return Plain(words.get(type(constant), "None" if constant is None else "a constant"))
+                return PlainValue(words.get(type(constant), "None" if constant is None else "a constant"))
             case ast.Call():
                 return self._called(module, value, hops)
             case _ if type(value) in _PLAIN:
-                return Plain(_PLAIN[type(value)])
+                return PlainValue(_PLAIN[type(value)])
             case _:
                 raise CannotTellError("it is made by a call")
 
@@ -175,3 +185,81 @@ class Resolver:
                 bound = inner.num_bound + len(call.args) - 1
                 return inner._replace(num_bound=bound, preset=(*inner.preset, *names))
         raise MadeByCallError(module, call)
+
+
+_CALLED_ON_CLASS = {"builtins.classmethod", "builtins.staticmethod"}
+_NO_PLAIN_METHODS = _CALLED_ON_CLASS | {"builtins.property", "functools.cached_property"}
+
+
+def member_of(owner: Definition, name: str, resolver: DottedNames) -> Definition:
+    """Return a class method, a static method or an inner class, the class's own or inherited.
+
+    Raises:
+        NoAttributeError: the class has no such name.
+        CannotTellError: it is bound in another way, or may be made by a base or a decorator.
+    """
+    assert isinstance(owner.node, ast.ClassDef)
+    own = _own_member(owner, name)
+    classes = [owner] if own else lineage(owner, resolver)
+    for each in classes[1:]:
+        own = own or _own_member(each, name)
+    if own:
+        return own
+    if owner.node.decorator_list or owner.node.keywords:
+        raise CannotTellError(f"{name} may come from a decorator of {owner.node.name}")
+    methods = {method for each in classes if each.module.is_own for method in _plain_methods(each)}
+    place = f"{owner.module.name}:{owner.node.name}"
+    raise NoAttributeError(place, name, _callable_names(owner), tuple(sorted(methods)))
+
+
+def _own_member(owner: Definition, name: str) -> Definition | None:
+    assert isinstance(owner.node, ast.ClassDef)
+    for statement in reversed(owner.node.body):
+        if name in _bound_in(statement):
+            return _as_called(owner, statement, name)
+    return None
+
+
+def _bound_in(member: ast.stmt) -> set[str]:
+    """Return every name that a statement of a class body may bind."""
+    if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {member.name}
+    return {getattr(each, "id", getattr(each, "name", "")) or "" for each in ast.walk(member)}
+
+
+def _as_called(owner: Definition, member: ast.stmt, name: str) -> Definition:
+    if isinstance(member, ast.ClassDef):
+        return Definition(owner.module, member)
+    if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
+        kinds = {origin(owner.module, mark) for mark in member.decorator_list}
+        if "builtins.staticmethod" in kinds:
+            return Definition(owner.module, member)
+        if "builtins.classmethod" in kinds:
+            return Definition(owner.module, member, num_bound=1)
+        if "builtins.property" in kinds:
+            raise CannotTellError(f"{name} is a property")
+        raise MethodError(owner, Definition(owner.module, member, num_bound=1), name)
+    raise CannotTellError(f"{name} is bound in a way that reading does not show")
+
+
+def _callable_names(owner: Definition) -> list[str]:
+    """Return what can be called through the class itself."""
+    names = []
+    assert isinstance(owner.node, ast.ClassDef)
+    for each in owner.node.body:
+        if isinstance(each, ast.FunctionDef | ast.ClassDef):
+            kinds = {origin(owner.module, mark) for mark in each.decorator_list}
+            if isinstance(each, ast.ClassDef) or kinds & _CALLED_ON_CLASS:
+                names.append(each.name)
+    return sorted(names)
+
+
+def _plain_methods(owner: Definition) -> list[str]:
+    """Return what is called on an object of the class, private methods left out."""
+    assert isinstance(owner.node, ast.ClassDef)
+    return [
+        each.name
+        for each in owner.node.body
+        if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")
+        if not {origin(owner.module, mark) for mark in each.decorator_list} & _NO_PLAIN_METHODS
+    ]

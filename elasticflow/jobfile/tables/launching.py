@@ -10,11 +10,11 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.tables.types import (
     MOST_NODES,
     Args,
+    Description,
     DurationText,
     Endpoint,
     Entry,
     IntervalText,
-    Kind,
     MayRefer,
     ProgressText,
     SizeText,
@@ -28,32 +28,34 @@ from elasticflow.jobfile.tables.types import (
 Interface = Annotated[
     str,
     Field(pattern=or_reference("[A-Za-z0-9._-]{1,15}"), examples=["eth0"]),
-    Kind('a network interface, like "eth0"'),
+    Description('a network interface, like "eth0"'),
 ]
 Streams = Annotated[
     str,
     Field(pattern=r"^([0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*)$", examples=["3", "0:3,1:2"]),
-    Kind('0 to 3 for all workers, or per local rank like "0:3,1:2"'),
+    Description('0 to 3 for all workers, or per local rank like "0:3,1:2"'),
 ]
 LocalRanks = Annotated[
     str,
     Field(pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$", examples=["0", "0,1"]),
-    Kind('local ranks, like "0,1"'),
+    Description('local ranks, like "0,1"'),
 ]
 # torchrun takes them as one text, KEY=VALUE,KEY=VALUE, and its arguments are kept in a file, one per line.
-ConfKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$"), Kind("a name of letters, digits, _ . -")]
+ConfKey = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$"), Description("a name of letters, digits, _ . -")
+]
 ConfText = Annotated[
     str,
     Field(pattern=r"^[^,\x00-\x20\x7f]([^,\x00-\x1f\x7f]*[^,\x00-\x20\x7f])?$"),
-    Kind("a text without commas"),
+    Description("a text without commas"),
 ]
 LogFolder = Annotated[
     str,
     Field(pattern=r"^[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*$"),
-    Kind("a folder, on one line and not beginning with -"),
+    Description("a folder, on one line and not beginning with -"),
 ]
 IncludedName = Annotated[
-    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Kind("a name of letters, digits and _")
+    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Description("a name of letters, digits and _")
 ]
 
 

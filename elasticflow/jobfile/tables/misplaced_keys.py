@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow import redaction
 from elasticflow.jobfile.diagnostics.suggestions import nearest
-from elasticflow.jobfile.diagnostics.toml_literals import dotted, written
-from elasticflow.jobfile.tables.foreign_names import LOCAL, Meaning, meaning_of, meanings, plain
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, to_toml
+from elasticflow.jobfile.tables.foreign_names import (
+    DECIDED_ELSEWHERE,
+    LOCAL,
+    Meaning,
+    meaning_of,
+    meanings,
+    plain,
+)
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.repairs import accepts, repaired
-from elasticflow.jobfile.tables.torchrun_options import DECIDED_ELSEWHERE
 from elasticflow.jobfile.tables.type_descriptions import annotation_at, describe, keys_at
 
 if TYPE_CHECKING:
@@ -26,7 +32,7 @@ _LONGEST = 80
 _LONG = 6  # of a name, letters: a slip of a shorter one may be any word
 
 
-class Place(NamedTuple):
+class KeySuggestion(NamedTuple):
     """Where something belongs.
 
     Attributes:
@@ -75,7 +81,7 @@ class Place(NamedTuple):
         while not text and isinstance(value, dict) and len(value) == 1:  # a table: what is set lies in it
             [(inner, value)] = value.items()
             key = (*key, inner)
-            text = "" if isinstance(value, dict) else written(value)
+            text = "" if isinstance(value, dict) else to_toml(value)
         return f"{set_flag(key, text)}{self._noted()}"
 
     def in_axis(self) -> str:
@@ -98,7 +104,7 @@ class Place(NamedTuple):
     def _table(self, path: KeyPath, value: object) -> str:
         name = str(self.keys[0][0])
         if name == "extends":
-            example = written(value) if isinstance(value, str | list) else '"base.toml"'
+            example = to_toml(value) if isinstance(value, str | list) else '"base.toml"'
             return f"write extends = {example} at the top of the file, above all tables"
         if isinstance(value, dict) and len(path) > 1:
             return f"it is a table of its own: write [{name}], not [{dotted(path)}]"
@@ -150,7 +156,7 @@ def flag_for(option: str, text: str) -> str | None:
         option: As it was given: `--max-epochs`.
         text: Its value; empty where it has none.
     """
-    from elasticflow.jobfile.text.flags import flag_layer
+    from elasticflow.jobfile.text.layers import flag_layer
     from elasticflow.jobfile.text.read import UnreadableError
 
     name = plain(option.replace(".", "__dot__")).replace("__dot__", ".")
@@ -161,7 +167,7 @@ def flag_for(option: str, text: str) -> str | None:
     path = tuple(name.split("."))
     if len(path) > 1 and path[-1] in keys_at(path[:-1]):
         return f"keys of the job file are set by --set {name}={text or '...'}"
-    place = place_of((name,), value_at((name,), layer.raw))
+    place = suggest_key((name,), value_at((name,), layer.raw))
     if len(place.keys) > 1:
         return f"keys of the job file are set by --set: {' or '.join(f'{dotted(key)}=...' for key in place.keys)}"
     if len(place.keys) == 1 and len(place.keys[0]) > 1:
@@ -169,35 +175,35 @@ def flag_for(option: str, text: str) -> str | None:
     return place.note if meaning_of(name) is not None else None
 
 
-def place_of(path: KeyPath, value: object) -> Place:
+def suggest_key(path: KeyPath, value: object) -> KeySuggestion:
     """Return where the unknown key at *path* belongs, which has this value."""
     around, name = path[:-1], str(path[-1])
     known = keys_at(around) if around else [*Job.model_fields, "extends"]
     if around == ("torchrun",) and plain(name) in DECIDED_ELSEWHERE:
-        return Place((), note=DECIDED_ELSEWHERE[plain(name)])
+        return KeySuggestion((), note=DECIDED_ELSEWHERE[plain(name)])
     same = [each for each in known if plain(each) == plain(name)]
     if same or (near := nearest(name, known, _SURE)):
-        return Place(((*around, (same or near)[0]),), _value(path, name, value), is_slip=True)
+        return KeySuggestion(((*around, (same or near)[0]),), _value(path, name, value), is_slip=True)
     if around[:1] == ("matrix",):
         return _in_matrix(path, value)
     if (
         local := next((key for key, names in LOCAL.items() if key in known and plain(name) in names), None)
     ) is not None:
-        return Place(((*around, local),), _value((*around, local), name, value))
+        return KeySuggestion(((*around, local),), _value((*around, local), name, value))
     if plain(name) in {"nnodes", "nodes", "num_nodes"} and (ends := _range(value)):
-        return Place(
+        return KeySuggestion(
             (),
             note=f"write min = {ends[0]} and max = {ends[1]}{'' if around == ('nodes',) else ' in [nodes]'}",
         )
     if (meaning := meaning_of(name)) is not None:
         return _meant(meaning, name, value)
     if homes := _homes(name, around):
-        return Place(homes, _value(homes[0], name, value) if len(homes) == 1 else "")
+        return KeySuggestion(homes, _value(homes[0], name, value) if len(homes) == 1 else "")
     if near := nearest(name, known):
-        return Place(((*around, near[0]),), is_slip=True)
+        return KeySuggestion(((*around, near[0]),), is_slip=True)
     if len(name) >= _LONG and (near := nearest(name, meanings(), _SURE)):
         return _meant(meanings()[near[0]], near[0], value)
-    return Place((), note=_listed(around, known))
+    return KeySuggestion((), note=_listed(around, known))
 
 
 def _range(value: object) -> tuple[str, str] | None:
@@ -206,14 +212,14 @@ def _range(value: object) -> tuple[str, str] | None:
     return (found[1], found[2] or found[1]) if found and not isinstance(value, bool) else None
 
 
-def _meant(meaning: Meaning, name: str, value: object) -> Place:
+def _meant(meaning: Meaning, name: str, value: object) -> KeySuggestion:
     if not meaning.key:
-        shown = "..." if isinstance(value, dict | list) or _is_hidden(name, value) else written(value)
-        return Place((), note=meaning.note.replace("{}", shown))
+        shown = "..." if isinstance(value, dict | list) or _is_hidden(name, value) else to_toml(value)
+        return KeySuggestion((), note=meaning.note.replace("{}", shown))
     key = tuple(meaning.key.split("."))
     if "{}" not in meaning.form and value is False:
-        return Place((), note="leave it out: that is how it is without it")
-    return Place((key,), _formed(key, meaning.form, name, value), meaning.note)
+        return KeySuggestion((), note="leave it out: that is how it is without it")
+    return KeySuggestion((key,), _formed(key, meaning.form, name, value), meaning.note)
 
 
 def _formed(key: KeyPath, form: str, name: str, value: object) -> str:
@@ -224,7 +230,7 @@ def _formed(key: KeyPath, form: str, name: str, value: object) -> str:
         return ""
     if "{}" in form and (isinstance(value, str) or form == "{}"):
         return _value(key, name, value)
-    text = form.replace("{}", written(value)).replace("{{", "{").replace("}}", "}")
+    text = form.replace("{}", to_toml(value)).replace("{{", "{").replace("}}", "}")
     try:
         made = tomli.loads(f"v = {text}")["v"]
     except tomli.TOMLDecodeError:
@@ -237,7 +243,7 @@ def _value(key: KeyPath, name: str, value: object) -> str:
     if len(key) < 2 or _is_hidden(name, value):
         return ""
     meant = value if _is_free(key) or accepts(key)(value) else repaired(key, value)
-    text = "" if meant is None else written(meant)
+    text = "" if meant is None else to_toml(meant)
     return text if len(text) <= _LONGEST else ""
 
 
@@ -260,11 +266,11 @@ def _homes(name: str, around: KeyPath) -> tuple[KeyPath, ...]:
     return tuple((table, name) for table in Job.model_fields if name in keys_at((table,)))
 
 
-def _in_matrix(path: KeyPath, value: object) -> Place:
+def _in_matrix(path: KeyPath, value: object) -> KeySuggestion:
     """Return what a key in [matrix] was meant to be: an axis, most likely."""
     name, own = str(path[-1]), keys_at(path[:-1])
     if near := nearest(name, own, _SURE if isinstance(value, list) else 0.6):
-        return Place(((*path[:-1], near[0]),), is_slip=True)
+        return KeySuggestion(((*path[:-1], near[0]),), is_slip=True)
     key: KeyPath = (name,)
     while isinstance(value, dict) and len(value) == 1:
         [(inner, value)] = value.items()
@@ -278,10 +284,10 @@ def _in_matrix(path: KeyPath, value: object) -> Place:
         homes = _homes(near[0], ("",)) if near else ()
         key = homes[0] if len(homes) == 1 else ()
     if not key:
-        return Place((), note=_listed(path[:-1], own))
-    text = written(value) if isinstance(value, list) else ""
+        return KeySuggestion((), note=_listed(path[:-1], own))
+    text = to_toml(value) if isinstance(value, list) else ""
     shown = text if 0 < len(text) <= _LONGEST else "[...]"
-    return Place(
+    return KeySuggestion(
         (),
         note=f"an axis stands below [matrix.axes], under the whole name of its key: {dotted(key)} = {shown}",
     )

@@ -1,4 +1,4 @@
-"""What pydantic finds, said in the words of the job file."""
+"""What pydantic finds, in the words of the job file: each mistake once, at its place."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import is_table, nearest
-from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, written
-from elasticflow.jobfile.tables.misplaced_keys import Place, place_of
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
+from elasticflow.jobfile.tables.misplaced_keys import (
+    KeySuggestion,
+    has_header,
+    set_flag,
+    suggest_key,
+    value_at,
+)
 from elasticflow.jobfile.tables.repairs import key_repaired, repaired, with_units
 from elasticflow.jobfile.tables.type_descriptions import (
     annotation_at,
@@ -17,13 +23,17 @@ from elasticflow.jobfile.tables.type_descriptions import (
     is_off_without,
     kind_of_key,
 )
+from elasticflow.jobfile.tables.types import ONE_OF
+from elasticflow.jobfile.text.layers import MovedLayer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pydantic_core import ErrorDetails
 
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.source import Source
 
 _BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
@@ -34,7 +44,7 @@ _BOUNDS = {
 _EXAMPLES = {"entry": '"examples.mnist:Net"', "name": '"mnist"'}
 
 
-class Finding(NamedTuple):
+class TableProblem(NamedTuple):
     """A problem of one table, before its place is looked up.
 
     Attributes:
@@ -51,10 +61,10 @@ class Finding(NamedTuple):
     path: KeyPath
     at_key: bool
     remedy: str | None
-    belongs: Place | None = None
+    belongs: KeySuggestion | None = None
 
 
-def find(error: ErrorDetails, table: str, raw: object) -> Finding:
+def problem_of(error: ErrorDetails, table: str, raw: object) -> TableProblem:
     """Return the finding for one error of a table's model; *raw* is the whole merged dict."""
     path = _real_path((table, *error["loc"]), raw)
     value, kind = _value_at(path, raw), error["type"]
@@ -62,10 +72,12 @@ def find(error: ErrorDetails, table: str, raw: object) -> Finding:
     if error["loc"] and error["loc"][-1] == "[key]":
         message = f"{dotted(path[:-1])}: {show(path[-1])} must be {kind_of_key(path)}"
         near = key_repaired(path)
-        return Finding(codes.MALFORMED, message, path, True, f"did you mean {show(near)}?" if near else None)
+        return TableProblem(
+            codes.MALFORMED, message, path, True, f"did you mean {show(near)}?" if near else None
+        )
     if kind == "bad_key":
         at = (*path, context["key"])
-        return Finding(context["code"], context["message"], at, False, context.get("remedy"))
+        return TableProblem(context["code"], context["message"], at, False, context.get("remedy"))
     if kind == "extra_forbidden":
         return unknown_key(path, value)
     if kind == "missing":
@@ -75,18 +87,18 @@ def find(error: ErrorDetails, table: str, raw: object) -> Finding:
         limit, words = _BOUNDS[kind]
         message = f"{dotted(path)} must be {words} {show(context[limit])}, not {show(value)}"
         remedy = None if _is_needed(path, raw) else _remedy(path, value)
-        return Finding(codes.OUT_OF_RANGE, message, path, False, remedy)
+        return TableProblem(codes.OUT_OF_RANGE, message, path, False, remedy)
     if kind == "value_error":
         message = f"{dotted(path)} {context['error']}, not {show(value)}"
-        return Finding(codes.MALFORMED, message, path, False, _remedy(path, value))
+        return TableProblem(codes.MALFORMED, message, path, False, _remedy(path, value))
     if kind == "too_short":
-        return Finding(codes.OUT_OF_RANGE, f"{dotted(path)} must not be empty", path, False, None)
+        return TableProblem(codes.OUT_OF_RANGE, f"{dotted(path)} must not be empty", path, False, None)
     if kind == "finite_number":
-        return Finding(codes.OUT_OF_RANGE, f"{dotted(path)} must be a finite number", path, False, None)
+        return TableProblem(codes.OUT_OF_RANGE, f"{dotted(path)} must be a finite number", path, False, None)
     return _wrong_value(kind, path, value)
 
 
-def unknown_key(path: KeyPath, value: object) -> Finding:
+def unknown_key(path: KeyPath, value: object) -> TableProblem:
     """Return the finding for a key that its table, or the file, does not have."""
     *around, key = path
     what = f"unknown key {show(str(key))} in [{dotted(tuple(around))}]"
@@ -96,17 +108,17 @@ def unknown_key(path: KeyPath, value: object) -> Finding:
             if is_table(value)
             else f"unknown key {show(str(key))} outside any table"
         )
-    return Finding(codes.UNKNOWN_KEY, what, path, True, None, place_of(path, value))
+    return TableProblem(codes.UNKNOWN_KEY, what, path, True, None, suggest_key(path, value))
 
 
-def _missing(path: KeyPath) -> Finding:
+def _missing(path: KeyPath) -> TableProblem:
     *around, key = path
     message = f'missing key "{key}" in [{dotted(tuple(around))}]'
     example = f"{key} = {_EXAMPLES.get(str(key), 256)}"
-    return Finding(codes.MISSING, message, tuple(path), True, f"add a line such as: {example}")
+    return TableProblem(codes.MISSING, message, tuple(path), True, f"add a line such as: {example}")
 
 
-def _wrong_value(kind: str, path: KeyPath, value: object) -> Finding:
+def _wrong_value(kind: str, path: KeyPath, value: object) -> TableProblem:
     expected = describe(annotation_at(path))
     message = f"{dotted(path)} must be {expected}, not {show(value)}"
     code = codes.WRONG_TYPE
@@ -114,7 +126,7 @@ def _wrong_value(kind: str, path: KeyPath, value: object) -> Finding:
         code = codes.OUT_OF_RANGE
     elif kind.startswith("string_") and kind != "string_type":
         code = codes.MALFORMED
-    return Finding(code, message, path, False, _remedy(path, value))
+    return TableProblem(code, message, path, False, _remedy(path, value))
 
 
 def _remedy(path: KeyPath, value: object) -> str | None:
@@ -124,9 +136,9 @@ def _remedy(path: KeyPath, value: object) -> str | None:
     if is_table(value) and isinstance(value, list) and expected == "a table":
         return f"write [{dotted(path)}], not [[{dotted(path)}]]"
     meant = repaired(path, value)
-    line = written(meant) if isinstance(key, int) else f"{key} = {written(meant)}"
+    line = to_toml(meant) if isinstance(key, int) else f"{key} = {to_toml(meant)}"
     if isinstance(meant, str) and isinstance(value, str):
-        return f"did you mean {written(meant)}?"
+        return f"did you mean {to_toml(meant)}?"
     if isinstance(meant, bool | int | float) and isinstance(value, str):
         return f"without quotes: {line}"
     if meant is not None:
@@ -136,7 +148,7 @@ def _remedy(path: KeyPath, value: object) -> str | None:
         and not isinstance(value, bool)
         and (texts := with_units(path, str(value).strip()))
     ):
-        return f"with a unit: {' or '.join(f'{key} = {written(each)}' for each in texts)}"
+        return f"with a unit: {' or '.join(f'{key} = {to_toml(each)}' for each in texts)}"
     if _is_off(value) and is_off_without(path):
         return "leave it out: it is off without it"
     if expected == "a table" and get_args(annotation) and (names := _names(value)):
@@ -201,3 +213,81 @@ def _value_at(path: KeyPath, raw: Any) -> object:
     for part in path:
         raw = raw[part]
     return raw
+
+
+def place_problems(source: Source, findings: list[TableProblem]) -> list[Diagnostic]:
+    """Return the findings at their places, each mistake once."""
+    meant = {key for each in findings if each.belongs for key in each.belongs.keys}
+    if ("extends",) in meant:  # whatever is missing may stand in the file it names
+        findings = [each for each in findings if not _wanted(each)]
+    kept = [each for each in findings if meant.isdisjoint(_wanted(each))]
+    wrong = {each.path for each in kept if each.code == codes.OUT_OF_RANGE}
+    kept = [each for each in kept if each.code != codes.EXCLUSIVE or each.path not in wrong]
+    return [_diagnostic(source, _swallowed(source, each)) for each in _together(kept)]
+
+
+def _together(findings: list[TableProblem]) -> list[TableProblem]:
+    """Return the findings; of keys that belong in one table that is not there yet, each names all: one line is pasted."""
+    tables: dict[KeyPath, dict[str, str]] = {}
+    for each in findings:
+        if each.belongs and len(each.belongs.keys) == 1 and each.belongs.value:
+            *table, key = each.belongs.keys[0]
+            tables.setdefault(tuple(table), {})[str(key)] = each.belongs.value
+    return [
+        each._replace(belongs=each.belongs._replace(others=tuple(tables[each.belongs.keys[0][:-1]].items())))
+        if each.belongs and each.belongs.keys and each.belongs.keys[0][:-1] in tables
+        else each
+        for each in findings
+    ]
+
+
+def _wanted(finding: TableProblem) -> list[KeyPath]:
+    """Return the keys, any of which would do, whose absence the finding is about."""
+    if finding.code == codes.MISSING:
+        return [finding.path]
+    if finding.code == codes.EXCLUSIVE and len(finding.path) == 1:
+        return [(*finding.path, key) for key in ONE_OF[str(finding.path[0])]]
+    return []
+
+
+def _swallowed(source: Source, finding: TableProblem) -> TableProblem:
+    """Return the finding; about the key itself where it stands in a table below the one that misses it."""
+    for wanted in _wanted(finding):
+        table = source.raw.get(str(wanted[0]))
+        if len(wanted) != 2 or not isinstance(table, dict):
+            continue
+        for path in _below(table, (wanted[0],)):
+            if path[-1] == wanted[-1] and len(path) > 2:
+                message = f"{finding.message}: {path[-1]} stands in [{dotted(path[:-1])}]"
+                return finding._replace(
+                    message=message, path=path, at_key=True, remedy=None, belongs=KeySuggestion((wanted,))
+                )
+    return finding
+
+
+def _below(table: dict[str, Any], path: KeyPath) -> Iterator[KeyPath]:
+    for key, value in table.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from _below(value, (*path, key))
+
+
+def _diagnostic(source: Source, finding: TableProblem) -> Diagnostic:
+    path, belongs, remedy = finding.path, finding.belongs, finding.remedy
+    found = source.problem(finding.code, finding.message, path, at_key=finding.at_key, remedy=remedy)
+    if found.is_flag:
+        return found._replace(help=_for_flag(source, finding) or remedy)
+    if belongs is None:
+        return found
+    if any(isinstance(layer, MovedLayer) and layer.look(path) for layer in source.layers):
+        return found._replace(help=belongs.in_axis())
+    return found._replace(help=belongs.in_file(path, source.raw, has_header=has_header(source, path[:-1])))
+
+
+def _for_flag(source: Source, finding: TableProblem) -> str | None:
+    """Return what to write instead of a `--set`."""
+    value = value_at(finding.path, source.raw)
+    if finding.belongs is not None:
+        return finding.belongs.in_flag(value)
+    meant = repaired(finding.path, value) if finding.remedy and not finding.at_key else None
+    return None if meant is None else set_flag(finding.path, to_toml(meant))

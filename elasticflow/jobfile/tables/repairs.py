@@ -15,7 +15,7 @@ import tomli
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, nearest
-from elasticflow.jobfile.python_source.near_values import as_numbers
+from elasticflow.jobfile.python_source.annotations import as_numbers
 from elasticflow.jobfile.tables.foreign_names import SAME_VALUES
 from elasticflow.jobfile.tables.type_descriptions import annotation_at, choices
 from elasticflow.jobfile.tables.types import ENTRY

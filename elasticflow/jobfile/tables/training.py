@@ -16,9 +16,9 @@ from elasticflow.jobfile.tables.types import (
     MOST_NODES,
     MOST_SAMPLES,
     Args,
+    Description,
     Entry,
     IntervalText,
-    Kind,
     MayRefer,
     Name,
     StepsText,
@@ -30,12 +30,12 @@ from elasticflow.jobfile.tables.types import (
 _ARGS = "Keyword arguments of the callable; a table { entry, args } among them makes an object."
 _ARGS_AND_REFERENCES = f"{_ARGS[:-1]}; texts may hold ${{env:NAME}}."
 MetricName = Annotated[
-    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Kind("a name of letters, digits and _")
+    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Description("a name of letters, digits and _")
 ]
 Best = Annotated[
     str,
     Field(pattern=r"^(max|min) [A-Za-z_][A-Za-z0-9_]*$", examples=["max accuracy", "min loss"]),
-    Kind('"max" or "min" and a metric, like "max accuracy"'),
+    Description('"max" or "min" and a metric, like "max accuracy"'),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel
 
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.types import Kind
+from elasticflow.jobfile.tables.types import Description
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath
@@ -24,7 +24,7 @@ def keys_at(path: KeyPath) -> list[str]:
 def describe(annotation: Any) -> str:
     """Return what a value of this type is, as in "must be ..."."""
     for mark in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
-        if isinstance(mark, Kind):
+        if isinstance(mark, Description):
             return mark.words
     if get_origin(annotation) is Annotated:
         return describe(get_args(annotation)[0])
@@ -68,7 +68,7 @@ def _inside(annotation: Any, part: str | int) -> Any:
         return get_args(annotation)[1]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel) and part in annotation.model_fields:
         field = annotation.model_fields[str(part)]
-        marks = [mark for mark in field.metadata if isinstance(mark, Kind)]
+        marks = [mark for mark in field.metadata if isinstance(mark, Description)]
         return Annotated[field.annotation, marks[0]] if marks else field.annotation
     return None
 

@@ -31,7 +31,7 @@ _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][
 ONE_OF = {"model": ("loss", "step"), "train": ("epochs", "steps")}
 
 
-class Kind(NamedTuple):
+class Description(NamedTuple):
     """What a text is, as in "must be <kind>"."""
 
     words: str
@@ -96,7 +96,7 @@ def _endpoint(text: str) -> str:
     return text
 
 
-def _shown(pattern: str, *examples: str) -> Any:
+def _editor_hints(pattern: str, *examples: str) -> Any:
     """Return what an editor is told of a text whose own check says more than that it does not match."""
     return Field(examples=list(examples), json_schema_extra={"pattern": pattern})
 
@@ -109,49 +109,49 @@ def or_reference(pattern: str) -> str:
 Entry = Annotated[
     str,
     Field(pattern=ENTRY, max_length=500, examples=["examples.mnist:Net"]),
-    Kind('"package.module:name", like "examples.mnist:Net"'),
+    Description('"package.module:name", like "examples.mnist:Net"'),
 ]
 """`package.module:attribute`."""
 IntervalText = Annotated[
     str,
     AfterValidator(_interval),
-    _shown(INTERVAL, "500 steps", "10 min", "1 epoch"),
-    Kind('a number and a unit, like "500 steps", "10 min" or "1 epoch"'),
+    _editor_hints(INTERVAL, "500 steps", "10 min", "1 epoch"),
+    Description('a number and a unit, like "500 steps", "10 min" or "1 epoch"'),
 ]
 DurationText = Annotated[
     str,
     AfterValidator(_duration),
-    _shown(DURATION, "30 s", "10 min"),
-    Kind('a time, like "30 s" or "10 min"'),
+    _editor_hints(DURATION, "30 s", "10 min"),
+    Description('a time, like "30 s" or "10 min"'),
 ]
 ProgressText = Annotated[
     str,
     AfterValidator(_progress),
-    _shown(PROGRESS, "1 h", "1000 steps"),
-    Kind('a number and a unit, like "1 h" or "1000 steps"'),
+    _editor_hints(PROGRESS, "1 h", "1000 steps"),
+    Description('a number and a unit, like "1 h" or "1000 steps"'),
 ]
 SizeText = Annotated[
     str,
     AfterValidator(_size),
-    _shown(SIZE, "4 GiB", "500 MB"),
-    Kind('a size, like "4 GiB"'),
+    _editor_hints(SIZE, "4 GiB", "500 MB"),
+    Description('a size, like "4 GiB"'),
 ]
 StepsText = Annotated[
     str,
     Field(pattern=r"^[1-9][0-9]{0,8} steps?$", examples=["1 step", "10 steps"]),
-    Kind('steps, like "10 steps"'),
+    Description('steps, like "10 steps"'),
 ]
 Endpoint = Annotated[
     str,
     Field(pattern=or_reference("[A-Za-z0-9._-]+:[0-9]{1,5}")),
     AfterValidator(_endpoint),
-    _shown(or_reference(f"[A-Za-z0-9._-]+:{_PORT}"), "head:29400"),
-    Kind('"host:port", like "head:29400"'),
+    _editor_hints(or_reference(f"[A-Za-z0-9._-]+:{_PORT}"), "head:29400"),
+    Description('"host:port", like "head:29400"'),
 ]
 Name = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100, examples=["mnist"]),
-    Kind('a name of letters, digits, ".", "_" and "-", at most 100'),
+    Description('a name of letters, digits, ".", "_" and "-", at most 100'),
 ]
 StatePath = Annotated[
     str,
@@ -160,7 +160,7 @@ StatePath = Annotated[
         max_length=500,
         examples=["optimizer.last_norm"],
     ),
-    Kind('where it is held, like "optimizer.last_norm"'),
+    Description('where it is held, like "optimizer.last_norm"'),
 ]
 Args = dict[str, Any]
 

@@ -8,13 +8,12 @@ from pydantic import BaseModel, ValidationError
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
-from elasticflow.jobfile.python_source.known_calls import content_of
 from elasticflow.jobfile.tables.job import RESERVED_TABLES, Job
 from elasticflow.jobfile.tables.types import ONE_OF
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.tables.pydantic_messages import Finding
+    from elasticflow.jobfile.tables.pydantic_messages import TableProblem
     from elasticflow.jobfile.text.source import Source
 
 _EXAMPLES = {
@@ -33,7 +32,15 @@ def model_of(name: str) -> type[BaseModel]:
     return next(each for each in members if isinstance(each, type) and issubclass(each, BaseModel))
 
 
-class KnownTables(dict[tuple[str, object], Any]):
+def content_of(value: object) -> object:
+    """Return what is equal for equal values only, types included."""
+    try:
+        return repr(value)
+    except ValueError:  # a number of thousands of digits
+        return object()
+
+
+class TableCache(dict[tuple[str, object], Any]):
     """Tables that were right, by name and content: the cases of a matrix share most of theirs."""
 
     def default(self, name: str) -> BaseModel:
@@ -45,7 +52,7 @@ class KnownTables(dict[tuple[str, object], Any]):
         return table
 
 
-def read_tables(source: Source, known: KnownTables) -> tuple[dict[str, Any], list[Diagnostic]]:
+def read_tables(source: Source, known: TableCache) -> tuple[dict[str, Any], list[Diagnostic]]:
     """Return the tables that are right by name, defaults for those left out, and what is wrong with the others.
 
     Args:
@@ -54,7 +61,7 @@ def read_tables(source: Source, known: KnownTables) -> tuple[dict[str, Any], lis
     """
     tables: dict[str, Any] = {}
     problems: list[Diagnostic] = []
-    found: list[Finding] = []
+    found: list[TableProblem] = []
     for name in source.raw:
         if name not in Job.model_fields:
             problems += _foreign(source, name, found)
@@ -82,25 +89,25 @@ def read_table(source: Source, name: str) -> tuple[Any, list[Diagnostic]]:
     return table, _placed(source, findings) if findings else []
 
 
-def _read(source: Source, name: str) -> tuple[Any, list[Finding]]:
+def _read(source: Source, name: str) -> tuple[Any, list[TableProblem]]:
     findings, table = _one_of(name, source.raw[name]), None
     try:
         table = model_of(name).model_validate(source.raw[name])
     except ValidationError as error:
-        from elasticflow.jobfile.tables.pydantic_messages import find  # most files have nothing to say
+        from elasticflow.jobfile.tables.pydantic_messages import problem_of  # most files have nothing to say
 
         details = error.errors(include_url=False, include_input=False)
-        findings += _sifted([find(each, name, source.raw) for each in details])
+        findings += _sifted([problem_of(each, name, source.raw) for each in details])
     return table, findings
 
 
-def _placed(source: Source, findings: list[Finding]) -> list[Diagnostic]:
-    from elasticflow.jobfile.tables.placed_findings import placed
+def _placed(source: Source, findings: list[TableProblem]) -> list[Diagnostic]:
+    from elasticflow.jobfile.tables.pydantic_messages import place_problems
 
-    return placed(source, findings)
+    return place_problems(source, findings)
 
 
-def _foreign(source: Source, name: str, found: list[Finding]) -> list[Diagnostic]:
+def _foreign(source: Source, name: str, found: list[TableProblem]) -> list[Diagnostic]:
     if name in RESERVED_TABLES:
         message = f"[{name}] is not supported by this version"
         return [source.problem(codes.NOT_BUILT, message, (name,), at_key=True, remedy="take the table out")]
@@ -114,37 +121,37 @@ def _foreign(source: Source, name: str, found: list[Finding]) -> list[Diagnostic
     return []
 
 
-def _missing_table(name: str) -> Finding:
-    from elasticflow.jobfile.tables.pydantic_messages import Finding
+def _missing_table(name: str) -> TableProblem:
+    from elasticflow.jobfile.tables.pydantic_messages import TableProblem
 
-    return Finding(
+    return TableProblem(
         codes.MISSING, f"missing table [{name}]", (name,), False, f"add [{name}] with {_EXAMPLES[name]}"
     )
 
 
-def _one_of(name: str, raw: object) -> list[Finding]:
+def _one_of(name: str, raw: object) -> list[TableProblem]:
     if name not in ONE_OF or not isinstance(raw, dict):
         return []
     first, second = ONE_OF[name]
     if (first in raw) is not (second in raw):
         return []
-    from elasticflow.jobfile.tables.pydantic_messages import Finding
+    from elasticflow.jobfile.tables.pydantic_messages import TableProblem
 
     if first in raw:
         message = f"{dotted((name, first))} and {dotted((name, second))} exclude each other"
         remedy = (
             f"keep one of them; where the other comes from a base, leave it out with --set {name}.{first}="
         )
-        return [Finding(codes.EXCLUSIVE, message, (name, second), True, remedy)]
+        return [TableProblem(codes.EXCLUSIVE, message, (name, second), True, remedy)]
     message = f"[{name}] needs {first} or {second}"
     examples = {"loss": 'loss = "torch.nn.functional:cross_entropy"', "epochs": "epochs = 5"}
-    return [Finding(codes.EXCLUSIVE, message, (name,), True, f"add a line such as: {examples[first]}")]
+    return [TableProblem(codes.EXCLUSIVE, message, (name,), True, f"add a line such as: {examples[first]}")]
 
 
-def _sifted(findings: list[Finding]) -> list[Finding]:
+def _sifted(findings: list[TableProblem]) -> list[TableProblem]:
     """Return one finding per place: of what the members of a union say, the one that says most."""
     weight = {codes.WRONG_TYPE: 0, codes.EXCLUSIVE: -1}
-    best: dict[object, Finding] = {}
+    best: dict[object, TableProblem] = {}
     for each in findings:
         if each.code == codes.EXCLUSIVE:
             continue  # said by _one_of already, also when types are wrong
@@ -161,7 +168,7 @@ def _sifted(findings: list[Finding]) -> list[Finding]:
     ]
 
 
-def _rank(finding: Finding, weight: dict[str, int]) -> tuple[int, int]:
+def _rank(finding: TableProblem, weight: dict[str, int]) -> tuple[int, int]:
     # A bound or a form says more than a list of choices, and that more than a type.
     is_choice = finding.code == codes.OUT_OF_RANGE and " or " in finding.message
     return weight.get(finding.code, 1 if is_choice else 2), len(finding.message)

@@ -6,7 +6,7 @@ import json
 import re
 
 from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
-from elasticflow.jobfile.diagnostics.toml_literals import dotted, written
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, to_toml
 from elasticflow.jobfile.text.slips import Mended, is_better, mended
 
 _SHOWN = 10
@@ -59,7 +59,7 @@ def _of_json(text: str) -> list[str]:
 
 def _pairs(table: dict[str, object]) -> list[str]:
     given = {key: value for key, value in table.items() if value is not None}
-    return [mask_secrets(f"{dotted((key,))} = {written(value)}") for key, value in given.items()]
+    return [mask_secrets(f"{dotted((key,))} = {to_toml(value)}") for key, value in given.items()]
 
 
 def _of_yaml(lines: list[str]) -> list[str]:

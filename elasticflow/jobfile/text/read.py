@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, at
+from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, diagnostic_at
 from elasticflow.jobfile.diagnostics.positions import Span
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 
@@ -57,7 +57,9 @@ def read_text(path: Path, shown: str) -> str:
         text = error.object.decode("utf-8", errors="replace").replace("\r\n", "\n")
         message = f"not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
         remedy = "save the file as UTF-8"
-        place = at(codes.NOT_UTF8, message, file=shown, text=text, span=Span(good, good + 1), remedy=remedy)
+        place = diagnostic_at(
+            codes.NOT_UTF8, message, file=shown, text=text, span=Span(good, good + 1), remedy=remedy
+        )
         raise UnreadableError(place) from error
     return text.replace("\r\n", "\n")
 
@@ -91,7 +93,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def parse(text: str, shown: str) -> dict[str, Any]:
+def parse_toml(text: str, shown: str) -> dict[str, Any]:
     """Return the keys of a TOML text.
 
     Raises:
@@ -111,7 +113,9 @@ def parse(text: str, shown: str) -> dict[str, Any]:
         found = re.search(r"\d{4000,}", text)
         span = Span(*found.span()) if found else Span(0, 0)
         message = "a number with thousands of digits"
-        raise UnreadableError(at(codes.NOT_TOML, message, file=shown, text=text, span=span)) from error
+        raise UnreadableError(
+            diagnostic_at(codes.NOT_TOML, message, file=shown, text=text, span=span)
+        ) from error
     if levels > MOST_LEVELS:
         raise UnreadableError(_too_deep(shown))
     return raw
@@ -124,9 +128,9 @@ def _not_toml(reason: str, text: str, start: int, shown: str) -> Diagnostic:
 
     if (other := other_format(text)) is not None:
         message, remedy = other
-        return at(codes.NOT_TOML, message, file=shown, text=text, span=Span(0, 1), remedy=remedy)
+        return diagnostic_at(codes.NOT_TOML, message, file=shown, text=text, span=Span(0, 1), remedy=remedy)
     message, span, help_ = explained(reason, text, start)
-    return at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=help_)
+    return diagnostic_at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=help_)
 
 
 def _too_deep(shown: str) -> Diagnostic:

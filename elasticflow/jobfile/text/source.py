@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, Severity, at
+from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, Severity, diagnostic_at
 from elasticflow.jobfile.diagnostics.positions import KeyPath, Span
-from elasticflow.jobfile.text.flags import flag_layer
-from elasticflow.jobfile.text.layers import Layer, MovedLayer, Place, file_layer, lay, span_of
-from elasticflow.jobfile.text.read import UnreadableError, near_files, parse, read_text
+from elasticflow.jobfile.text.layers import (
+    Layer,
+    MovedLayer,
+    Place,
+    file_layer,
+    flag_layer,
+    lay_over,
+    span_of,
+)
+from elasticflow.jobfile.text.read import UnreadableError, near_files, parse_toml, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +50,7 @@ class Source:
     ) -> Diagnostic:  # fmt: skip
         """Return a diagnostic at the key or value that *path* names, or at the nearest table around it."""
         layer, span = self.find(path, at_key=at_key)
-        found = at(
+        found = diagnostic_at(
             code, message, file=layer.shown, text=layer.text, span=span, severity=severity, remedy=remedy
         )
         return found if span.end else found._replace(excerpt=None)  # no line shows what is missing
@@ -65,7 +72,7 @@ class Source:
         return next((place for layer in reversed(self.layers) if (place := layer.look(path))), None)
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Source:
+def load_source(path: Path, overrides: Sequence[str] = ()) -> Source:
     """Return the merged source of a job file; never raises for what a file or a flag holds."""
     reader = _Reader()
     reader.read(path, str(path), ())
@@ -73,7 +80,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Source:
         reader.add_flag(override)
     raw: dict[str, Any] = {}
     for layer in reader.layers:
-        raw = lay(raw, layer)
+        raw = lay_over(raw, layer)
     return Source(raw, tuple(reader.layers), tuple(reader.files), tuple(reader.problems))
 
 
@@ -89,7 +96,7 @@ class _Reader:
         self._known.add(_real(path))
         try:
             text = read_text(path, shown)
-            raw = parse(text, shown)
+            raw = parse_toml(text, shown)
         except UnreadableError as error:
             self.problems.append(error.diagnostic)
             return
@@ -136,7 +143,9 @@ class _Reader:
         self, layer: Layer, where: KeyPath, code: str, message: str, remedy: str | None = None
     ) -> None:
         span = span_of(layer.spots[where], at_key=False)
-        self.problems.append(at(code, message, file=layer.shown, text=layer.text, span=span, remedy=remedy))
+        self.problems.append(
+            diagnostic_at(code, message, file=layer.shown, text=layer.text, span=span, remedy=remedy)
+        )
 
     def add_flag(self, text: str) -> None:
         """Add the layer of one `--set key=value`."""

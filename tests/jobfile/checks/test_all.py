@@ -13,7 +13,7 @@ from elasticflow.jobfile.checks.training_length import horizon_of, steps_per_epo
 from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.tables.training import DatasetTable, TrainTable
 from elasticflow.jobfile.tables.units import parse_interval
-from elasticflow.jobfile.text.source import load
+from elasticflow.jobfile.text.source import load_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,8 +217,8 @@ def test_memory_for_snapshots_is_compared_once_their_size_is_known(
     file.write_text(JOB.format(train="steps = 100", dataset="", batch=64, rest=rest))
     job = load_job(file).job
     assert job is not None
-    found = deep_facts.check(
-        load(file), job, samples=None, snapshot_bytes=snapshot_bytes, memory_bytes=memory_bytes
+    found = deep_facts.check_deep_facts(
+        load_source(file), job, samples=None, snapshot_bytes=snapshot_bytes, memory_bytes=memory_bytes
     )
     assert [each.message for each in found] == ([] if expected is None else [expected])
 
@@ -232,5 +232,7 @@ def test_a_length_that_was_found_out_is_used_for_all_checks_of_length(tmp_path: 
     file.write_text(JOB.format(train="epochs = 2", dataset="", batch=64, rest=rest))
     job = load_job(file).job
     assert job is not None
-    found = deep_facts.check(load(file), job, samples=640, snapshot_bytes=None, memory_bytes=None)
+    found = deep_facts.check_deep_facts(
+        load_source(file), job, samples=640, snapshot_bytes=None, memory_bytes=None
+    )
     assert [each.code for each in found] == ["EF320", "EF407"]

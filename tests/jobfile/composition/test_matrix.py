@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from elasticflow.errors import CaseError, JobRefusedError
 from elasticflow.jobfile.composition.matrix import MOST_CASES
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.load import is_several, load_job, require_cases, require_job
+from elasticflow.jobfile.load import has_matrix, load_job, require_cases, require_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ def test_axes_multiply_and_named_cases_follow(written: Callable[[str], Path]) ->
     """The last axis changes fastest; what is excluded is left out; a name tells the values."""
     cases = require_cases(written(SWEEP))
     assert ["lr0.001-seed1", "lr0.001-seed2", "lr0.003-seed1", "wide"] == [each.case for each in cases]
-    assert is_several(written(SWEEP))
+    assert has_matrix(written(SWEEP))
     jobs = [each.job for each in cases if each.job is not None]
     assert ["shop-lr0.001-seed1", "shop-lr0.001-seed2", "shop-lr0.003-seed1", "shop-wide"] == [
         job.job.name for job in jobs

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, at, in_order
+from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, diagnostic_at, in_order
 from elasticflow.jobfile.diagnostics.excerpt import layout, mask_secrets
 from elasticflow.jobfile.diagnostics.positions import Span
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, render
 
 TEXT = '[train]\nepoch = 5  # "a", 100%\n'
-ONE = at("EF101", 'unknown key "epoch" in [train]', file="jobs/a,b.toml", text=TEXT, span=Span(8, 13), remedy='did you mean "epochs"?')  # fmt: skip
+ONE = diagnostic_at("EF101", 'unknown key "epoch" in [train]', file="jobs/a,b.toml", text=TEXT, span=Span(8, 13), remedy='did you mean "epochs"?')  # fmt: skip
 WARNING = Diagnostic("EF401", "warning", "no endpoint: 100%", "jobs/b.toml", help="one\ntwo")
 
 
@@ -75,7 +75,13 @@ def test_secrets_over_several_lines_are_masked() -> None:
     """The lines after the first, too; other texts are shown."""
     text = 'secret = """\nhunter2\nhunter3""", when = 1\n[x]\nname = """\nshop"""\n'
     shown = [
-        render([at("EF107", "x", file="f", text=text, span=Span(text.index(word), text.index(word) + 1))])
+        render(
+            [
+                diagnostic_at(
+                    "EF107", "x", file="f", text=text, span=Span(text.index(word), text.index(word) + 1)
+                )
+            ]
+        )
         for word in ("hunter2", "when", "shop")
     ]
     assert [each.splitlines()[3] for each in shown] == [
@@ -87,7 +93,9 @@ def test_secrets_over_several_lines_are_masked() -> None:
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal() -> None:
     """An escape code in a job file is shown as a replacement character."""
-    assert "\x1b" not in render([at("EF101", "x", file="f", text="a = '\x1b[2J'", span=Span(0, 1))])
+    assert "\x1b" not in render(
+        [diagnostic_at("EF101", "x", file="f", text="a = '\x1b[2J'", span=Span(0, 1))]
+    )
 
 
 def test_names_that_no_encoding_can_write_are_shown() -> None:
@@ -124,7 +132,7 @@ def test_carets_stand_where_the_eye_expects_them(
 def test_a_span_over_several_lines_is_marked_to_the_end_of_the_first() -> None:
     """The value of a text in three quotes begins where it begins."""
     text = 'a = """one\ntwo"""\nb = 1'
-    found = at("EF103", "x", file="f", text=text, span=Span(4, 17))
+    found = diagnostic_at("EF103", "x", file="f", text=text, span=Span(4, 17))
     assert (found.line, found.column, found.end_line, found.end_column) == (1, 5, 2, 7)
     assert render([found]).splitlines()[3:5] == ['1 | a = """one', "  |     ^^^^^^"]
 
@@ -132,7 +140,7 @@ def test_a_span_over_several_lines_is_marked_to_the_end_of_the_first() -> None:
 def test_a_long_line_is_cut_around_the_caret() -> None:
     """The excerpt of a line of thousands of characters shows the place that is meant, and that it is cut."""
     text = "x" * 5000 + "HERE" + "y" * 5000
-    lines = render([at("EF101", "x", file="f", text=text, span=Span(5000, 5004))]).splitlines()
+    lines = render([diagnostic_at("EF101", "x", file="f", text=text, span=Span(5000, 5004))]).splitlines()
     column = lines[-1].index("^")
     assert lines[3][column : column + 4] == "HERE"
     assert lines[-1].count("^") == 4
@@ -144,11 +152,13 @@ def test_a_long_line_is_cut_around_the_caret() -> None:
 def test_a_line_of_a_million_characters_takes_no_time() -> None:
     """Masking walks over a line once; a test that never ends would be the failure."""
     text = "x" * 1_000_000 + " = 1"
-    assert render([at("EF101", "x", file="f", text=text, span=Span(0, 1_000_000))]).count("^") == 110
+    assert (
+        render([diagnostic_at("EF101", "x", file="f", text=text, span=Span(0, 1_000_000))]).count("^") == 110
+    )
 
 
 def test_order_is_by_file_and_place_without_repeats() -> None:
     """Findings are sorted, and said once."""
-    late = at("EF101", "late", file="a", text="x\ny", span=Span(2, 3))
-    early = at("EF101", "early", file="a", text="x\ny", span=Span(0, 1))
+    late = diagnostic_at("EF101", "late", file="a", text="x\ny", span=Span(2, 3))
+    early = diagnostic_at("EF101", "early", file="a", text="x\ny", span=Span(0, 1))
     assert [early, late] == in_order([late, early, late])

@@ -6,7 +6,7 @@ import pytest
 import tomli
 from hypothesis import given, settings
 
-from elasticflow.jobfile.diagnostics.positions import Span, index, place
+from elasticflow.jobfile.diagnostics.positions import Span, line_and_column, spots_in
 from tests.jobfile.documents import assert_spot_is, documents, leaves
 
 DOCUMENTS = [
@@ -26,7 +26,7 @@ DOCUMENTS = [
 
 def assert_every_leaf_is_found(text: str) -> None:
     """Each leaf's span parses to the leaf alone, and each key's span to the key."""
-    raw, spots = tomli.loads(text), index(text)
+    raw, spots = tomli.loads(text), spots_in(text)
     for path, leaf in leaves(raw) if raw else ():
         assert_spot_is(text, spots[path], path, leaf)
 
@@ -46,14 +46,14 @@ def test_leaves_of_any_document_are_found(text: str) -> None:
 
 def test_two_tables_of_one_array_are_told_apart() -> None:
     """Each element of an array of tables has places of its own."""
-    spots = index("[[a]]\nx = 1\n[[a]]\nx = 2\n")
+    spots = spots_in("[[a]]\nx = 1\n[[a]]\nx = 2\n")
     assert [spots["a", number, "x"].value for number in (0, 1)] == [Span(10, 11), Span(22, 23)]
 
 
 def test_line_and_column_count_from_one_in_code_points() -> None:
     """A column counts characters, not bytes."""
     text = 'a = 1\n"größe" = 2\n'
-    spot = index(text)["größe",]
+    spot = spots_in(text)["größe",]
     assert spot.value is not None
-    assert place(text, spot.value.start) == (2, 11)
-    assert place(text, 0) == (1, 1)
+    assert line_and_column(text, spot.value.start) == (2, 11)
+    assert line_and_column(text, 0) == (1, 1)

@@ -11,7 +11,7 @@ import pytest
 import tomli
 from hypothesis import given, settings
 
-from elasticflow.jobfile.diagnostics.positions import index, place
+from elasticflow.jobfile.diagnostics.positions import line_and_column, spots_in
 from tests.jobfile.documents import assert_spot_is, documents, leaves
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_every_key_and_value_of_toml_test_is_found(corpus: list[Path]) -> None:
         text = accepted(file)
         if text is None:
             continue
-        raw, spots = tomli.loads(text), index(text)
+        raw, spots = tomli.loads(text), spots_in(text)
         for path, leaf in leaves(raw) if raw else ():
             num_leaves += 1
             assert_spot_is(text, spots[path], path, leaf)
@@ -87,9 +87,13 @@ def assert_agrees(text: str) -> bool:
     seen = oracle(text)
     if seen is None:
         return False
-    ours = index(text)
-    keys = sorted(place(text, spot.key.start) for spot in ours.values() if spot.key is not None)
-    values = {(*place(text, s.value.start), *place(text, s.value.end)) for s in ours.values() if s.value}
+    ours = spots_in(text)
+    keys = sorted(line_and_column(text, spot.key.start) for spot in ours.values() if spot.key is not None)
+    values = {
+        (*line_and_column(text, s.value.start), *line_and_column(text, s.value.end))
+        for s in ours.values()
+        if s.value
+    }
     assert {tuple(each) for each in keys} <= seen[0], text
     assert values == seen[1], text
     return True
@@ -111,10 +115,10 @@ def oracle(text: str) -> Places | None:
     values: set[tuple[int, ...]] = set()
     for node in walk(tree.root_node):
         if node.type in {"bare_key", "quoted_key"}:
-            keys.add(place(text, offsets.of(node.start_byte)))
+            keys.add(line_and_column(text, offsets.of(node.start_byte)))
         if node.parent is not None and is_value(node):
             begin, end = offsets.of(node.start_byte), offsets.of(node.end_byte)
-            values.add((*place(text, begin), *place(text, end)))
+            values.add((*line_and_column(text, begin), *line_and_column(text, end)))
     return keys, values
 
 

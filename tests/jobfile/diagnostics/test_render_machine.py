@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, at
+from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, diagnostic_at
 from elasticflow.jobfile.diagnostics.explanations import titles
 from elasticflow.jobfile.diagnostics.positions import Span
 from elasticflow.jobfile.diagnostics.render_text import render
 
 TEXT = '[train]\nepoch = 5  # "a", 100%\n'
-ONE = at("EF101", 'unknown key "epoch" in [train]', file="jobs/a,b.toml", text=TEXT, span=Span(8, 13), remedy='did you mean "epochs"?')  # fmt: skip
+ONE = diagnostic_at("EF101", 'unknown key "epoch" in [train]', file="jobs/a,b.toml", text=TEXT, span=Span(8, 13), remedy='did you mean "epochs"?')  # fmt: skip
 WARNING = Diagnostic("EF401", "warning", "no endpoint: 100%", "jobs/b.toml", help="one\ntwo")
-FLAG = at("EF104", "too small", file="--set", text="train.epochs=0", span=Span(13, 14))
-LONG = at("EF103", "a text", file="/big job/ä.toml", text='a = """\nb"""', span=Span(4, 12))
+FLAG = diagnostic_at("EF104", "too small", file="--set", text="train.epochs=0", span=Span(13, 14))
+LONG = diagnostic_at("EF103", "a text", file="/big job/ä.toml", text='a = """\nb"""', span=Span(4, 12))
 ALL = [ONE, WARNING, FLAG, LONG]
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.jobfile.python_source.definitions import Definition
-from elasticflow.jobfile.python_source.installed import installed_places
-from elasticflow.jobfile.python_source.modules import CannotTellError, Finder
+from elasticflow.jobfile.python_source.modules import CannotTellError, Finder, installed_folders
 from elasticflow.jobfile.python_source.resolve import Resolver
 from elasticflow.jobfile.python_source.signatures import signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.jobfile.python_source.parameters import Parameter, Signature
+    from elasticflow.jobfile.python_source.signatures import Parameter, Signature
 
 # Module, and how many of its names must at least be read: what is known shall not become "cannot tell" unnoticed.
 MODULES = {
@@ -65,7 +64,7 @@ def as_read(signature: Signature) -> Shape:
 def test_signatures_read_are_those_python_has(name: str) -> None:
     """Each public name of a module is there, callable when Python says so, and takes what Python says; or is not told."""
     module = pytest.importorskip(name, exc_type=ImportError)
-    resolver = Resolver(Finder((), installed_places()))
+    resolver = Resolver(Finder((), installed_folders()))
     known, wrong = 0, []
     for attribute, real in vars(module).items():
         if attribute.startswith("_") or inspect.ismodule(real):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from elasticflow.jobfile.diagnostics.render_text import render
 from elasticflow.jobfile.text.layers import Layer, merge
-from elasticflow.jobfile.text.source import Source, load
+from elasticflow.jobfile.text.source import Source, load_source
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def test_tables_merge_and_the_own_file_wins(folder: Path) -> None:
         base="[a]\nx = 1\ny = [1, 2]\n[a.args]\np = 1\n[b]\nz = 1\n",
         job='extends = "base.toml"\n[a]\ny = [3]\nargs = { q = 2 }\n',
     )
-    source = load(folder / "job.toml")
+    source = load_source(folder / "job.toml")
     assert source.raw == {"a": {"x": 1, "y": [3], "args": {"p": 1, "q": 2}}, "b": {"z": 1}}
     assert (folder / "job.toml", folder / "base.toml") == source.files
 
@@ -53,7 +53,7 @@ def test_tables_merge_and_the_own_file_wins(folder: Path) -> None:
 def test_later_bases_win_over_earlier_ones(folder: Path) -> None:
     """With several bases the order of the list decides."""
     write(folder, one="a = 1\nb = 1\n", two="b = 2\n", job='extends = ["one.toml", "two.toml"]\n')
-    assert load(folder / "job.toml").raw == {"a": 1, "b": 2}
+    assert load_source(folder / "job.toml").raw == {"a": 1, "b": 2}
 
 
 def test_a_base_is_relative_to_the_file_that_names_it(folder: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_base_is_relative_to_the_file_that_names_it(folder: Path) -> None:
     (folder / "shared").mkdir()
     write(folder / "shared", low="a = 1\n", base='extends = "low.toml"\nb = 2\n')
     write(folder, job='extends = "shared/base.toml"\n')
-    assert load(folder / "job.toml").raw == {"a": 1, "b": 2}
+    assert load_source(folder / "job.toml").raw == {"a": 1, "b": 2}
 
 
 def test_every_key_is_traced_to_the_file_or_flag_it_came_from(folder: Path) -> None:
@@ -69,7 +69,7 @@ def test_every_key_is_traced_to_the_file_or_flag_it_came_from(folder: Path) -> N
     write(
         folder, base="[a]\nx = 10\ny = 20\n", job='extends = "base.toml"\n[a]\ny = 30\nz = [1, { w = 40 }]\n'
     )
-    source = load(folder / "job.toml", ["a.v=50"])
+    source = load_source(folder / "job.toml", ["a.v=50"])
     assert where(source, "a", "x").endswith("base.toml: 10")
     assert where(source, "a", "y").endswith("job.toml: 30")
     assert where(source, "a", "z", 1, "w").endswith("job.toml: 40")
@@ -96,7 +96,7 @@ def test_every_key_is_traced_to_the_file_or_flag_it_came_from(folder: Path) -> N
 def test_flag_values_are_toml_and_bare_words_are_texts(folder: Path, flag: str, value: object) -> None:
     """`--set` takes what a file would have, and a word without quotes."""
     write(folder, job="[a]\n")
-    source = load(folder / "job.toml", [flag])
+    source = load_source(folder / "job.toml", [flag])
     assert not source.problems
     assert value == source.raw["a"]["x"]
 
@@ -104,7 +104,7 @@ def test_flag_values_are_toml_and_bare_words_are_texts(folder: Path, flag: str, 
 def test_an_empty_flag_leaves_the_key_out(folder: Path) -> None:
     """`--set train.epochs=` removes what a file gave."""
     write(folder, job="[train]\nepochs = 5\n[other]\n")
-    assert load(folder / "job.toml", ["train.epochs=", "no.such="]).raw == {"train": {}, "other": {}}
+    assert load_source(folder / "job.toml", ["train.epochs=", "no.such="]).raw == {"train": {}, "other": {}}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_empty_flag_leaves_the_key_out(folder: Path) -> None:
 def test_a_bad_flag_is_explained(folder: Path, flag: str, expected: str) -> None:
     """The message shows the flag and how to write it."""
     write(folder, job="")
-    assert expected == render(load(folder / "job.toml", [flag]).problems)
+    assert expected == render(load_source(folder / "job.toml", [flag]).problems)
 
 
 def test_a_missing_file_is_told_with_the_nearest_name(folder: Path) -> None:
@@ -146,17 +146,17 @@ def test_a_missing_file_is_told_with_the_nearest_name(folder: Path) -> None:
     from pathlib import Path
 
     expected = 'error[EF001]: no such file: mnits.toml\n--> mnits.toml\n = help: did you mean "mnist.toml"?'
-    assert expected == render(load(Path("mnits.toml")).problems)
+    assert expected == render(load_source(Path("mnits.toml")).problems)
     expected = (
         "error[EF001]: . is a folder, not a job file\n--> .\n = help: name the job files in it: ./*.toml"
     )
-    assert expected == render(load(Path()).problems)
+    assert expected == render(load_source(Path()).problems)
 
 
 def test_files_read_but_not_usable_do_not_hide_the_others(folder: Path) -> None:
     """A base with a syntax error is one problem; the keys of the other files are still there."""
     write(folder, bad="x = \n", good="a = 1\n", job='extends = ["bad.toml", "good.toml"]\nb = 2\n')
-    source = load(folder / "job.toml")
+    source = load_source(folder / "job.toml")
     assert source.raw == {"a": 1, "b": 2}
     assert [each.code for each in source.problems] == ["EF003"]
 
@@ -165,8 +165,8 @@ def test_flags_take_effect_in_their_order(folder: Path) -> None:
     """A table is replaced, not merged, when it is taken out first; the files' own keys stay as they are."""
     write(folder, job="[optimizer]\nargs = { lr = 1, betas = [0, 1] }\n")
     flags = ["optimizer.args=", "optimizer.args.lr=2"]
-    assert {"optimizer": {"args": {"lr": 2}}} == load(folder / "job.toml", flags).raw
-    source = load(folder / "job.toml", ["optimizer.args={ lr = 2 }", "optimizer.args.betas="])
+    assert {"optimizer": {"args": {"lr": 2}}} == load_source(folder / "job.toml", flags).raw
+    source = load_source(folder / "job.toml", ["optimizer.args={ lr = 2 }", "optimizer.args.betas="])
     assert {"optimizer": {"args": {"lr": 2}}} == source.raw
     assert isinstance(source.layers[0], Layer)
     assert {"optimizer": {"args": {"lr": 1, "betas": [0, 1]}}} == source.layers[0].raw
@@ -181,7 +181,7 @@ def test_a_base_of_two_bases_counts_once_and_below_both(folder: Path) -> None:
         two='extends = "low.toml"\nb = 2\n',
         job='extends = ["one.toml", "two.toml"]\nc = 3\n',
     )
-    source = load(folder / "job.toml")
+    source = load_source(folder / "job.toml")
     assert {"a": 1, "b": 2, "c": 3} == source.raw
     assert ["low.toml", "one.toml", "two.toml", "job.toml"] == [
         layer_name(source, number) for number in range(4)
@@ -199,7 +199,7 @@ def test_a_wrong_base_of_two_bases_is_told_once(folder: Path) -> None:
     """Its place is in its own file."""
     write(folder, low="a = \n", one='extends = "low.toml"\n', two='extends = "low.toml"\n')
     write(folder, job='extends = ["one.toml", "two.toml"]\n')
-    (problem,) = load(folder / "job.toml").problems
+    (problem,) = load_source(folder / "job.toml").problems
     assert (str(folder / "low.toml"), 1) == (problem.file, problem.line)
 
 
@@ -210,7 +210,7 @@ def test_arrays_of_tables_are_replaced_whole(folder: Path) -> None:
         base="[[a.b]]\nx = 1\n[[a.b]]\nx = 2\n",
         job='extends = "base.toml"\n[[a.b]]\nx = 3\n',
     )
-    source = load(folder / "job.toml")
+    source = load_source(folder / "job.toml")
     assert {"a": {"b": [{"x": 3}]}} == source.raw
     assert where(source, "a", "b", 0, "x").endswith("job.toml: 3")
 
@@ -221,7 +221,7 @@ def test_what_cannot_be_a_base_is_a_problem_and_no_traceback(folder: Path, name:
     (folder / "loop.toml").symlink_to("loop.toml")
     (folder / "folder").mkdir()
     write(folder, job=f'extends = "{name}"\n')
-    (problem,) = load(folder / "job.toml").problems
+    (problem,) = load_source(folder / "job.toml").problems
     assert problem.code == "EF005"
 
 
@@ -256,7 +256,7 @@ def test_every_leaf_stands_where_it_is_said_to(
     """The text at the place of each key reads as its value, from whichever file or flag it came."""
     texts = ["".join(f"{key} = {json.dumps(value)}\n" for key, value in each.items()) for each in (base, own)]
     write(folder, base=texts[0], job=f'extends = "base.toml"\n{texts[1]}')
-    source = load(folder / "job.toml", [f"{key}={json.dumps(value)}" for key, value in flags.items()])
+    source = load_source(folder / "job.toml", [f"{key}={json.dumps(value)}" for key, value in flags.items()])
     assert not source.problems
     for key, value in {**base, **own, **flags}.items():
         layer, span = source.find(tuple(key.split(".")))

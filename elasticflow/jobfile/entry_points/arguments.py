@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.entry_points import own_steps
-from elasticflow.jobfile.entry_points.dataclass_tables import dataclasses_meant
+from elasticflow.jobfile.entry_points.calls import takes_optimizers
 from elasticflow.jobfile.entry_points.free_tables import not_passable
-from elasticflow.jobfile.entry_points.uses import takes_optimizers
-from elasticflow.jobfile.python_source.parameters import Misfit, misfits
+from elasticflow.jobfile.entry_points.own_steps import check_own_step
+from elasticflow.jobfile.python_source.annotations import ObjectTable
+from elasticflow.jobfile.python_source.bindings import dotted_names, origin
+from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
+from elasticflow.jobfile.python_source.modules import CannotTellError, NoModuleError
+from elasticflow.jobfile.python_source.signatures import Misfit, misfits
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.entry_points.named_entry import NamedEntry
-    from elasticflow.jobfile.python_source.definitions import Definition
-    from elasticflow.jobfile.python_source.parameters import Signature
+    from elasticflow.jobfile.entry_points.calls import EntryPoint
+    from elasticflow.jobfile.python_source.resolve import Resolver
+    from elasticflow.jobfile.python_source.signatures import Parameter, Signature
 
 
-class ArgumentFindings:
+class ArgumentCheck:
     """The check of an entry point's arguments.
 
     Args:
@@ -33,7 +38,7 @@ class ArgumentFindings:
         depends_on_others: What was found is of other keys of the job, too, than the entry and its arguments.
     """
 
-    def __init__(self, entry: NamedEntry, found: Definition, signature: Signature) -> None:
+    def __init__(self, entry: EntryPoint, found: Definition, signature: Signature) -> None:
         self._entry, self._found, self._signature = entry, found, signature
         # A step's third argument, where it is no method: the optimizers, if it is called so.
         self._third_of_step: str | None = None
@@ -48,7 +53,7 @@ class ArgumentFindings:
             self._third_of_step = next(iter(names[2:3]), None)
         if self._entry.use.path == ("model", "step") and takes_optimizers(names):
             self.depends_on_others, given = True, given + 1
-            beside = list(own_steps.misfits(self._entry.source))
+            beside = list(check_own_step(self._entry.source))
         arguments = self._entry.named_arguments()
         beside += [
             self._plain(each) for each in dataclasses_meant(self._signature, arguments, self._entry.resolver)
@@ -137,3 +142,39 @@ class ArgumentFindings:
             )
             return f"it is a key of [{dotted(table)}]: move it up, {where}"
         return f"it takes: {misfit.wanted}"
+
+
+def dataclasses_meant(
+    signature: Signature, arguments: dict[str, object], resolver: Resolver
+) -> Iterator[tuple[str, Definition]]:
+    """Yield the arguments that are tables where the signature takes a dataclass, and that dataclass."""
+    for parameter in (*signature.positional, *signature.named):
+        value = arguments.get(parameter.name)
+        # What has an `entry` is an object, or told as what only looks like one.
+        if isinstance(value, dict) and not isinstance(value, ObjectTable) and "entry" not in value:
+            found = _dataclass(parameter, resolver)
+            if found is not None:
+                yield parameter.name, found
+
+
+def _dataclass(parameter: Parameter, resolver: Resolver) -> Definition | None:
+    """Return the dataclass that a parameter is annotated with, also as `... | None`."""
+    annotation = parameter.annotation
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        try:
+            annotation = ast.parse(annotation.value, mode="eval").body
+        except (SyntaxError, ValueError):
+            return None
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):  # Config | None
+        annotation = annotation.left
+    names = dotted_names(annotation) if annotation is not None else []
+    if not names:
+        return None
+    try:
+        found = resolver.dotted(parameter.module, names)
+    except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+        return None
+    if not isinstance(found, Definition) or not isinstance(found.node, ast.ClassDef):
+        return None
+    marks = [each.func if isinstance(each, ast.Call) else each for each in found.node.decorator_list]
+    return found if any(origin(found.module, mark) == "dataclasses.dataclass" for mark in marks) else None

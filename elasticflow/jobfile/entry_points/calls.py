@@ -1,0 +1,171 @@
+"""The entry points a job names, what each is called with, and what was found out about them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.entry_points.object_arguments import marked, objects_of
+from elasticflow.jobfile.python_source.definitions import NoAttributeError, UnreadableModuleError
+from elasticflow.jobfile.python_source.modules import CannotTellError, NoModuleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, Severity
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.python_source.resolve import Resolver
+    from elasticflow.jobfile.text.source import Source
+
+_AS_METHODS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("optimizer", "entry"): (),
+    ("model", "step"): ("batch",),
+}
+
+
+class EntryCall(NamedTuple):
+    """One entry point and how it is called.
+
+    Attributes:
+        text: `module:attribute`.
+        path: Its key.
+        given: Names of what is passed by place.
+        args: Where its named arguments stand; None when it takes none.
+        named: Names of what is passed by name besides.
+        is_object: It is not called: the object itself is meant, for its state.
+        is_argument: It makes an argument of another entry point.
+        is_partial: Its arguments need not be all.
+        as_method: What is passed by place if it turns out to be a method of the model's class; None if it may not be one.
+    """
+
+    text: str
+    path: KeyPath
+    given: tuple[str, ...] = ()
+    args: KeyPath | None = None
+    named: tuple[str, ...] = ()
+    is_object: bool = False
+    is_argument: bool = False
+    is_partial: bool = False
+    as_method: tuple[str, ...] | None = None
+
+
+def entry_calls(raw: dict[str, Any]) -> Iterator[EntryCall]:
+    """Yield every entry point of a merged job, whatever else is wrong with its table."""
+    batch = ("model", "batch") if "step" in inside(raw, "model") else ("outputs", "targets")
+    fixed: list[tuple[str, str, tuple[str, ...], bool]] = [
+        ("model", "entry", (), True),
+        ("model", "loss", ("outputs", "targets"), False),
+        ("model", "step", ("model", "batch"), False),
+        ("model", "loss_count", ("batch",), False),
+        ("optimizer", "entry", ("the parameters",), True),
+        ("lr_scheduler", "entry", ("the optimizer",), True),
+        ("dataset", "entry", (), True),
+        ("dataset", "prepare", (), False),
+        ("dataset", "collate", ("samples",), False),
+        ("evaluation", "entry", (), True),
+    ]
+    for table, key, given, takes_args in fixed:
+        text = inside(raw, table).get(key)
+        if isinstance(text, str):
+            args = (table, "args") if takes_args else None
+            is_sharded = (table, key) == ("dataset", "entry") and "shards" in inside(raw, "dataset")
+            as_method = _AS_METHODS.get((table, key))
+            named = ("shard", "shards") if is_sharded else ()
+            yield EntryCall(text, (table, key), given, args, named, as_method=as_method)
+    for name, text in inside(inside(raw, "evaluation"), "metrics").items():
+        if isinstance(text, str):
+            yield EntryCall(text, ("evaluation", "metrics", name), batch)
+    for each in objects_of(raw):
+        path = each.path
+        yield EntryCall(
+            each.entry, (*path, "entry"), (), (*path, "args"), is_argument=True, is_partial=each.is_partial
+        )
+    for name, text in inside(inside(raw, "snapshots"), "include").items():
+        if isinstance(text, str):
+            yield EntryCall(text, ("snapshots", "include", name), is_object=True)
+
+
+def takes_optimizers(names: Sequence[str]) -> bool:
+    """Return whether a step with parameters of these names is called with the optimizers, which it moves itself."""
+    return list(names[2:3]) == ["optimizers"]
+
+
+def inside(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of the raw dict; empty when there is none."""
+    inner = raw.get(name)
+    return inner if isinstance(inner, dict) else {}
+
+
+_Result = TypeVar("_Result")
+_ANSWERS = (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError)
+
+
+class EntryPointCache:
+    """What was found out while the jobs of one file were checked.
+
+    Attributes:
+        resolvers: By the folders of the jobs' own code.
+        clean: Calls of entry points with nothing to say about.
+    """
+
+    def __init__(self) -> None:
+        self.resolvers: dict[tuple[Path, ...], Resolver] = {}
+        self.clean: set[object] = set()
+        self._results: dict[tuple[object, ...], object] = {}
+
+    def once(self, make: Callable[[], _Result], *key: object) -> _Result:
+        """Return what *make* returns, or raise what it finds wrong: it is called once for each key."""
+        if key not in self._results:
+            try:
+                self._results[key] = make()
+            except _ANSWERS as error:
+                self._results[key] = error
+        result = self._results[key]
+        if isinstance(result, Exception):
+            raise result.with_traceback(None)
+        return result  # type: ignore[return-value]  # what it was asked for by this key
+
+
+class EntryPoint:
+    """One entry point of a job.
+
+    Attributes:
+        source: The job's keys, each with its place.
+        resolver: Finds what the entry names.
+        use: Where it stands, and what it is called with.
+        module: What stands before the colon.
+        attribute: What stands after it.
+    """
+
+    def __init__(self, source: Source, resolver: Resolver, use: EntryCall, known: EntryPointCache) -> None:
+        self.source, self.resolver, self.use = source, resolver, use
+        self.module, _, self.attribute = use.text.partition(":")
+        self._known = known
+
+    def named_arguments(self) -> dict[str, Any]:
+        """Return what is passed by name, as the job file has it, objects marked."""
+        if self.use.args is None:
+            return {}
+        value: Any = self.source.raw
+        for part in self.use.args:
+            if isinstance(part, int) and isinstance(value, list):
+                value = value[part]
+            else:
+                value = value.get(part) if isinstance(value, dict) else None
+        return {key: marked(each) for key, each in value.items()} if isinstance(value, dict) else {}
+
+    def once(self, what: str, make: Callable[[], _Result], *more: object) -> _Result:
+        """Return what *make* makes of the entry, made once for all jobs of a file that name it alike."""
+        return self._known.once(make, what, self.resolver.finder.own, self.use.text, *more)
+
+    def problem(
+        self, code: str, message: str, remedy: str | None, severity: Severity = "error", path: KeyPath = ()
+    ) -> Diagnostic:
+        """Return what is wrong, shown at the entry, or at the key *path*."""
+        where = path or self.use.path
+        return self.source.problem(code, message, where, at_key=bool(path), severity=severity, remedy=remedy)
+
+    def note(self, reason: str) -> Diagnostic:
+        """Return that the entry is not checked, and why."""
+        return self.problem(codes.CANNOT_TELL, f"{self.use.text} is not checked: {reason}", None, "note")
