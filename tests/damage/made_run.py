@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from elasticflow import events
 from elasticflow.cli.main import call
 from elasticflow.launcher import launch as launch_module
-from elasticflow.launcher.restarts.restart_ledger import Entry, RestartLedger
+from elasticflow.launcher.restarts.restart_ledger import LedgerEntry, RestartLedger
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.runtime.snapshot import restore
 from elasticflow.snapshots.format import shard_file
@@ -45,7 +45,7 @@ class _Beginning(Supervisor):
     def _lead(self) -> int:
         launch, folder = self._launch, self._launch.folder
         self._announce()
-        RestartLedger(folder.ledger).append(Entry(1.0, "crash", 12, 0, 12, 0, 1, "f", charged=True))
+        RestartLedger(folder.ledger).append(LedgerEntry(1.0, "crash", 12, 0, 12, 0, 1, "f", charged=True))
         number = launch.claim("start") or 0
         self._journal.generation = number
         self._journal.event(events.GENERATION_STARTED, world_size=1, nodes=1, reason="start")

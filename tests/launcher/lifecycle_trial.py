@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.plan.launch_plan import RestartPlan
 from elasticflow.launcher.journal.journal import Journal
-from elasticflow.launcher.restarts.budget import Budget
+from elasticflow.launcher.restarts.restart_ledger import RestartLedger
+from elasticflow.launcher.restarts.restart_policy import RestartPolicy
 from elasticflow.launcher.restarts.restarts import Restarts
 from elasticflow.launcher.restarts.snapshot_rollback import SnapshotRollback
 from elasticflow.launcher.supervisor.formation import Formation
@@ -71,8 +72,9 @@ class Trial:
             hang_timeout_s=600,
             grace_s=GRACE_S,
         )
-        ledger = Budget(plan, self.folder.ledger, lambda: self.clock)
-        restarts = Restarts(self.journal, ledger, SnapshotRollback(self.catalog, self.journal))
+        ledger = RestartLedger(self.folder.ledger)
+        rollback = SnapshotRollback(self.catalog, self.journal)
+        restarts = Restarts(self.journal, RestartPolicy(plan), ledger, rollback)
         self.nodes = Nodes(self.least, self.most)
         formation = Formation(self.journal, self.nodes, self.agents, self.claimed_number, "start")
         self.lifecycle = Lifecycle(self.journal, restarts, self.agents, self.nodes, formation, GRACE_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import time
 from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
@@ -17,7 +18,8 @@ from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.errors import DriftRefusedError, GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import launch as launch_module
 from elasticflow.launcher.launch import Request, check_gpus, check_torch, launch, writer_config
-from elasticflow.launcher.restarts.budget import Budget
+from elasticflow.launcher.restarts.restart_ledger import RestartLedger
+from elasticflow.launcher.restarts.restart_policy import FailedAttempt, RestartPolicy
 from elasticflow.run_folder import RunFolder, snapshot_place
 from tests.compiler.jobs import make_job
 
@@ -115,24 +117,31 @@ def test_run_that_another_machine_went_on_with_is_not_taken_back(trial: Trial) -
 def test_failures_are_counted_on_where_there_is_no_run_folder_too(trial: Trial) -> None:
     """What failed before a generation lies beside the snapshots: another machine has what is left of the budget."""
     first = trial.launch(snapshots__uri="store")
-    budget = Budget(first.plan.restarts, first.folder.ledger)
-    assert 1 == first.claim("start", ledger=budget.ledger)
+    ledger = RestartLedger(first.folder.ledger)
+    assert 1 == first.claim("start", ledger=ledger)
     for generation in (1, 2):
-        budget.charge("crash", step=10 * generation, generation=generation)
-        assert generation + 1 == first.claim("crash", generation, ledger=budget.ledger)
+        charge(first, ledger, FailedAttempt("crash", step=10 * generation, generation=generation))
+        assert generation + 1 == first.claim("crash", generation, ledger=ledger)
     shutil.move(trial.folder.path, trial.folder.path.with_name("here"))
 
     elsewhere = trial.launch(snapshots__uri="store")
-    goes_on = Budget(elsewhere.plan.restarts, elsewhere.folder.ledger)
-    assert budget.entries == goes_on.entries
-    assert 1 == goes_on.left()
-    goes_on.charge("hang", step=30, generation=3)
-    assert 4 == elsewhere.claim("resume", ledger=goes_on.ledger)
+    goes_on = RestartLedger(elsewhere.folder.ledger)
+    assert ledger.entries == goes_on.entries
+    assert 1 == RestartPolicy(elsewhere.plan.restarts).left(goes_on.entries, time.time())
+    charge(elsewhere, goes_on, FailedAttempt("hang", step=30, generation=3))
+    assert 4 == elsewhere.claim("resume", ledger=goes_on)
     shutil.rmtree(trial.folder.path)
     shutil.move(trial.folder.path.with_name("here"), trial.folder.path)
 
     back = trial.launch(snapshots__uri="store")
-    assert goes_on.entries == Budget(back.plan.restarts, back.folder.ledger).entries
+    assert goes_on.entries == RestartLedger(back.folder.ledger).entries
+
+
+def charge(launch: Launch, ledger: RestartLedger, failed: FailedAttempt) -> None:
+    """Write a failure down as the supervisor does."""
+    entry = RestartPolicy(launch.plan.restarts).decide(failed, ledger.entries, time.time()).entry
+    assert entry is not None
+    ledger.append(entry)
 
 
 def test_job_is_compared_where_there_is_no_run_folder_too(trial: Trial) -> None:

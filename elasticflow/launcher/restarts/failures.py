@@ -7,31 +7,16 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import COLLECTIVE_MISMATCH
+from elasticflow.launcher.restarts.failure_classes import CLASSES
 from elasticflow.system.processes import FAULTS, signal_or_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-FailureClass = Literal[
-    "user_error",
-    "oom",
-    "hang",
-    "crash",
-    "nonfinite",
-    "diverged",
-    "storage",
-    "snapshot_corrupt",
-    "node_lost",
-    "preempted",
-    "resized",
-    "drained",
-    "agent_lost",
-    "peer",
-]
-CLASSES: frozenset[str] = frozenset(get_args(FailureClass))
+    from elasticflow.launcher.restarts.failure_classes import FailureClass
 
 # How a collective fails when another rank died. gloo and NCCL raise plain RuntimeErrors, so only the text tells.
 _PEER = re.compile(

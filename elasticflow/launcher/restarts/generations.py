@@ -14,7 +14,7 @@ class Cause:
 
     Attributes:
         node: Where.
-        kind: A class of `failures.CLASSES`.
+        kind: A class of `failure_classes.CLASSES`.
         error: In one line.
         failure: The worker that failed first; None if it was a whole node.
     """

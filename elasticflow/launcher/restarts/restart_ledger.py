@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-FAILURES = "failures"  # in a generation's claim
+CLAIMED_FAILURES = "failures"
+"""Key of a generation's claim under which the lines lie."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One line of the ledger.
 
     Attributes:
@@ -66,7 +67,7 @@ class RestartLedger:
         self._path = path
         self.entries = read_ledger(path)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: LedgerEntry) -> None:
         """Add an entry; it is on disk before this returns."""
         line = json.dumps(entry.to_json()) + "\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,13 +90,13 @@ class RestartLedger:
     def take_in(self, claims: Iterable[Mapping[str, Any]]) -> None:
         """Add the lines that *claims*, oldest first, hold and the file does not: another machine went on with the run."""
         for claim in claims:
-            failures = claim.get(FAILURES)
+            failures = claim.get(CLAIMED_FAILURES)
             for entry in map(_entry, failures if isinstance(failures, list) else ()):
                 if entry is not None and entry not in self.entries:
                     self.append(entry)
 
 
-def read_ledger(path: Path) -> list[Entry]:
+def read_ledger(path: Path) -> list[LedgerEntry]:
     """Return the ledger's entries, oldest first; none if the file is absent. Damaged lines are left out."""
     try:
         lines = path.read_bytes().splitlines()
@@ -124,10 +125,10 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def _entry(record: object) -> Entry | None:
+def _entry(record: object) -> LedgerEntry | None:
     try:
         fields = dict(record)  # type: ignore[call-overload]  # anything else is no entry
-        entry = Entry(failure_class=fields.pop("class"), **fields)
+        entry = LedgerEntry(failure_class=fields.pop("class"), **fields)
     except (ValueError, TypeError, KeyError):
         return None
     is_right = all(isinstance(getattr(entry, name), kind) for name, kind in _KINDS.items())

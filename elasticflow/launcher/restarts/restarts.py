@@ -5,47 +5,63 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticflow import events
+from elasticflow.launcher.restarts.restart_policy import FailedAttempt
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.journal import Journal
-    from elasticflow.launcher.restarts.budget import Budget, Decision
     from elasticflow.launcher.restarts.failures import Failure
     from elasticflow.launcher.restarts.generations import Generation
+    from elasticflow.launcher.restarts.restart_ledger import RestartLedger
+    from elasticflow.launcher.restarts.restart_policy import Decision, RestartPolicy
     from elasticflow.launcher.restarts.snapshot_rollback import SnapshotRollback
 
 
 class Restarts:
     """Decides about restarts, and tells what they cost."""
 
-    def __init__(self, journal: Journal, budget: Budget, rollback: SnapshotRollback) -> None:
-        self._journal, self._budget, self._rollback = journal, budget, rollback
+    def __init__(
+        self, journal: Journal, policy: RestartPolicy, ledger: RestartLedger, rollback: SnapshotRollback
+    ) -> None:
+        self._journal, self._policy, self._ledger, self._rollback = journal, policy, ledger, rollback
 
     def decide(
-        self, generation: Generation, kind: str, error: str, failure: Failure | None = None
+        self,
+        generation: Generation,
+        kind: str,
+        error: str,
+        now: float,
+        failure: Failure | None = None,
+        unready_ends: tuple[str, ...] = (),
     ) -> Decision:
         """Charge the end of *generation* to the budget and return whether the job goes on.
 
         Args:
             generation: What ended; number 0 if none could be formed.
-            kind: A class of `failures.CLASSES`.
+            kind: A class of `failure_classes.CLASSES`.
             error: In one line.
+            now: Unix time.
             failure: The worker that failed first, if it was one.
+            unready_ends: How the agents of a node ended before they were ready (`FailedAttempt`).
         """
-        retry_advice = self._rollback.retry_advice(generation, failure)
-        decision = self._budget.charge(
-            kind,
+        failed = FailedAttempt(
+            failure_class=kind,
+            fingerprint=f"{kind}: {error}" if failure is None else failure.fingerprint,
             step=generation.step,
             epoch=generation.epoch,
-            fingerprint=f"{kind}: {error}" if failure is None else failure.fingerprint,
             generation=generation.number,
-            retry_advice=retry_advice,
             is_traced_fault=failure is not None and failure.is_traced_fault,
             is_final=failure is not None and failure.is_final,
+            unready_ends=unready_ends,
         )
+        advice = self._rollback.retry_advice(generation, failure)
+        decision = self._policy.decide(failed, self._ledger.entries, now, advice)
+        if decision.entry is not None:
+            self._ledger.append(decision.entry)
+        budget = self._policy.plan.budget
         for happened, name, fields in (
-            (decision.refilled, events.BUDGET_REFILLED, {"budget": self._budget.size}),
+            (decision.refilled, events.BUDGET_REFILLED, {"budget": budget}),
             (decision.charged, events.BUDGET_CHARGED, {"class": kind, "left": decision.left}),
-            (decision.spent, events.BUDGET_SPENT, {"class": kind, "budget": self._budget.size}),
+            (decision.spent, events.BUDGET_SPENT, {"class": kind, "budget": budget}),
         ):
             if happened:
                 self._journal.event(name, **fields)

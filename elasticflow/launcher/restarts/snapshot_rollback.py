@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.errors import StorageError
+from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.run_folder import step_of
 from elasticflow.system.processes import FAULTS
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.journal import Journal
-    from elasticflow.launcher.restarts.budget import RetryAdvice
     from elasticflow.launcher.restarts.failures import Failure
     from elasticflow.launcher.restarts.generations import Generation
+    from elasticflow.launcher.restarts.restart_policy import RetryAdvice
     from elasticflow.snapshots.store.catalog import Catalog
 
 _STARTS = 2
-_CLASSES = frozenset({"user_error", "nonfinite"})  # exceptions that restored content can cause
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,10 @@ class SnapshotRollback:
 
 
 def _can_be_caused_by_content(failure: Failure) -> bool:
-    if failure.failure_class == "crash":
-        return failure.exit_code is not None and -failure.exit_code in FAULTS
-    return failure.failure_class in _CLASSES
+    match FAILURES[failure.failure_class].blames_snapshot:
+        case "never":
+            return False
+        case "always":
+            return True
+        case "if it faulted":
+            return failure.exit_code is not None and -failure.exit_code in FAULTS

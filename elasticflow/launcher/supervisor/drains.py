@@ -21,7 +21,7 @@ class Drain:
 
     Attributes:
         ends: The launch ends then; else the next generation follows.
-        kind: A class of `failures.CLASSES`.
+        kind: A class of `failure_classes.CLASSES`.
         reason: In words.
         asked: When, on the monotonic clock.
     """

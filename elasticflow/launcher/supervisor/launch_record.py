@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.compiler.inputs.job_json import job_to_json
 from elasticflow.launcher.agent.agent_process import build_agent_process
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
-from elasticflow.launcher.restarts.restart_ledger import FAILURES
+from elasticflow.launcher.restarts.restart_ledger import CLAIMED_FAILURES
 from elasticflow.launcher.supervisor.scale_schedule import ALONE
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Launch:
         }
         claim |= {"host": socket.gethostname(), "pid": os.getpid()}
         if ledger is not None:
-            claim[FAILURES] = ledger.since(last or self.catalog.newest_generation())
+            claim[CLAIMED_FAILURES] = ledger.since(last or self.catalog.newest_generation())
         if last == 0:
             return self.catalog.claim_generation(claim)
         return last + 1 if self.catalog.claim_after(last, claim) else None

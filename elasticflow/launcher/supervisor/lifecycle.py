@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
-from elasticflow.launcher.restarts.unready_ends import UnreadyEnds
+from elasticflow.launcher.restarts.restart_policy import unready_end, would_end_again
 from elasticflow.launcher.supervisor.drains import TOO_LATE, UNTRAINED_S, Drains
 from elasticflow.launcher.supervisor.formation import TakenOver
 from elasticflow.launcher.supervisor.hangs import Hangs
@@ -53,7 +53,7 @@ class Lifecycle:
         self._verdicts = Verdicts(journal)
         self._drains = Drains(journal, grace_s, untrained_s)
         self._ends = GenerationEnds(journal, restarts, nodes, formation, self._drains, self._verdicts)
-        self._unready_ends = UnreadyEnds()
+        self._unready_ends: dict[str, tuple[str, ...]] = {}
         self.hangs = Hangs(journal, agents)
         self.generation: Generation | None = None
         self.verdict: Verdict | None = None
@@ -82,7 +82,7 @@ class Lifecycle:
             generation.lost[node.name] = ("agent_lost", f"the agent of {node.name} was started again")
             self._stop(generation, also_alone=True)
             self._conclude(generation)
-        self._unready_ends.forget(node.name)
+        self._unready_ends.pop(node.name, None)
         self._nodes.join(node, time.monotonic())
         self._journal.event(events.NODE_JOINED, node=node.name, host=node.host, nproc=node.nproc)
         for module in refused:
@@ -117,18 +117,17 @@ class Lifecycle:
         was_needed = self.generation is not None and node in self.generation.nodes
         self.node_lost(node, "agent_lost", error)
         if not was_ready:
-            self._unready_ends.note(node, end)
+            described = unready_end(end.cause, is_its_own_doing=end.is_its_own_doing)
+            self._unready_ends[node] = (*self._unready_ends.get(node, ()), described)
         if self.verdict is not None or was_needed:
             return self.verdict is None
         if self._nodes.are_enough:  # a spare that keeps dying is let go
             return self._nodes.may_come_back(node)
-        if self._unready_ends.would_come_again(node):
+        unready_ends = self._unready_ends.get(node, ())
+        if would_end_again(unready_ends):
             error = f"the agent of {node} does not get ready, it {end.cause}\n{end.last_words}".rstrip()
-            why = "it ended in the same way each time"
-            self._settle(self._verdicts.failed("agent_lost", error, errors.ANSWER_IS_NO, why=why))
-        else:
-            self._settle(self._ends.restart_or_fail(None, "agent_lost", error))
-            self._nodes.expect(node)
+        self._settle(self._ends.restart_or_fail(None, "agent_lost", error, unready_ends=unready_ends))
+        self._nodes.expect(node)
         return self.verdict is None
 
     def workers_started(self, message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -82,17 +82,21 @@ class GenerationEnds:
         error: str,
         failure: Failure | None = None,
         failed_at: float | None = None,
+        unready_ends: tuple[str, ...] = (),
     ) -> Verdict | None:
         """Charge a failure; plan another generation, or return the verdict.
 
         Args:
             generation: What failed; None if none could be formed.
-            kind: A class of `failures.CLASSES`.
+            kind: A class of `failure_classes.CLASSES`.
             error: In one line.
             failure: The worker that failed first, if it was one.
             failed_at: When, in unix time; None: now.
+            unready_ends: How the agents of a node ended before they were ready.
         """
-        decision = self._restarts.decide(generation or Generation(0), kind, error, failure)
+        decision = self._restarts.decide(
+            generation or Generation(0), kind, error, time.time(), failure, unready_ends
+        )
         if decision.restart:
             self._formation.plan(kind, time.monotonic() + decision.delay_s, failed_at or time.time())
             return None

@@ -20,7 +20,8 @@ from elasticflow.launcher.journal.display_thread import Shown
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
-from elasticflow.launcher.restarts.budget import Budget
+from elasticflow.launcher.restarts.restart_ledger import RestartLedger
+from elasticflow.launcher.restarts.restart_policy import RestartPolicy
 from elasticflow.launcher.restarts.restarts import Restarts
 from elasticflow.launcher.restarts.snapshot_rollback import SnapshotRollback
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
@@ -141,10 +142,11 @@ class Supervisor:
 
     def _lifecycle(self, channel: AgentChannel) -> Lifecycle:
         launch, plan = self._launch, self._launch.plan.restarts
-        budget = Budget(plan, launch.folder.ledger)
-        restarts = Restarts(self._journal, budget, SnapshotRollback(launch.catalog, self._journal))
+        ledger = RestartLedger(launch.folder.ledger)
+        rollback = SnapshotRollback(launch.catalog, self._journal)
+        restarts = Restarts(self._journal, RestartPolicy(plan), ledger, rollback)
         first = "resume" if launch.is_resumed else "start"
-        claim = partial(launch.claim, ledger=budget.ledger)
+        claim = partial(launch.claim, ledger=ledger)
         formation = Formation(self._journal, self._nodes, channel, claim, first)
         # What is held in memory may be ahead of the store, also before anything is trained.
         untrained_s = UNTRAINED_S if launch.plan.snapshots.memory is None else plan.grace_s

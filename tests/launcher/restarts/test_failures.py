@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from elasticflow import events
-from elasticflow.launcher.restarts.failures import CLASSES, Report, classify, describe, first_failure
+from elasticflow.launcher.restarts.failure_classes import CLASSES
+from elasticflow.launcher.restarts.failures import Report, classify, describe, first_failure
 from elasticflow.system.processes import signal_or_code
 
 PEER = {"class": "peer", "error": "RuntimeError: Connection closed by peer [127.0.0.1]:1234"}

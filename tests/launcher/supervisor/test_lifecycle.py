@@ -9,13 +9,14 @@ import pytest
 from elasticflow import errors, events
 from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED
-from elasticflow.launcher.restarts.budget import FREE_AGENTS
+from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.launcher.supervisor.drains import UNTRAINED_S
 from tests.launcher.lifecycle_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
     from tests.launcher.lifecycle_trial import Trial
 
+FREE_AGENTS = FAILURES["agent_lost"].free_times
 RAISED = 'Traceback (most recent call last):\n  File "train.py"\nValueError: no such layer\n'
 
 

@@ -1,0 +1,92 @@
+"""The classes under which ends are told and counted: failures, one row each, and outcomes that nobody is to blame for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FailureClass = Literal[
+    "user_error",
+    "oom",
+    "hang",
+    "crash",
+    "nonfinite",
+    "diverged",
+    "storage",
+    "snapshot_corrupt",
+    "node_lost",
+    "agent_lost",
+    "peer",
+]
+Outcome = Literal["finished", "drained", "resized", "preempted"]
+"""How a generation ends that did not fail. All but `finished` lead to another one, free of charge and at once."""
+
+OUTCOMES: frozenset[str] = frozenset(get_args(Outcome))
+
+Repeat = Literal["same error", "same step"]
+"""What may not come again without progress: an error with the same fingerprint, or the class at the same step."""
+
+BlamesSnapshot = Literal["never", "always", "if it faulted"]
+"""Whether what was restored can be the cause; a fault is a signal that a program brings upon itself."""
+
+
+@dataclass(frozen=True)
+class FailureRow:
+    """What follows from a failure of one class.
+
+    Attributes:
+        free_times: So often without progress in between it costs nothing; the next one is charged.
+        final_before_first_step: Another try is hopeless where no step was finished.
+        final_repeat: Another try is hopeless after this; None: the budget alone decides.
+        repeat_reason: Why it is, in words for the verdict.
+        blames_snapshot: Whether the snapshot that the generation went on from can be the cause.
+        excuses_drift: Whoever goes on with the run is expected to have changed the job's own code.
+        counted_as: The class under which the budget counts it, where that is another.
+    """
+
+    free_times: int = 0
+    final_before_first_step: bool = False
+    final_repeat: Repeat | None = None
+    repeat_reason: str = ""
+    blames_snapshot: BlamesSnapshot = "never"
+    excuses_drift: bool = False
+    counted_as: FailureClass | None = None
+
+
+SAME_ERROR_AGAIN = "the same error came again without progress"
+
+FAILURES: Mapping[str, FailureRow] = {
+    "user_error": FailureRow(
+        final_before_first_step=True,
+        final_repeat="same error",
+        repeat_reason=SAME_ERROR_AGAIN,
+        blames_snapshot="always",
+        excuses_drift=True,
+    ),
+    "oom": FailureRow(),
+    "hang": FailureRow(),
+    "crash": FailureRow(blames_snapshot="if it faulted"),
+    # Training is deterministic: the second time at one step is the proof that it stays so.
+    "nonfinite": FailureRow(
+        final_repeat="same step",
+        repeat_reason="the loss was not finite at the same step again",
+        blames_snapshot="always",
+    ),
+    "diverged": FailureRow(
+        final_repeat="same error",
+        repeat_reason="the replicas went apart in the same way again, without progress",
+    ),
+    "storage": FailureRow(),
+    "snapshot_corrupt": FailureRow(),
+    "node_lost": FailureRow(),
+    # A dead agent is nobody's fault; one that dies again and again without a finished step is no accident.
+    "agent_lost": FailureRow(free_times=3),
+    # How a worker fails whose peer is gone, where nothing tells why the peer is.
+    "peer": FailureRow(counted_as="crash"),
+}
+
+CLASSES: frozenset[str] = frozenset(FAILURES) | OUTCOMES - {"finished"}
+"""What the ledger may hold: a worker may have left, or been killed, on the way to an outcome."""

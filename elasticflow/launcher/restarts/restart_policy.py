@@ -1,0 +1,231 @@
+"""Whether the job goes on after a failure, and what that costs: one question, answered from the run's ledger alone.
+
+Nothing here acts: the clock and the ledger's entries are arguments, and the entry that the failure adds to the ledger
+is part of the answer. So the next launch, which reads the same ledger, counts on from where this one stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from elasticflow.launcher.restarts.failure_classes import FAILURES, OUTCOMES, SAME_ERROR_AGAIN, FailureRow
+from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.compiler.plan.launch_plan import RestartPlan
+
+RetryAdvice = Literal["retry", "hopeless", "unknown"]
+"""What the run's snapshots say about another try (`snapshot_rollback.py`)."""
+
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 60.0
+# Agents of a node that end so often in a row in the same way before they are ready: once may be the machine, twice a
+# coincidence.
+_UNREADY_ENDS = 3
+_NUMBER = re.compile(r"\d+")
+_ORDINARY = FailureRow()
+
+
+@dataclass(frozen=True)
+class FailedAttempt:
+    """A generation that failed, or could not be formed.
+
+    Attributes:
+        failure_class: A class of `failure_classes.CLASSES`.
+        fingerprint: Equal for the same error (`Failure.fingerprint`).
+        step: Last step that the generation finished; None when it failed before its first one.
+        epoch: Epoch of *step*.
+        generation: Its number; 0 if none could be formed.
+        is_traced_fault: The worker died of what it did itself, at a place that the fingerprint tells.
+        is_final: The worker said that another try would end in the same way.
+        unready_ends: How the node's agents ended, one after the other, since one was ready; an end that was not its
+            own doing is an empty text.
+    """
+
+    failure_class: str
+    fingerprint: str = ""
+    step: int | None = None
+    epoch: int | None = None
+    generation: int = 0
+    is_traced_fault: bool = False
+    is_final: bool = False
+    unready_ends: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows from one failure.
+
+    Attributes:
+        restart: The job goes on with another generation.
+        delay_s: Seconds to wait before it; 0 unless failures repeat without progress.
+        left: Restarts left in the budget.
+        reason: In words, for the verdict: why it stops, or what it cost.
+        charged: The failure counts against the budget.
+        spent: It stops because the budget is spent (exit code 3), not because it cannot succeed (exit code 1).
+        refilled: Earlier failures have left the window since the last one, and the budget was full again.
+        entry: What the ledger is to hold about it; None if no generation's end is to be told.
+    """
+
+    restart: bool
+    delay_s: float
+    left: int
+    reason: str
+    charged: bool
+    spent: bool = False
+    refilled: bool = False
+    entry: LedgerEntry | None = None
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """The job-wide restart budget, and the failures that no budget helps against.
+
+    A failure counts while it lies inside the window that `restarts.refill` states: for that many seconds, or
+    until that many steps or epochs were finished beyond it. Without `refill` it counts for the whole run.
+    """
+
+    plan: RestartPlan
+
+    def decide(
+        self,
+        failed: FailedAttempt,
+        ledger: Sequence[LedgerEntry],
+        now: float,
+        advice: RetryAdvice = "unknown",
+    ) -> Decision:
+        """Return whether the job goes on after *failed*.
+
+        Args:
+            failed: What failed.
+            ledger: Every failure of the run before it, oldest first.
+            now: Unix time.
+            advice: What the run's snapshots say about another try; unknown: the ledger decides.
+        """
+        if would_end_again(failed.unready_ends):
+            left = self.left(ledger, now)
+            return Decision(False, 0.0, left, "it ended in the same way each time", charged=False)
+        entry = self._entry_of(failed, ledger, now)
+        counting = self._counting(ledger, now, entry.high, entry.high_epoch)
+        is_refilled = not counting and bool(self._counting_at_last_failure(ledger))
+        left = self.plan.budget - len(counting) - int(entry.charged)
+        decision = Decision(
+            restart=False,
+            delay_s=0.0,
+            left=max(0, left),
+            reason="",
+            charged=entry.charged,
+            refilled=is_refilled,
+            entry=entry,
+        )
+        hopeless = _why_hopeless(failed, entry, ledger, advice)
+        if hopeless is not None:
+            return replace(decision, reason=hopeless)
+        if left < 0:
+            return replace(decision, reason=self._why_spent(len(counting)), spent=True)
+        cost = f"{left} of {self.plan.budget} restarts left" if entry.charged else "free of charge"
+        return replace(decision, restart=True, delay_s=_delay_s(entry, ledger), reason=cost)
+
+    def left(
+        self, ledger: Sequence[LedgerEntry], now: float, step: int | None = None, epoch: int | None = None
+    ) -> int:
+        """Return the restarts left at the unix time *now*, given how far training is."""
+        high, high_epoch = _highest(ledger, step, epoch)
+        return max(0, self.plan.budget - len(self._counting(ledger, now, high, high_epoch)))
+
+    def _entry_of(self, failed: FailedAttempt, ledger: Sequence[LedgerEntry], now: float) -> LedgerEntry:
+        counted_as = FAILURES.get(failed.failure_class, _ORDINARY).counted_as or failed.failure_class
+        high, high_epoch = _highest(ledger, failed.step, failed.epoch)
+        before = sum(e.high >= high for e in ledger if e.failure_class == counted_as)
+        return LedgerEntry(
+            time=now,
+            failure_class=counted_as,
+            step=failed.step,
+            epoch=failed.epoch,
+            high=high,
+            high_epoch=high_epoch,
+            generation=failed.generation,
+            fingerprint=failed.fingerprint,
+            charged=counted_as not in OUTCOMES and before >= FAILURES.get(counted_as, _ORDINARY).free_times,
+        )
+
+    def _counting(
+        self, ledger: Sequence[LedgerEntry], now: float, high: int, high_epoch: int
+    ) -> list[LedgerEntry]:
+        plan = self.plan
+        return [
+            entry
+            for entry in ledger
+            if entry.charged
+            and not (plan.refill_s is not None and now - entry.time >= plan.refill_s)
+            and not (plan.refill_steps is not None and high - entry.high >= plan.refill_steps)
+            and not (plan.refill_epochs is not None and high_epoch - entry.high_epoch >= plan.refill_epochs)
+        ]
+
+    def _counting_at_last_failure(self, ledger: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+        if not ledger:
+            return []
+        last = ledger[-1]
+        return self._counting(ledger, last.time, last.high, last.high_epoch)
+
+    def _why_spent(self, counted: int) -> str:
+        plan = self.plan
+        if plan.budget == 0:
+            return "restarts.budget is 0"
+        windows = ((plan.refill_s, "s"), (plan.refill_steps, "steps"), (plan.refill_epochs, "epochs"))
+        window = next((f" within {size:g} {unit}" for size, unit in windows if size is not None), "")
+        return f"{counted + 1} failures{window}, restarts.budget is {plan.budget}"
+
+
+def unready_end(cause: str, *, is_its_own_doing: bool) -> str:
+    """Return how an agent ended before it was ready, as `FailedAttempt.unready_ends` has it.
+
+    Agents that were killed from outside, or whose helpers were, say nothing about the next: those are the budget's.
+    """
+    return _NUMBER.sub("#", cause) if is_its_own_doing else ""
+
+
+def would_end_again(unready_ends: Sequence[str]) -> bool:
+    """Return whether a node's last agents all ended in the same way, which was their own doing."""
+    last = unready_ends[-_UNREADY_ENDS:]
+    return len(last) == _UNREADY_ENDS and last[0] != "" and len(set(last)) == 1
+
+
+def _highest(ledger: Sequence[LedgerEntry], step: int | None, epoch: int | None) -> tuple[int, int]:
+    """Return the highest step that the run has ever finished, and its epoch."""
+    high, high_epoch = (ledger[-1].high, ledger[-1].high_epoch) if ledger else (0, 0)
+    return max(high, step or 0), max(high_epoch, epoch or 0)
+
+
+def _why_hopeless(
+    failed: FailedAttempt, entry: LedgerEntry, ledger: Sequence[LedgerEntry], advice: RetryAdvice
+) -> str | None:
+    """Return why another try would end in the same way; None if it may not."""
+    if advice != "unknown":
+        return SAME_ERROR_AGAIN if advice == "hopeless" else None
+    if failed.is_final:
+        return "what the job was refused for would be refused again"
+    row = FAILURES.get(entry.failure_class, _ORDINARY)
+    of_class = [e for e in ledger if e.failure_class == entry.failure_class]
+    is_same_error = any(e.fingerprint == entry.fingerprint and e.high >= entry.high for e in of_class)
+    is_same_step = any(e.step == entry.step for e in of_class)
+    if row.final_before_first_step and entry.step is None:
+        return "an error before the first step would come again"
+    if {"same error": is_same_error, "same step": is_same_step, None: False}[row.final_repeat]:
+        return row.repeat_reason
+    if failed.is_traced_fault and entry.step is None and is_same_error:
+        return "it crashed twice in the same way before the first step"
+    return None
+
+
+def _delay_s(entry: LedgerEntry, ledger: Sequence[LedgerEntry]) -> float:
+    """Return the seconds to wait: doubled with each failure since the last progress; none after an outcome."""
+    streak = sum(e.high >= entry.high for e in ledger if e.failure_class not in OUTCOMES)
+    if streak == 0 or entry.failure_class in OUTCOMES:
+        return 0.0
+    # The exponent is capped so that a long streak cannot overflow a float.
+    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(streak - 1, 16))
