@@ -21,9 +21,8 @@ FLOORS = (
     {"jobfile", "snapshots"},
     {"compiler", "scaffold"},
     {"launcher", "runtime"},
-    {"deep_check", "trials"},
-    {"observe"},
-    {"doctor"},
+    {"deep_check", "observe"},
+    {"doctor", "trials"},
     {"cli"},
     {"__main__"},
 )  # fmt: skip

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow import events
 from elasticflow.compiler.drift.origins import compare_made
 from elasticflow.compiler.inputs.origins import Made, made_in, origins_now
 from elasticflow.compiler.plan.forecast import Known
 from elasticflow.errors import LaunchFolderError
-from elasticflow.observe.records import read, state_of, tail
+from elasticflow.observe.history import History, state_of
+from elasticflow.observe.records import int_of, tail, unix_time
 from elasticflow.observe.runs import is_finished
-from elasticflow.observe.terminal.event_lines import whole
-from elasticflow.observe.terminal.formats import moment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,20 +87,17 @@ def _is_under(key: str, tables: tuple[str, ...]) -> bool:
 
 
 def _facts(run: RunFolder) -> dict[str, Known]:
-    found: dict[str, float | None] = {}
-    for record in read(run.events):
-        name = record.get("event")
-        if name == events.DATASET_OPENED and record.get("name") == "train":
-            found["samples"] = whole(record, "samples") or None
-        elif name == events.TRAINING_STARTED:
-            found["parameters"] = whole(record, "parameters") or None
-        elif name == events.SNAPSHOT_COMMITTED:
-            found["snapshot_bytes"] = whole(record, "bytes") or found.get("snapshot_bytes")
-        elif name == events.GENERATION_STARTED:
-            found["workers"] = whole(record, "world_size") or None
-    found["step_s"] = _step_s([line for line in tail(run.metrics) if "step" in line and "loss" in line])
+    history = History.read(run)
+    sizes = [each.num_bytes for each in history.snapshots if each.state == "committed" and each.num_bytes]
+    facts = {
+        "samples": history.samples,
+        "parameters": history.parameters,
+        "snapshot_bytes": sizes[-1] if sizes else None,
+        "workers": history.workers,
+        "step_s": _step_s([line for line in tail(run.metrics) if "step" in line and "loss" in line]),
+    }
     source = f"run {run.run_id}"
-    return {name: Known(value, source) for name, value in found.items() if value is not None}
+    return {name: Known(value, source) for name, value in facts.items() if value is not None}
 
 
 def _step_s(steps: list[dict[str, Any]]) -> float | None:
@@ -110,6 +105,6 @@ def _step_s(steps: list[dict[str, Any]]) -> float | None:
     steps = [line for line in steps if line.get("generation") == steps[-1].get("generation")]
     if len(steps) < 2:
         return None
-    seconds = (moment(steps[-1].get("time")) or 0.0) - (moment(steps[0].get("time")) or 0.0)
-    count = whole(steps[-1], "step") - whole(steps[0], "step")
+    seconds = (unix_time(steps[-1].get("time")) or 0.0) - (unix_time(steps[0].get("time")) or 0.0)
+    count = int_of(steps[-1], "step") - int_of(steps[0], "step")
     return seconds / count if seconds > 0 and count > 0 else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events
 from elasticflow.system import records
-from elasticflow.system.records import BadJsonError, Damage, printable_in
+from elasticflow.system.records import BadJsonError, Damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +19,41 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 TAIL_BYTES = 1 << 18
+Record = Mapping[str, Any]
+"""One parsed line of events.jsonl or metrics.jsonl. Any value may be missing or odd: a view never fails."""
+
+
+def int_of(record: Record, key: str) -> int:
+    """Return that field as a whole number; 0 when it is missing or no number."""
+    return int(float_of(record, key) or 0)
+
+
+def float_of(record: Record, key: str) -> float | None:
+    """Return that field as a finite number of seconds, bytes or the like, or None."""
+    value = record.get(key)
+    number = None if isinstance(value, str) else unix_time(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def text_of(record: Record, key: str) -> str | None:
+    """Return that field if it is a text, or None."""
+    value = record.get(key)
+    return value if isinstance(value, str) else None
+
+
+def unix_time(value: object) -> float | None:
+    """Return the Unix time of an RFC 3339 text or a number; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if not isinstance(value, str):
+        return None
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def parse(line: bytes | str) -> dict[str, Any] | None:
@@ -54,40 +91,6 @@ def _tail_lines(path: Path, num_bytes: int) -> list[bytes]:
             return file.readlines()
     except OSError:
         return []
-
-
-def state_of(folder: RunFolder) -> dict[str, Any]:
-    """Return what state.json says; where it is damaged, what events.jsonl tells of that; empty if nothing does."""
-    found = records.read(folder.state)
-    if isinstance(found, dict):
-        return printable_in(found)
-    return {} if found is None else _state_from(tail(folder.events))
-
-
-def _state_from(happened: list[dict[str, Any]]) -> dict[str, Any]:
-    state: dict[str, Any] = {}
-    for event in happened:
-        name = event.get("event")
-        state["updated"] = event.get("timestamp")
-        state["generation"] = event.get("generation")
-        if name == events.RUN_STARTED:
-            state |= {"launch": event.get("launch"), "started": event.get("timestamp"), "status": "running"}
-            state |= {"pid": event.get("pid"), "verdict": None}
-        elif name == events.TRAINING_STARTED:
-            state |= {"step": event.get("step"), "steps": event.get("steps")}
-        elif name in _ENDS:
-            fields = {key: value for key, value in event.items() if key not in _COMMON}
-            state |= {"status": _ENDS[name], "verdict": {"event": name, **fields}}
-            state["step"] = event.get("step", state.get("step"))
-    return state
-
-
-_ENDS = {
-    events.RUN_FINISHED: "finished",
-    events.RUN_FAILED: "failed",
-    events.RUN_INTERRUPTED: "interrupted",
-}
-_COMMON = frozenset(events.COMMON_FIELDS)
 
 
 def damages_of(folder: RunFolder) -> list[Damage]:

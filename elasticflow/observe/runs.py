@@ -6,8 +6,8 @@ import difflib
 from pathlib import Path
 
 from elasticflow.errors import RunNotFoundError
-from elasticflow.observe.records import state_of
-from elasticflow.observe.terminal.formats import moment
+from elasticflow.observe.history import state_of
+from elasticflow.observe.records import unix_time
 from elasticflow.run_folder import RUN_ID, RUNS, RunFolder
 
 
@@ -60,11 +60,11 @@ def _find_run_of_file(path: Path) -> RunFolder:
     from elasticflow.jobfile.load import has_matrix, require_cases, require_job
 
     # Only names are asked for: variables need not be set here.
-    whole = (
+    loaded_jobs = (
         require_cases(path, environment=None) if has_matrix(path) else [require_job(path, environment=None)]
     )
-    names = {loaded.job.job.name for loaded in whole if loaded.job is not None}
-    root = whole[0].project_root
+    names = {loaded.job.job.name for loaded in loaded_jobs if loaded.job is not None}
+    root = loaded_jobs[0].project_root
     newest = next((run for run in list_runs(root) if run.job in names), None)
     return newest or find_run(root, min(names))
 
@@ -92,7 +92,7 @@ def _is_run(path: Path) -> bool:
 
 def _started(folder: RunFolder) -> float:
     state = state_of(folder)
-    return moment(state.get("started")) or folder.path.stat().st_mtime
+    return unix_time(state.get("started")) or folder.path.stat().st_mtime
 
 
 def _remedy(text: str, runs: list[RunFolder]) -> str:

@@ -6,11 +6,9 @@ import fcntl
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from elasticflow import events
-from elasticflow.observe.records import last_of, read, state_of, tail
+from elasticflow.observe.history import History, state_of
+from elasticflow.observe.records import float_of, int_of, last_of, read, tail, text_of, unix_time
 from elasticflow.observe.terminal.durations import parts_of
-from elasticflow.observe.terminal.event_lines import amount, whole
-from elasticflow.observe.terminal.formats import moment
 from elasticflow.observe.terminal.pace import Pace
 
 if TYPE_CHECKING:
@@ -117,46 +115,45 @@ def read_status(folder: RunFolder) -> RunStatus:
     now = steps[-1] if steps else {}
     status = _status(state, folder)
     is_running = status == "running"
-    total = whole(state, "steps") or None
-    step = max(whole(state, "step"), whole(now, "step"))
+    total = int_of(state, "steps") or None
+    step = max(int_of(state, "step"), int_of(now, "step"))
     pace = Pace()
     for record in metrics:
         pace.add(record)
-    happened = tail(folder.events)
-    failures = [e for e in happened if e.get("event") == events.WORKER_FAILED]
-    committed = [e for e in happened if e.get("event") == events.SNAPSHOT_COMMITTED]
-    launched = moment(state.get("started")) or (moment(happened[0].get("timestamp")) if happened else None)
-    where = state.get("durations")
-    where = where if isinstance(where, dict) else {}
+    history = History.newest(folder)
+    committed = [snapshot.name for snapshot in history.snapshots if snapshot.state == "committed"]
+    launched = unix_time(state.get("started")) or history.began
+    durations = state.get("durations")
+    durations = durations if isinstance(durations, dict) else {}
     verdict = state.get("verdict")
-    found, raw = evaluation.get("eval"), evaluation.get("eval_raw")
+    measured, raw = evaluation.get("eval"), evaluation.get("eval_raw")
     return RunStatus(
         folder=folder,
         status=status,
-        launch=whole(state, "launch") or (folder.launch_numbers() or [0])[-1],
-        generation=whole(state, "generation"),
+        launch=int_of(state, "launch") or (folder.launch_numbers() or [0])[-1],
+        generation=int_of(state, "generation"),
         step=step,
         steps=total,
         epoch=state.get("epoch") if state.get("epoch") is not None else now.get("epoch"),
         loss=state.get("loss") if state.get("loss") is not None else now.get("loss"),
-        restarts=whole(state, "restarts"),
+        restarts=int_of(state, "restarts"),
         workers=_workers(state) if is_running else (),
-        evaluation=found if isinstance(found, dict) else {},
+        evaluation=measured if isinstance(measured, dict) else {},
         evaluated_step=evaluation.get("step"),
         weights=evaluation.get("weights"),
         evaluation_raw=raw if isinstance(raw, dict) else {},
-        best=amount(evaluation, "best"),
+        best=float_of(evaluation, "best"),
         samples_per_s=pace.samples_per_s,
         seconds_left=pace.seconds_left(step, total) if is_running and total else None,
-        snapshot=_text(state, "snapshot") or (_text(committed[-1], "name") if committed else None),
-        held=whole(state, "held") or None if is_running else None,
+        snapshot=text_of(state, "snapshot") or (committed[-1] if committed else None),
+        held=int_of(state, "held") or None if is_running else None,
         started=_began(folder) or launched,
         launched=launched,
-        durations=parts_of(where.get("run")),
-        launch_durations=parts_of(where.get("launch")),
-        updated=moment(state.get("updated")) or (moment(happened[-1].get("timestamp")) if happened else None),
+        durations=parts_of(durations.get("run")),
+        launch_durations=parts_of(durations.get("launch")),
+        updated=unix_time(state.get("updated")) or history.updated,
         pid=state.get("pid") if is_running else None,
-        failure=failures[-1] if failures and status == "failed" else None,
+        failure=dict(history.failures[-1].event) if history.failures and status == "failed" else None,
         verdict=verdict if isinstance(verdict, dict) else None,
         lost=lost_of(folder) if status == "interrupted" else None,
     )
@@ -178,15 +175,10 @@ def _status(state: dict[str, Any], folder: RunFolder) -> Status:
     return "running" if is_locked(folder) else "interrupted"
 
 
-def _text(record: dict[str, Any], key: str) -> str | None:
-    found = record.get(key)
-    return found if isinstance(found, str) else None
-
-
 def _began(folder: RunFolder) -> float | None:
     """Return the time of the run's first event, read from the beginning of the file."""
     first = next(read(folder.events), {})
-    return moment(first.get("timestamp"))
+    return unix_time(first.get("timestamp"))
 
 
 def _workers(state: dict[str, Any]) -> tuple[RunningWorker, ...]:
@@ -194,7 +186,7 @@ def _workers(state: dict[str, Any]) -> tuple[RunningWorker, ...]:
     if not isinstance(found, list):
         return ()
     return tuple(
-        RunningWorker(whole(w, "rank"), whole(w, "pid"), str(w.get("node", "")))
+        RunningWorker(int_of(w, "rank"), int_of(w, "pid"), str(w.get("node", "")))
         for w in found
         if isinstance(w, dict)
     )

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.errors import LogsNotFoundError
-from elasticflow.observe.records import Follower, parse
-from elasticflow.observe.terminal.formats import moment
+from elasticflow.observe.records import Follower, parse, unix_time
 from elasticflow.system.records import damage_of, printable
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class LogLine:
     @property
     def time(self) -> float:
         """Unix time of writing; lines that do not say come first."""
-        return (moment(self.record.get("timestamp")) if self.record else None) or 0.0
+        return (unix_time(self.record.get("timestamp")) if self.record else None) or 0.0
 
     def is_at_least(self, level: str) -> bool:
         """Return whether the line matters at *level*; printed lines count as info, standard error always does."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 import secrets
 import time
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from elasticflow import events
 from elasticflow.errors import TrialRefusedError
+from elasticflow.observe.history import History
 from elasticflow.trials import compare_runs, trial
 from elasticflow.trials.child import TrialRun
 
@@ -119,30 +117,22 @@ def run_with_faults(
         comparison = replace(comparison, redone=compare_runs.redone(records))
     else:
         comparison = compare_runs.compare_losses(reference, records, tolerance)
-    happened = [json.loads(line) for line in played.run.events.read_text(encoding="utf-8").splitlines()]
     done = played.done
     return ChaosOutcome(
         run=played.run,
         steps=max(record.step for record in records),
         seconds=(between - began, time.monotonic() - between),
         comparison=comparison,
-        costs=costs(done, happened, records),
+        costs=costs(done, History.read(played.run), records),
         undone=len(plan.faults) - len(done),
     )
 
 
-def costs(
-    done: Sequence[DoneFault], happened: Sequence[dict[str, Any]], records: Sequence[Record]
-) -> tuple[FaultCost, ...]:
+def costs(done: Sequence[DoneFault], history: History, records: Sequence[Record]) -> tuple[FaultCost, ...]:
     """Return what each fault led to: what happened between it and the next one, but for the run's own end."""
-    ended = [record for record in happened if record["event"] == events.GENERATION_ENDED]
-    happened = [record for record in happened if record not in ended[-1:]]
     lost = _lost(records)
     ends = [each.at for each in done[1:]] + [math.inf]
-    return tuple(
-        _cost(each, [record for record in happened if each.at <= _time(record) < end], lost)
-        for each, end in zip(done, ends, strict=True)
-    )
+    return tuple(_cost(each, end, history, lost) for each, end in zip(done, ends, strict=True))
 
 
 def _lost(records: Sequence[Record]) -> dict[int, int]:
@@ -152,24 +142,27 @@ def _lost(records: Sequence[Record]) -> dict[int, int]:
     return {one: max(0, last[one] - begun[after]) for one, after in itertools.pairwise(sorted(begun))}
 
 
-def _cost(done: DoneFault, happened: Sequence[dict[str, Any]], lost: Mapping[int, int]) -> FaultCost:
-    restarts: list[str] = []
-    redone, began, resumed = 0, done.at, None
-    for record in happened:
-        match record["event"]:
-            case events.DRAIN_REQUESTED if not restarts:
-                began = _time(record)  # until then a node was on its way, and nothing was lost
-            case events.GENERATION_ENDED:
-                restarts.append(str(record["class"]))
-                redone += lost.get(record["generation"], 0)
-            case events.TRAINING_FIRST_STEP if restarts:
-                resumed = _time(record)
-            case _:
-                pass
-    seconds = None if resumed is None else round(resumed - began, 3)
-    snapshots = sum(r["event"] in (events.SNAPSHOT_REJECTED, events.SNAPSHOT_FAILED) for r in happened)
-    return FaultCost(done.fault, done.fault.words(done.rank), tuple(restarts), seconds, redone, snapshots)
+def _cost(done: DoneFault, end: float, history: History, lost: Mapping[int, int]) -> FaultCost:
+    def is_within(at: float | None) -> bool:
+        return at is not None and done.at <= at < end
 
-
-def _time(record: dict[str, Any]) -> float:
-    return datetime.fromisoformat(record["timestamp"]).timestamp()
+    generations = list(history.generations.values())
+    stopped = [each for each in generations if each.stop is not None][:-1]
+    stops = [each.stop for each in stopped if each.stop is not None and is_within(each.stop.at)]
+    seconds = None
+    if stops:
+        first = stops[0].at or 0.0
+        firsts = [each.first_step_at for each in generations if is_within(each.first_step_at)]
+        resumed = [at for at in firsts if at is not None and at >= first]
+        # Until a drain began a node was on its way, and nothing was lost.
+        drains = [each.drain_at for each in generations if is_within(each.drain_at)]
+        began = max((at for at in drains if at is not None and at <= first), default=done.at)
+        seconds = round(max(resumed) - began, 3) if resumed else None
+    return FaultCost(
+        fault=done.fault,
+        words=done.fault.words(done.rank),
+        restarts=tuple(stop.kind for stop in stops),
+        seconds=seconds,
+        redone=sum(lost.get(stop.generation, 0) for stop in stops),
+        snapshots=sum(each.state != "committed" and is_within(each.at) for each in history.snapshots),
+    )

@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import errors, events, fault_injection
+from elasticflow import errors, fault_injection
 from elasticflow.compiler.inputs.job_json import job_from_json, job_to_json
 from elasticflow.errors import ElasticflowError, TrialFailedError
 from elasticflow.launcher.launch import Request, launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, ScaleChange
+from elasticflow.observe.history import History
 from elasticflow.protocol import trajectory_record, worker_environment
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.processes import die_with_parent
@@ -194,15 +195,10 @@ class TrialRun:
         verdict = self._state().get("verdict") or {}
         said = self._log.read_text(encoding="utf-8", errors="replace").strip()
         why = verdict.get("error") or said or f"it ended with code {self._process.returncode}"
+        failures = History.read(self.run).failures
+        traceback = failures[-1].traceback if failures else None
         count = f"{what.world_size} worker{'' if what.world_size == 1 else 's'}"
-        return TrialFailedError(f"the job failed with {count}: {why}", traceback=self._traceback())
-
-    def _traceback(self) -> str:
-        if not self.run.events.exists():
-            return ""
-        happened = map(json.loads, self.run.events.read_text(encoding="utf-8").splitlines())
-        found = [each.get("traceback") for each in happened if each["event"] == events.WORKER_FAILED]
-        return (found[-1] or "") if found else ""
+        return TrialFailedError(f"the job failed with {count}: {why}", traceback=traceback or "")
 
     def _kill(self) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from elasticflow.observe.records import unix_time
 from elasticflow.observe.status import read_status
-from elasticflow.observe.terminal.formats import moment
 from examples.mnist import digits
 from tests.end_to_end.harness import named, read_lines
 
@@ -160,7 +160,7 @@ def test_what_is_measured_is_what_is_kept(project: Project) -> None:
     assert finished["run_durations"] == pytest.approx(both, abs=0.5)
     status = read_status(second.run)
     assert status.durations == pytest.approx(finished["run_durations"], abs=0.5)
-    assert status.started == moment(events[0]["timestamp"])
+    assert status.started == unix_time(events[0]["timestamp"])
     assert (status.launched or 0.0) > (status.started or 0.0)
 
     (scale,) = named(events, "scale.not_reached")

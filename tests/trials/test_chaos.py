@@ -9,6 +9,7 @@ import pytest
 
 from elasticflow.errors import FaultPlanError
 from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
+from elasticflow.observe.history import History
 from elasticflow.protocol.trajectory_record import Record
 from elasticflow.trials import compare_runs, fault_actions
 from elasticflow.trials.chaos import costs
@@ -100,14 +101,14 @@ def test_a_fault_costs_what_happens_up_to_the_next_one() -> None:
         DoneFault(Fault(9, "full-disk"), 2, 30.0),
     ]
     happened = [
-        at(2, "training.first_step"),
-        at(5, "drain.requested"),
+        at(2, "training.first_step", generation=1),
+        at(5, "drain.requested", generation=1),
         at(6, "generation.ended", **{"class": "resized"}, generation=1),
-        at(7, "training.first_step"),
+        at(7, "training.first_step", generation=2),
         at(11, "generation.ended", **{"class": "crash"}, generation=2),
-        at(13, "training.first_step"),
-        at(21, "training.first_step"),
-        at(31, "snapshot.failed"),
+        at(13, "training.first_step", generation=3),
+        at(21, "training.first_step", generation=3),
+        at(31, "snapshot.failed", generation=3),
         at(40, "generation.ended", **{"class": "drained"}, generation=3),
     ]
     done_by = {1: range(3), 2: range(2, 6), 3: range(3, 31)}
@@ -116,7 +117,7 @@ def test_a_fault_costs_what_happens_up_to_the_next_one() -> None:
         for generation, steps in done_by.items()
         for step in steps
     ]
-    join, kill, flip, full = costs(done, happened, records)
+    join, kill, flip, full = costs(done, History.of(happened), records)
     assert (("resized",), 2.0, 0, 0) == (join.restarts, join.seconds, join.redone, join.snapshots)
     assert (("crash",), 3.0, 2, 0) == (kill.restarts, kill.seconds, kill.redone, kill.snapshots)
     assert ((), None, 0, 0) == (flip.restarts, flip.seconds, flip.redone, flip.snapshots)

@@ -10,9 +10,10 @@ import click
 
 from elasticflow.cli.terminal import paint
 from elasticflow.jobfile.project import current_project_root
+from elasticflow.observe.records import unix_time
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
-from elasticflow.observe.terminal.formats import local_time, moment
+from elasticflow.observe.terminal.formats import local_time
 from elasticflow.observe.worker_logs import LEVELS, LogLine, follow, read_logs
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _as_text(line: LogLine) -> str:
     if record is None:
         name = "" if line.stream == "jsonl" else f" {line.stream}"
         return f"{paint(f'{where}{name}', dim=True)}  {line.text}"
-    at = moment(record.get("timestamp"))
+    at = unix_time(record.get("timestamp"))
     seconds, thousandths = divmod(round((at or 0) * 1000), 1000)
     clock = "" if at is None else f"{local_time(seconds)[11:]}.{thousandths:03d} "
     level = str(record.get("level", "info"))

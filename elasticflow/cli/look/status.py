@@ -9,6 +9,7 @@ import click
 from elasticflow.cli.facts import COLOURS, facts_of, progress_of
 from elasticflow.cli.terminal import paint, print_json, short, show_damage
 from elasticflow.jobfile.project import current_project_root
+from elasticflow.observe.history import History
 from elasticflow.observe.incidents import overlap_of
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
@@ -36,7 +37,7 @@ def command(run: str | None, form: str) -> None:
     folder = find_run(current_project_root(), run)
     status = read_status(folder)
     show_damage(folder)
-    overlap = overlap_of(folder)
+    overlap = overlap_of(History.read(folder))
     if form == "json":
         print_json({**facts_of(status), "overlap": overlap})
     else:

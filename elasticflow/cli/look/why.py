@@ -11,7 +11,8 @@ import click
 from elasticflow.cli.facts import COLOURS
 from elasticflow.cli.terminal import paint, print_json, short, show_damage
 from elasticflow.jobfile.project import current_project_root
-from elasticflow.observe.incidents import SUPERVISOR_LOST, incidents, overlap_of
+from elasticflow.observe.history import SUPERVISOR_LOST, History
+from elasticflow.observe.incidents import incidents, overlap_of
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.event_lines import user_frames
@@ -35,7 +36,8 @@ def command(run: str | None, form: str) -> None:
     """
     folder = find_run(current_project_root(), run)
     show_damage(folder)
-    found = incidents(folder)
+    history = History.read(folder)
+    found = incidents(folder, history)
     if form == "json":
         at = [None if each.at is None else rfc3339(each.at) for each in found]
         print_json([asdict(each) | {"at": when} for each, when in zip(found, at, strict=True)])
@@ -44,7 +46,7 @@ def command(run: str | None, form: str) -> None:
     word = paint(status.status, COLOURS[status.status], bold=True)
     count = plural(len(found), "failure") if found else "nothing went wrong"
     click.echo(f"{paint(f'{folder.job} {folder.run_id}', bold=True)}  {word}, {count}")
-    if (overlap := overlap_of(folder)) is not None:
+    if (overlap := overlap_of(history)) is not None:
         click.echo(f"  {paint('overlap', 'yellow')} {overlap}")
     if found:
         *earlier, newest = found

@@ -19,14 +19,13 @@ from elasticflow.cli.snapshots.selection import (
     words_argument,
 )
 from elasticflow.cli.terminal import paint, print_json
-from elasticflow.observe.snapshots.generations import generations
-from elasticflow.observe.snapshots.lineage import draw
+from elasticflow.observe.snapshots.lineage import draw, generations
 from elasticflow.observe.snapshots.page import page, tensors_by_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.observe.snapshots.generations import Generation
+    from elasticflow.observe.snapshots.lineage import LineageGeneration
     from elasticflow.observe.snapshots.rows import SnapshotRow
 
 
@@ -69,7 +68,7 @@ def _dimmed(text: str) -> str:
     return paint(name, dim=True) + space + rest
 
 
-def _facts(row: SnapshotRow, lineage: Sequence[Generation]) -> dict[str, Any]:
+def _facts(row: SnapshotRow, lineage: Sequence[LineageGeneration]) -> dict[str, Any]:
     found = row.manifest
     facts = {**row.facts(), "lineage": [each.facts() for each in lineage]}
     if found is None:

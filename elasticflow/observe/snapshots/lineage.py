@@ -1,25 +1,118 @@
-"""The lineage of a run's snapshots, drawn as a tree; pure."""
+"""A run's generations: what each was restored from, how it ended, which snapshots it left; and their tree."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+from elasticflow.observe.history import Generation, History
+from elasticflow.observe.records import int_of, text_of
+from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.formats import plural
 from elasticflow.run_folder import SNAPSHOT_NAME
+from elasticflow.system.records import printable_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from elasticflow.observe.snapshots.generations import Generation
+    from elasticflow.observe.snapshots.locate import SnapshotSource
     from elasticflow.observe.snapshots.rows import SnapshotRow
 
+_VANISHED = "ended without a word: its supervisor was killed"
 _LINES = ("├── ", "├─▶ ", "└── ", "└─▶ ")  # between others and last; with an arrow at the one that is shown
 _PLAIN_LINES = ("|-- ", "|-> ", "`-- ", "`-> ")
 _MOST_GENERATIONS, _MOST_SNAPSHOTS = 20, 8
 
 
+@dataclass(frozen=True)
+class LineageGeneration:
+    """One worker group and the snapshots it left.
+
+    Attributes:
+        number: Its number over the whole run.
+        launch: The launch it belongs to; None if nothing tells.
+        reason: Why it was formed: start, crash, resume ...; None if nothing tells.
+        world_size: Workers; None if nothing tells.
+        parent: Name of the snapshot it went on from; None: the beginning, or nothing tells.
+        ended: How it ended; None while it runs, or if nothing tells.
+        taken: Snapshots it committed; None if nothing tells.
+        snapshots: Those of them that are still there, the oldest first.
+    """
+
+    number: int
+    launch: int | None = None
+    reason: str | None = None
+    world_size: int | None = None
+    parent: str | None = None
+    ended: str | None = None
+    taken: int | None = None
+    snapshots: tuple[SnapshotRow, ...] = field(default=(), repr=False)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what `--format json` prints."""
+        return {**vars(self), "snapshots": [row.name for row in self.snapshots]}
+
+
+def generations(source: SnapshotSource, rows: Sequence[SnapshotRow]) -> list[LineageGeneration]:
+    """Return the run's generations, the oldest first: from its snapshots and, where they are, its events.
+
+    Raises:
+        OSError: the place cannot be read.
+    """
+    claims = {number: printable_in(claim) for number, claim in source.catalog.generations().items()}
+    history = History() if source.folder is None else History.read(source.folder)
+    numbers = sorted(claims.keys() | history.generations.keys() | {row.generation for row in rows})
+    is_running = source.folder is not None and is_locked(source.folder)
+    found = []
+    for number in numbers:
+        told = history.generations.get(number)
+        ended = None if told is None else _ended(told)
+        if told is not None and ended is None and not (is_running and number == numbers[-1]):
+            ended = _VANISHED
+        taken = {e.name for e in history.snapshots if e.generation == number and e.state == "committed"}
+        own = tuple(sorted((r for r in rows if r.generation == number), key=lambda r: (r.step, r.name)))
+        taken |= {row.name for row in own if row.state == "committed"}
+        generation = _generation(claims.get(number, {}), told or Generation(number), own)
+        found.append(replace(generation, ended=ended, taken=None if told is None else len(taken)))
+    return found
+
+
+def _generation(
+    claim: Mapping[str, Any], told: Generation, own: tuple[SnapshotRow, ...]
+) -> LineageGeneration:
+    """Return a generation as its claim, its events and its own snapshots tell it."""
+    first = next((row.manifest for row in own if row.manifest), None)
+    return LineageGeneration(
+        number=told.number,
+        launch=_number(claim, "launch"),
+        reason=told.reason or text_of(claim, "reason") or text_of(claim, "way"),
+        world_size=(first.world_size if first else None) or told.world_size or _number(claim, "world_size"),
+        parent=(first.parent if first else None) or told.parent,
+        snapshots=own,
+    )
+
+
+def _number(record: Mapping[str, Any], key: str) -> int | None:
+    return int_of(record, key) if type(record.get(key)) is int else None
+
+
+def _ended(generation: Generation) -> str | None:
+    """Return in words how a generation ended; None if nothing tells."""
+    stop = generation.stop
+    if stop is None:
+        end = generation.run_end
+        return None if end is None else f"{str(end['event']).removeprefix('run.')} at step {end.get('step')}"
+    if stop.kind == "finished":
+        return f"training finished at step {stop.step}"
+    if stop.kind == "drained":
+        return f"drained after step {stop.step} ({generation.drain_reason or 'asked to leave'})"
+    rank = "" if generation.failed_rank is None else f"rank {generation.failed_rank} "
+    reason = (stop.reason.splitlines() or [""])[0]
+    return f"{stop.kind} after step {stop.step}: {rank}{reason}"
+
+
 def draw(
-    found: Sequence[Generation], rows: Sequence[SnapshotRow], shown: str, *, plain: bool = False
+    found: Sequence[LineageGeneration], rows: Sequence[SnapshotRow], shown: str, *, plain: bool = False
 ) -> list[tuple[str, bool]]:
     """Return the lines, each with whether it is that of *shown*: generations, their snapshots, how each ended.
 
@@ -51,14 +144,14 @@ def _branches(leaves: list[tuple[str, bool]], lines: tuple[str, ...]) -> list[tu
     return drawn
 
 
-def _head(each: Generation, before: Generation | None, names: set[str]) -> str:
+def _head(each: LineageGeneration, before: LineageGeneration | None, names: set[str]) -> str:
     facts = [_workers(each, before), each.reason or "", _start(each, names)]
     if each.launch is not None and (before is None or before.launch != each.launch):
         facts.append(f"launch {each.launch}")
     return f"generation {each.number}  {', '.join(fact for fact in facts if fact)}".rstrip()
 
 
-def _workers(each: Generation, before: Generation | None) -> str:
+def _workers(each: LineageGeneration, before: LineageGeneration | None) -> str:
     if each.world_size is None:
         return ""
     text = plural(each.world_size, "worker")
@@ -67,7 +160,7 @@ def _workers(each: Generation, before: Generation | None) -> str:
     return f"{text} (before: {before.world_size})"
 
 
-def _start(each: Generation, names: set[str]) -> str:
+def _start(each: LineageGeneration, names: set[str]) -> str:
     if each.parent is None:
         return "from the beginning" if each.number == 1 else ""
     match = SNAPSHOT_NAME.fullmatch(each.parent)
@@ -75,7 +168,7 @@ def _start(each: Generation, names: set[str]) -> str:
     return f"from step {int(match['step']) if match else '?'} ({each.parent}{gone})"
 
 
-def _leaves(each: Generation, shown: str) -> list[tuple[str, bool]]:
+def _leaves(each: LineageGeneration, shown: str) -> list[tuple[str, bool]]:
     rows = [row for row in each.snapshots if row.name == shown or row in each.snapshots[-_MOST_SNAPSHOTS:]]
     here = sum(row.state == "committed" for row in each.snapshots)
     notes = []

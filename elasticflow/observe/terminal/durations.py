@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from elasticflow.observe.terminal.event_lines import amount
+from elasticflow.observe.records import float_of
 from elasticflow.observe.terminal.formats import span
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def parts_of(found: object) -> dict[str, float]:
     """Return the parts that an event or a state file holds as *found*; none if it is no such thing."""
     if not isinstance(found, dict):
         return {}
-    return {str(name): seconds for name in found if (seconds := amount(found, name)) is not None}
+    return {str(name): seconds for name in found if (seconds := float_of(found, name)) is not None}
 
 
 def took(parts: Mapping[str, float]) -> str:
@@ -35,9 +35,9 @@ def took(parts: Mapping[str, float]) -> str:
 
 def _that_add_up(amounts: list[float]) -> list[int]:
     """Return the amounts as whole numbers whose sum is the rounded sum: those that lose most are rounded up."""
-    whole = [math.floor(each) for each in amounts]
-    missing = round(sum(amounts)) - sum(whole)
-    by_loss = sorted(range(len(amounts)), key=lambda place: whole[place] - amounts[place])
-    for place in by_loss[:missing]:
-        whole[place] += 1
-    return whole
+    floors = [math.floor(each) for each in amounts]
+    missing = round(sum(amounts)) - sum(floors)
+    by_loss = sorted(range(len(amounts)), key=lambda index: floors[index] - amounts[index])
+    for index in by_loss[:missing]:
+        floors[index] += 1
+    return floors

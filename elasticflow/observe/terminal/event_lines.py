@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from elasticflow import events
-from elasticflow.observe.terminal.formats import moment, number, plural, span
+from elasticflow.observe.records import Record, float_of, int_of
+from elasticflow.observe.terminal.formats import number, plural, span
 
-Record = Mapping[str, Any]
-"""One parsed line of events.jsonl or metrics.jsonl. Any value may be missing or odd: a view never fails."""
 Tone = Literal["head", "good", "bad", "notice", "plain", "quiet"]
 Symbol = Literal["start", "done", "wrong", "again", "stop", "note", "warning"]
 
@@ -48,18 +46,6 @@ class Line:
     seconds: float | None = None
 
 
-def whole(record: Record, key: str) -> int:
-    """Return that field as a whole number; 0 when it is missing or none."""
-    return int(amount(record, key) or 0)
-
-
-def amount(record: Record, key: str) -> float | None:
-    """Return that field as a finite number of seconds, bytes or the like, or None."""
-    value = record.get(key)
-    found = None if isinstance(value, str) else moment(value)
-    return found if found is not None and math.isfinite(found) else None
-
-
 def values(metrics: Mapping[str, Any]) -> str:
     """Return `accuracy 0.9806, loss 0.0712`; the loss comes last."""
     names = sorted(metrics, key=lambda name: (name == "loss", str(name)))
@@ -75,20 +61,20 @@ def of_weights(metrics: object, weights: object) -> str:
 def epoch_of(record: Record) -> int | None:
     """Return the pass over the data that the record's step was made in, from 1; None if it does not say."""
     if record.get("in_epoch") is not None:
-        return whole(record, "in_epoch")
+        return int_of(record, "in_epoch")
     if record.get("epoch") is None:
         return None
     # Of an earlier version: finished passes, and an evaluation mostly stood at the end of one.
-    return max(1, whole(record, "epoch") + ("eval" not in record))
+    return max(1, int_of(record, "epoch") + ("eval" not in record))
 
 
 def rates_of(record: Record) -> str:
     """Return `1.0e-03`, or `decay 1.0e-03, bias 2.0e-03` of several parameter groups; at most three of them."""
     found = record.get("lr")
     if not isinstance(found, Mapping):
-        one = amount(record, "lr")
+        one = float_of(record, "lr")
         return "" if one is None else f"{one:.1e}"
-    told = [f"{name} {amount(found, name) or 0:.1e}" for name in found]
+    told = [f"{name} {float_of(found, name) or 0:.1e}" for name in found]
     if len({text.rpartition(" ")[2] for text in told}) == 1:
         return told[0].rpartition(" ")[2]
     return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
@@ -130,7 +116,7 @@ def user_frames(traceback: str) -> tuple[str, ...]:
 
 
 def _supervisor_lost(record: Record) -> Line:
-    text = f"launch {whole(record, 'launch')}: the supervisor ended without a word after step {whole(record, 'step')}"
+    text = f"launch {int_of(record, 'launch')}: the supervisor ended without a word after step {int_of(record, 'step')}"
     more = [str(record["known"])] if record.get("known") else []
     more += [f"likely {record['likely']}"] if record.get("likely") else []
     return Line("warning", "notice", "lost", text, tuple(more))
@@ -160,13 +146,13 @@ def _snapshot_failed(record: Record) -> Line:
 def _store_trouble(record: Record) -> Line:
     text = f"{record.get('operation')}: {record.get('error')}"
     more = (
-        f"try {whole(record, 'attempt')}; the next in {span(amount(record, 'pause_s') or 0)}; training goes on",
+        f"try {int_of(record, 'attempt')}; the next in {span(float_of(record, 'pause_s') or 0)}; training goes on",
     )
     return Line("warning", "notice", "store", text, more)
 
 
 def _drain_requested(record: Record) -> Line:
-    grace = amount(record, "grace_s")
+    grace = float_of(record, "grace_s")
     within = "" if grace is None else f", within {span(grace)}"
     text = f"{record.get('reason')}: workers leave after the same step{within}"
     more = ("Ctrl-C again ends the run at once",) if record.get("reason") == "SIGINT" else ()
@@ -174,7 +160,9 @@ def _drain_requested(record: Record) -> Line:
 
 
 def _drain_completed(record: Record) -> Line:
-    return Line("done", "plain", "drained", f"all workers left after {span(amount(record, 'seconds') or 0)}")
+    return Line(
+        "done", "plain", "drained", f"all workers left after {span(float_of(record, 'seconds') or 0)}"
+    )
 
 
 def _budget_spent(record: Record) -> Line:
@@ -182,7 +170,7 @@ def _budget_spent(record: Record) -> Line:
 
 
 def _budget_refilled(record: Record) -> Line:
-    return Line("note", "quiet", "budget", f"full again: {plural(whole(record, 'budget'), 'restart')}")
+    return Line("note", "quiet", "budget", f"full again: {plural(int_of(record, 'budget'), 'restart')}")
 
 
 def _preload_refused(record: Record) -> Line:
@@ -207,10 +195,10 @@ def _drift_found(record: Record) -> Line:
 
 
 def _hang_detected(record: Record) -> Line:
-    text = f"rank {record.get('rank')} made no progress for {span(amount(record, 'seconds') or 0)}"
+    text = f"rank {record.get('rank')} made no progress for {span(float_of(record, 'seconds') or 0)}"
     if record.get("phase"):
         text += f" in phase {record['phase']}"
-    if (limit_s := amount(record, "limit_s")) is not None:
+    if (limit_s := float_of(record, "limit_s")) is not None:
         text += f", where {span(limit_s)} is the most"
     more = (str(record["reason"]),) if record.get("reason") else ()
     return Line("wrong", "bad", "hang", text, (*more, f"stacks: {record.get('stacks')}"))
@@ -255,29 +243,29 @@ def _state_left_out(record: Record) -> Line:
 
 
 def _dataset_smaller_than_batch(record: Record) -> Line:
-    samples, batch = plural(whole(record, "samples"), "sample"), whole(record, "batch")
+    samples, batch = plural(int_of(record, "samples"), "sample"), int_of(record, "batch")
     text = f"one batch of {batch:,} is more than the whole dataset, which has {samples}"
     if record.get("steps") is not None:
-        text += f": training is {plural(whole(record, 'steps'), 'step')} in all"
+        text += f": training is {plural(int_of(record, 'steps'), 'step')} in all"
     return Line("warning", "notice", "batch", text)
 
 
 def _scale_not_reached(record: Record) -> Line:
     changes = record.get("changes")
     told = ", ".join(map(str, changes)) if isinstance(changes, list) else "-"
-    text = f"{told}: not reached, training ended after {span(amount(record, 'seconds') or 0)}"
+    text = f"{told}: not reached, training ended after {span(float_of(record, 'seconds') or 0)}"
     return Line("note", "notice", "scale", text)
 
 
 def evaluation_overlaps(record: Record) -> Line:
     """Return the line of an `overlap.found` event."""
-    compared, samples, pair = whole(record, "compared"), whole(record, "samples"), record.get("pair")
-    text = f"{whole(record, 'found'):,} of {plural(whole(record, 'looked_up'), 'evaluation sample')} looked up are in the training data"
+    compared, samples, pair = int_of(record, "compared"), int_of(record, "samples"), record.get("pair")
+    text = f"{int_of(record, 'found'):,} of {plural(int_of(record, 'looked_up'), 'evaluation sample')} looked up are in the training data"
     if compared < samples:
         text += f" ({compared:,} of its {samples:,} looked at)"
     if isinstance(pair, list | tuple) and len(pair) == 2:
         text += f": number {pair[0]} is training sample {pair[1]}"
-    how_far = "partly " if whole(record, "found") < whole(record, "looked_up") else ""
+    how_far = "partly " if int_of(record, "found") < int_of(record, "looked_up") else ""
     more = f'metrics are {how_far}of what was trained on; if that is meant: evaluation.overlap = "allowed"'
     return Line("warning", "notice", "overlap", text, more=(more,))
 
@@ -308,7 +296,7 @@ def _node_excluded(record: Record) -> Line:
 
 
 def _nodes_awaited(record: Record) -> Line:
-    text = f"{whole(record, 'present')} of at least {plural(whole(record, 'least'), 'node')} ready"
+    text = f"{int_of(record, 'present')} of at least {plural(int_of(record, 'least'), 'node')} ready"
     return Line("warning", "notice", "waiting", text)
 
 

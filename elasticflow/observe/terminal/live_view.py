@@ -8,7 +8,8 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from elasticflow import events
-from elasticflow.observe.terminal.event_lines import Line, Record, Symbol, Tone, epoch_of, rates_of, whole
+from elasticflow.observe.records import Record, int_of
+from elasticflow.observe.terminal.event_lines import Line, Symbol, Tone, epoch_of, rates_of
 from elasticflow.observe.terminal.formats import elapsed, number
 from elasticflow.observe.terminal.narrator import RunNarrator
 from elasticflow.observe.terminal.pace import Pace
@@ -158,7 +159,7 @@ class LiveView:
         return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
 
     def _draw(self, record: Record) -> None:
-        step, steps = whole(record, "step"), self._narrator.steps
+        step, steps = int_of(record, "step"), self._narrator.steps
         seconds = self._narrator.seconds(record)
         head = f"{'' if seconds is None else elapsed(seconds):>{_TIME_WIDTH}}  "
         label = f"{self._symbols['note']} {'training':<{_LABEL_WIDTH}}  "

@@ -7,20 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.observe.records import Record, float_of, int_of, unix_time
 from elasticflow.observe.terminal.durations import parts_of, took
 from elasticflow.observe.terminal.event_lines import (
     ALONE,
     Line,
-    Record,
-    amount,
     epoch_of,
     of_weights,
     said_on_stderr,
     user_frames,
     values,
-    whole,
 )
-from elasticflow.observe.terminal.formats import moment, number, plural, size, span
+from elasticflow.observe.terminal.formats import number, plural, size, span
 from elasticflow.system.processes import is_killed_from_outside
 
 if TYPE_CHECKING:
@@ -82,7 +80,7 @@ class RunNarrator:
 
     def seconds(self, record: Record) -> float | None:
         """Return the seconds from the launch's first record to this one."""
-        at = moment(record.get("timestamp", record.get("time")))
+        at = unix_time(record.get("timestamp", record.get("time")))
         if at is None:
             return None
         if self._started is None:
@@ -102,12 +100,12 @@ class RunNarrator:
 
     def metrics(self, record: Record) -> Line | None:
         """Return the line of an evaluation. A step is remembered and gets none."""
-        self.step = max(self.step, whole(record, "step"))
+        self.step = max(self.step, int_of(record, "step"))
         found = record.get("eval")
         if not isinstance(found, Mapping):
             return None
         before = self._best
-        self._evaluation, self._best = dict(found), amount(record, "best")
+        self._evaluation, self._best = dict(found), float_of(record, "best")
         self._measured = of_weights(found, record.get("weights"))
         epoch = epoch_of(record)
         at = f"step {record.get('step')}" if epoch is None else f"epoch {epoch}, step {record.get('step')}"
@@ -118,10 +116,10 @@ class RunNarrator:
         return Line("done", "plain", "evaluation", text, seconds=self.seconds(record))
 
     def _run_started(self, record: Record) -> Line:
-        self._launch = max(1, whole(record, "launch"))
+        self._launch = max(1, int_of(record, "launch"))
         parts = [f"{record.get('job')} {record.get('run_id')}"]
-        if whole(record, "launch") > 1:
-            parts.append(f"launch {whole(record, 'launch')}")
+        if int_of(record, "launch") > 1:
+            parts.append(f"launch {int_of(record, 'launch')}")
         if record.get("torch"):
             parts.append(f"torch {record['torch']}")
         uri = str(record.get("uri") or "")
@@ -135,15 +133,15 @@ class RunNarrator:
         parts = [self._measured] if self._evaluation else []
         if self._best is not None and self._best not in self._evaluation.values():
             parts[0] += f" (best {number(self._best)})"
-        parts.append(plural(whole(record, "step"), "step"))
-        parts.append(plural(whole(record, "restarts"), "restart"))
+        parts.append(plural(int_of(record, "step"), "step"))
+        parts.append(plural(int_of(record, "restarts"), "restart"))
         return Line("done", "good", "finished", ", ".join(parts), (*self._took(record), *self._place()))
 
     def _took(self, record: Record) -> tuple[str, ...]:
         """Return where the launch's time went, and all launches', if there were others."""
         parts, of_run = parts_of(record.get("durations")), parts_of(record.get("run_durations"))
         if not parts:  # of an earlier version
-            return (f"took {span(amount(record, 'seconds') or 0)}",)
+            return (f"took {span(float_of(record, 'seconds') or 0)}",)
         own = f"took {took(parts)}"
         if self._launch == 1:
             return (own,)
@@ -156,14 +154,14 @@ class RunNarrator:
         error, why = str(record.get("error") or record.get("class")), record.get("why")
         told = error == self._error
         text = str(why or error) if told or not why else f"{why}: {error}"
-        if whole(record, "step"):
-            text += f", after step {whole(record, 'step')}"
+        if int_of(record, "step"):
+            text += f", after step {int_of(record, 'step')}"
         return Line("wrong", "bad", "failed", text, self._place())
 
     def _run_interrupted(self, record: Record) -> Line:
-        step = whole(record, "step")
+        step = int_of(record, "step")
         text = f"after step {step}" if step else "before the first step"
-        if record.get("goes_on_from") is not None and (begin := whole(record, "goes_on_from")) != step:
+        if record.get("goes_on_from") is not None and (begin := int_of(record, "goes_on_from")) != step:
             text += f", to go on from step {begin}" if begin else ", to go on from the beginning"
         if record.get("reason"):
             text += f" ({record['reason']})"
@@ -172,8 +170,8 @@ class RunNarrator:
 
     def _generation_started(self, record: Record) -> Line:
         nodes = record.get("nodes")
-        num_nodes = len(nodes) if isinstance(nodes, list | tuple | dict) else max(1, whole(record, "nodes"))
-        world = (whole(record, "world_size"), num_nodes)
+        num_nodes = len(nodes) if isinstance(nodes, list | tuple | dict) else max(1, int_of(record, "nodes"))
+        world = (int_of(record, "world_size"), num_nodes)
         before, self._world = self._world, world
         text = f"{plural(world[0], 'worker')} on {plural(num_nodes, 'node')}"
         if before is None:
@@ -185,7 +183,7 @@ class RunNarrator:
         return Line("again", "notice", "restart", text + left)
 
     def _generation_ended(self, record: Record) -> None:
-        self.step = max(self.step, whole(record, "step"))
+        self.step = max(self.step, int_of(record, "step"))
 
     def _worker_failed(self, record: Record) -> Line:
         self._is_after_failure = True
@@ -203,16 +201,16 @@ class RunNarrator:
         elif traceback:
             self._quoted.add(error)
             quote = user_frames(str(traceback))
-        if not (record.get("exit_code") and is_killed_from_outside(whole(record, "exit_code"))):
+        if not (record.get("exit_code") and is_killed_from_outside(int_of(record, "exit_code"))):
             quote += said_on_stderr(record)
         how = f" {error.removeprefix('killed ')}" if words == "killed" else f": {error}"
         text = f"rank {record.get('rank')}{pid}{how}{after}"
         return Line("wrong", "bad", f"worker {words}", text, more, quote)
 
     def _training_started(self, record: Record) -> Line:
-        step = whole(record, "step")
+        step = int_of(record, "step")
         again = self.step - step
-        self.steps = whole(record, "steps") or None
+        self.steps = int_of(record, "steps") or None
         start = f"from the snapshot of step {step}" if record.get("restored_from") else "from the beginning"
         if record.get("from_memory"):
             start = f"from memory at step {step}"
@@ -224,12 +222,12 @@ class RunNarrator:
         device = f" on {record['device']}" if record.get("device") else ""
         total = plural(self.steps, "step") if self.steps else "training"
         parts = [start, f"{total}{' in all' if step and self.steps else ''}{device}"]
-        if whole(record, "parameters"):
-            parts.append(plural(whole(record, "parameters"), "parameter"))
+        if int_of(record, "parameters"):
+            parts.append(plural(int_of(record, "parameters"), "parameter"))
         return Line("start", "plain", "training", ", ".join(parts))
 
     def _first_step(self, record: Record) -> Line | None:
-        after, was_failure = amount(record, "seconds_since_failure"), self._is_after_failure
+        after, was_failure = float_of(record, "seconds_since_failure"), self._is_after_failure
         self._is_after_failure = False
         if after is None or not was_failure:
             return None
@@ -237,40 +235,40 @@ class RunNarrator:
         return Line("done", "good", "going on", text)
 
     def _snapshot_committed(self, record: Record) -> Line | None:
-        self.snapshot = whole(record, "step")
+        self.snapshot = int_of(record, "step")
         is_routine = str(record.get("trigger")) not in {"final", "end", "drain"}
-        at, last = moment(record.get("timestamp")) or 0.0, self._snapshot_line_at
+        at, last = unix_time(record.get("timestamp")) or 0.0, self._snapshot_line_at
         if is_routine and last is not None and at - last < SNAPSHOT_LINE_EVERY_S:
             return None
         self._snapshot_line_at = at
         text = f"step {self.snapshot}"
-        if (num_bytes := amount(record, "bytes")) is not None:
+        if (num_bytes := float_of(record, "bytes")) is not None:
             text += f", {size(num_bytes)}"
-        if (seconds := amount(record, "seconds")) is not None:
+        if (seconds := float_of(record, "seconds")) is not None:
             text += f" in {span(seconds)}"
         return Line("done", "quiet" if is_routine else "plain", "snapshot", text)
 
     def _budget_charged(self, record: Record) -> None:
-        self._left = whole(record, "left")
+        self._left = int_of(record, "left")
 
     def _dataset_opened(self, record: Record) -> Line | None:
         name, fingerprint = str(record.get("name")), record.get("fingerprint")
         if name in self._datasets and self._datasets[name] == fingerprint:
             return None
         self._datasets[name] = fingerprint
-        shards = whole(record, "shards")
-        text = f"{name}: {plural(shards or whole(record, 'samples'), 'data shard' if shards else 'sample')}"
+        shards = int_of(record, "shards")
+        text = f"{name}: {plural(shards or int_of(record, 'samples'), 'data shard' if shards else 'sample')}"
         text += f" of {record['source']}" if record.get("source") else ""
         text += f", fingerprint {str(fingerprint)[:8]}" if fingerprint else ""
         return Line("note", "plain", "data", text)
 
     def _dataset_passed(self, record: Record) -> Line:
-        samples = plural(whole(record, "samples"), "sample")
+        samples = plural(int_of(record, "samples"), "sample")
         return Line("note", "quiet", "data", f"shard {record.get('shard')}: {samples} read again")
 
     def _best_reset(self, record: Record) -> Line:
         self._best = None
-        before = amount(record, "best")
+        before = float_of(record, "best")
         was = "" if before is None else f" (it was {number(before)})"
         text = f"looked for anew{was}: another evaluation measured it"
         return Line("note", "notice", "best", text)
@@ -279,7 +277,7 @@ class RunNarrator:
         if self._world is None:
             return None
         where = f" on {record['host']}" if record.get("host") else ""
-        text = f"{record.get('node')}{where}, {plural(whole(record, 'nproc'), 'worker')}"
+        text = f"{record.get('node')}{where}, {plural(int_of(record, 'nproc'), 'worker')}"
         return Line("start", "head", "node joined", text)
 
     def _node_lost(self, record: Record) -> Line:

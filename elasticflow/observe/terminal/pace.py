@@ -6,10 +6,10 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from elasticflow.observe.terminal.event_lines import amount, whole
+from elasticflow.observe.records import float_of, int_of
 
 if TYPE_CHECKING:
-    from elasticflow.observe.terminal.event_lines import Record
+    from elasticflow.observe.records import Record
 
 # Speed is a mean over this much training time: long enough to be steady, short enough to notice a change.
 OVER_S = 8.0
@@ -33,21 +33,21 @@ class Pace:
 
     def add(self, record: Record) -> None:
         """Take in one record of a step or an evaluation."""
-        step = whole(record, "step")
+        step = int_of(record, "step")
         if record.get("eval") is not None:
             if step > self._evaluated[-1]:
                 self._evaluated.append(step)
-            if (seconds := amount(record, "seconds")) is not None:
+            if (seconds := float_of(record, "seconds")) is not None:
                 self._evaluations.append(seconds)
             return
-        seconds = amount(record, "seconds")
+        seconds = float_of(record, "seconds")
         if not self._steps or step <= self._steps[-1][0] or record.get("generation") != self._generation:
             self.clear()  # the first step of a group is no measure: much happens in it once
             self._generation, seconds = record.get("generation"), 0.0
         if seconds is None or seconds < 0:
             return
         timed = seconds * (step - self._steps[-1][0]) if self._steps else 0.0
-        self._steps.append((step, whole(record, "samples"), timed))
+        self._steps.append((step, int_of(record, "samples"), timed))
         self._timed += timed
         while len(self._steps) > 2 and self._timed - self._steps[1][2] >= OVER_S:
             self._steps.popleft()

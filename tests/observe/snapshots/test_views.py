@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.observe.snapshots.generations import Generation
-from elasticflow.observe.snapshots.lineage import draw
+from elasticflow.observe.snapshots.lineage import LineageGeneration, draw
 from elasticflow.observe.snapshots.page import page, tensors_by_prefix
 from elasticflow.observe.snapshots.rows import SnapshotRow
 from elasticflow.observe.snapshots.table import line, notes, summary, table
@@ -125,7 +124,7 @@ def test_page_says_when_nothing_keeps_a_snapshot() -> None:
     assert "kept        not known: no job is recorded there" in page(row(1), None, NOW)
 
 
-def plain(found: list[Generation], rows: list[SnapshotRow], shown: str) -> list[str]:
+def plain(found: list[LineageGeneration], rows: list[SnapshotRow], shown: str) -> list[str]:
     """Return the drawing without what is marked."""
     return [text for text, _ in draw(found, rows, shown, plain=True)]
 
@@ -133,7 +132,7 @@ def plain(found: list[Generation], rows: list[SnapshotRow], shown: str) -> list[
 def test_of_many_generations_those_around_the_shown_one_are_drawn() -> None:
     """Two hundred restarts stay readable."""
     rows = [row(10 * number, number) for number in range(1, 201)]
-    found = [Generation(number, snapshots=(rows[number - 1],)) for number in range(1, 201)]
+    found = [LineageGeneration(number, snapshots=(rows[number - 1],)) for number in range(1, 201)]
     text = plain(found, rows, rows[99].name)
     assert "... 89 earlier generations" == text[0]
     assert "... 91 later generations" == text[-1]
@@ -145,7 +144,7 @@ def test_of_many_generations_those_around_the_shown_one_are_drawn() -> None:
 def test_of_many_snapshots_the_newest_and_the_shown_one_are_drawn() -> None:
     """The others are counted."""
     rows = [row(step) for step in range(10, 500, 10)]
-    text = draw([Generation(1, snapshots=tuple(rows))], rows, rows[0].name, plain=True)
+    text = draw([LineageGeneration(1, snapshots=tuple(rows))], rows, rows[0].name, plain=True)
     assert [True] == [is_shown for line, is_shown in text if "step 10 " in line]
     assert "|-- 40 snapshots more" == text[1][0]
     assert "`-- step 490" == text[-1][0][:12]
@@ -156,7 +155,9 @@ def test_a_parent_that_is_gone() -> None:
     """Retention may have removed what a generation went on from."""
     rows = [row(30, 2)]
     found = [
-        Generation(2, launch=2, reason="resume", world_size=1, parent=row(20).name, snapshots=tuple(rows))
+        LineageGeneration(
+            2, launch=2, reason="resume", world_size=1, parent=row(20).name, snapshots=tuple(rows)
+        )
     ]
     assert plain(found, rows, rows[0].name)[0] == (
         f"generation 2  1 worker, resume, from step 20 ({row(20).name}, since removed), launch 2"
@@ -166,6 +167,6 @@ def test_a_parent_that_is_gone() -> None:
 def test_the_shown_one_has_an_arrow() -> None:
     """Between the others and at the end, with lines or with ASCII."""
     rows = [row(10), row(20)]
-    found = [Generation(1, snapshots=tuple(rows))]
+    found = [LineageGeneration(1, snapshots=tuple(rows))]
     assert ["├─▶", "└──"] == [text[:3] for text, _ in draw(found, rows, rows[0].name)][1:]
     assert ["|--", "`->"] == [text[:3] for text, _ in draw(found, rows, rows[1].name, plain=True)][1:]

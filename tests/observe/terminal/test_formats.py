@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.observe.terminal.formats import elapsed, local_time, moment, number, plural, size, span
+from elasticflow.observe.records import unix_time
+from elasticflow.observe.terminal.formats import elapsed, local_time, number, plural, size, span
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ def test_moment_reads_every_way_a_time_is_written() -> None:
         1795168800,
         1795168800.0,
     ]
-    assert {moment(text) for text in texts} == {1795168800.0}
-    assert [moment(x) for x in ("soon", None, True, [1])] == [None] * 4
+    assert {unix_time(text) for text in texts} == {1795168800.0}
+    assert [unix_time(x) for x in ("soon", None, True, [1])] == [None] * 4
     assert local_time(None) == "-"
 
 

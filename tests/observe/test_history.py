@@ -1,0 +1,91 @@
+"""What happened to a run, its events read once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticflow import events
+from elasticflow.observe.history import SUPERVISOR_LOST, History, SnapshotEvent, state_of
+from elasticflow.run_folder import RunFolder
+from tests.observe.hand_made import SIGKILLED, START, event, story_of_a_kill
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STORY = [record for record in story_of_a_kill() if "event" in record]
+
+
+def test_a_killed_worker_is_a_stop_with_what_followed() -> None:
+    """One launch, two generations, one failure, three snapshots; the stop knows its charge and its cost."""
+    history = History.of(STORY)
+
+    (launch,) = history.launches
+    assert (1, START, 1, "run.finished") == (launch.number, launch.started, launch.pid, launch.end and launch.end["event"])  # fmt: skip
+    first, second = history.generations.values()
+    assert ("start", 2, None, START + 2.5, 1) == (first.reason, first.world_size, first.parent, first.first_step_at, first.failed_rank)  # fmt: skip
+    assert ("crash", "s", None) == (second.reason, second.parent, second.stop)
+    assert second.run_end is launch.end
+    (stop,) = history.stops
+    assert stop is first.stop
+    assert stop.is_failure
+    assert (1, START + 5, "crash", 47, 4, 0.27, 7, None) == (
+        *(stop.generation, stop.at, stop.kind, stop.step),
+        *(stop.left, stop.back_s, stop.redone, stop.verdict),
+    )
+    (failure,) = history.failures
+    assert (failure, 1, 4711, SIGKILLED) == (stop.failure, failure.rank, failure.pid, failure.error)
+    assert SnapshotEvent("s", 1, "committed", START + 3.6, 291_234) == history.snapshots[0]
+    assert (3, 1437, 23466, 2, 60) == (len(history.snapshots), history.samples, history.parameters, history.workers, history.step)  # fmt: skip
+
+
+def test_a_run_that_fails_ends_with_the_stop_that_nothing_came_back_from() -> None:
+    """Its verdict stands at that stop; after a step since, or a stop that was wanted, it is one of its own."""
+    ended = event(5, events.GENERATION_ENDED, class_="crash", reason="r", step=4)
+    failed = event(6, events.RUN_FAILED, class_="crash", error="e", why="budget", step=4)
+    back = event(5.5, events.TRAINING_FIRST_STEP, 2, step=5, seconds_since_failure=0.5)
+    drained = {**ended, "class": "drained"}
+    assert [("r", "budget")] == [(stop.reason, stop.verdict) for stop in History.of([ended, failed]).stops]
+    assert [("r", None), ("e", "budget")] == [
+        (stop.reason, stop.verdict) for stop in History.of([ended, back, failed]).stops
+    ]
+    assert [False, True] == [stop.is_failure for stop in History.of([drained, failed]).stops]
+
+
+def test_a_lost_supervisor_is_a_stop() -> None:
+    """What is known of it, what is likely, and the steps that its successor does again."""
+    lost = event(7, events.SUPERVISOR_LOST, 2, launch=1, step=9, kind="killed", known="k", likely="l")
+    again = event(8, events.TRAINING_STARTED, 3, step=5, steps=60)
+    (stop,) = History.of([lost, again]).stops
+    assert (SUPERVISOR_LOST, 2, 9, "l", 4) == (
+        stop.kind,
+        stop.generation,
+        stop.step,
+        stop.likely,
+        stop.redone,
+    )
+    assert stop.reason.endswith("after step 9: k")
+
+
+def test_state_where_state_json_is_damaged(run: Path) -> None:
+    """Status, verdict and progress come from the events."""
+    (run / "state.json").write_text("{")
+    state = state_of(RunFolder(run))
+    assert ("finished", 1, 2, 60, 60, START, START + 6.6) == tuple(
+        state[name] for name in ("status", "launch", "generation", "step", "steps", "started", "updated")
+    )
+    assert ("run.finished", 1) == (state["verdict"]["event"], state["verdict"]["restarts"])
+
+
+odd = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers())
+fields = st.sampled_from(
+    ["timestamp", "generation", "step", "class", "rank", "name", "bytes", "left", "error"]
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(events.SCHEMA)), st.dictionaries(fields, odd)), max_size=8))
+def test_no_record_whatsoever_breaks_a_history(happened: list[tuple[str, dict[str, Any]]]) -> None:
+    """A file that anybody wrote can be read."""
+    History.of([{"event": name, **values} for name, values in happened]).state()
