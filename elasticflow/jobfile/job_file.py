@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.jobfile.tables.validate import read_table
 from elasticflow.jobfile.text.layers import MovedLayer, lay_over, without
 from elasticflow.jobfile.text.source import load_source
-from elasticflow.jobfile.validate_source import Judge, Validated, ValidationCache
+from elasticflow.jobfile.validate_source import Validated, ValidationCache, validate_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class JobFile:
         overrides: `--set` values.
         root: The project's root.
         environment: Variables that references name; None: they are not looked up.
-        known: What other files have told; added to.
+        cache: What validating other files has found out; added to.
 
     Attributes:
         files: The job file and every file it extends.
@@ -46,15 +46,16 @@ class JobFile:
         overrides: Sequence[str],
         root: Path,
         environment: Mapping[str, str] | None,
-        known: ValidationCache | None = None,
+        cache: ValidationCache | None = None,
     ) -> None:
         self.path = path
         self.root = root
         self._source = load_source(path, overrides)
-        self._judge = Judge(root, environment, known)
+        self._environment = environment
+        self._cache = cache or ValidationCache.empty()
         self.files = self._source.files
         self.problems: list[Diagnostic] = list(self._source.problems)
-        self.cases: dict[str, Case] = self._expanded() if self.has_matrix else {}
+        self.cases: dict[str, Case] = self._expand_matrix() if self.has_matrix else {}
 
     @property
     def is_read(self) -> bool:
@@ -71,21 +72,23 @@ class JobFile:
         """Whether the file is several jobs."""
         return _MATRIX in self._source.raw
 
-    def judge(self, name: str | None) -> Validated:
-        """Return what becomes of a case; without a name, of the file without its [matrix]."""
+    def validate(self, case: str | None) -> Validated:
+        """Return what becomes of a case; with None, of the file without its [matrix]."""
         if not self.is_read:
             return Validated(None, [])
-        is_part = self.has_errors
-        if name is None:
-            raw = without(self._source.raw, (_MATRIX,))
-            return self._judge.judge(replace(self._source, raw=raw), is_part=is_part)
-        return self._judge.judge(self._of(self.cases[name]), name, is_part=is_part)
+        if case is None:
+            source = replace(self._source, raw=without(self._source.raw, (_MATRIX,)))
+        else:
+            source = self.source_of(case)
+        return validate_source(
+            source, self.root, self._environment, self._cache, case=case, is_part=self.has_errors
+        )
 
-    def source_of(self, name: str | None) -> Source:
-        """Return the merged keys of a case, each with its place; without a name, of the file."""
-        return self._source if name is None else self._of(self.cases[name])
+    def source_of(self, case: str | None) -> Source:
+        """Return the merged keys of a case, each with its place; with None, of the file."""
+        return self._source if case is None else self._with_case(self.cases[case])
 
-    def _expanded(self) -> dict[str, Case]:
+    def _expand_matrix(self) -> dict[str, Case]:
         from elasticflow.jobfile.composition.matrix import expand  # most files have none
 
         _, problems = read_table(self._source, _MATRIX)
@@ -93,30 +96,30 @@ class JobFile:
         self.problems += [*problems, *more]
         return {case.name: case for case in cases}
 
-    def _of(self, case: Case) -> Source:
+    def _with_case(self, case: Case) -> Source:
         """Return the source of a case: its keys lie over the files and under the flags."""
         layers = self._source.layers
         flags = [layer for layer in layers if not layer.is_file]
         own = MovedLayer(case.raw, case.moves, self._source.look)
-        raw = self._below
+        raw = self._raw_of_files
         for layer in (own, *flags):
             raw = lay_over(raw, layer)
         raw = without(raw, (_MATRIX,))
-        if (name := _job_name(raw)) is not None:
+        if (name := _valid_job_name(raw)) is not None:
             raw["job"] = {**raw["job"], "name": f"{name}-{case.name}"}
         in_files = [layer for layer in layers if layer.is_file]
         return replace(self._source, raw=raw, layers=(*in_files, own, *flags))
 
     @cached_property
-    def _below(self) -> dict[str, Any]:
+    def _raw_of_files(self) -> dict[str, Any]:
         raw: dict[str, Any] = {}
         for layer in self._source.layers:
             raw = lay_over(raw, layer) if layer.is_file else raw
         return raw
 
 
-def _job_name(raw: dict[str, Any]) -> str | None:
-    """Return the job's name if it is one: a wrong one is told as it is written."""
+def _valid_job_name(raw: dict[str, Any]) -> str | None:
+    """Return the job's name if it is a valid one: a message about another shows it as it is written."""
     job = raw.get("job")
     name = job.get("name") if isinstance(job, dict) else None
     return name if isinstance(name, str) and re.fullmatch(_NAME, name) else None

@@ -11,6 +11,7 @@ from elasticflow.jobfile.diagnostics.render_text import render
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.job_file import JobFile
 from elasticflow.jobfile.project import project_root_of
+from elasticflow.jobfile.validate_source import without_missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,6 +54,10 @@ class LoadedJob(NamedTuple):
         """Whether a diagnostic is an error."""
         return any(each.severity == "error" for each in self.diagnostics)
 
+    def as_base(self) -> LoadedJob:
+        """Return what became of a file that others extend: no job, and nothing said of what only a whole job must have."""
+        return self._replace(job=None, diagnostics=without_missing(self.diagnostics))
+
 
 def load_job(
     path: Path,
@@ -60,7 +65,7 @@ def load_job(
     *,
     case: str | None = None,
     environment: Mapping[str, str] | None = None,
-    known: ValidationCache | None = None,
+    cache: ValidationCache | None = None,
 ) -> LoadedJob:
     """Return the job, or every reason why there is none; never raises for what the file holds.
 
@@ -71,20 +76,20 @@ def load_job(
         overrides: `key=value` texts that win over the file.
         case: Which case of the file's [matrix] is meant.
         environment: Variables that `${env:NAME}` names. None: they are not looked up.
-        known: What other files of this command have told; added to.
+        cache: What validating other files of this command has found out; added to.
 
     Raises:
         CaseError: the file has no such case.
     """
     root = project_root_of(path)
-    file = JobFile(path, overrides, root, environment, known)
+    file = JobFile(path, overrides, root, environment, cache)
     if case is not None and file.is_read and not file.has_matrix:
         raise CaseError(f"{path} has no [matrix], so there is no case {case}", "leave out --case")
     if case is not None and file.cases:
-        return _loaded(file, file.judge(_find(file, case)), case)
-    if not file.cases:  # no matrix; or a wrong one, and at least the rest of the file can be judged
-        return _loaded(file, file.judge(None))
-    return _as_a_whole(file, [file.judge(name) for name in file.cases])
+        return _loaded(file, file.validate(_known_case(file, case)), case)
+    if not file.cases:  # no matrix; or a wrong one, and at least the rest of the file can be validated
+        return _loaded(file, file.validate(None))
+    return _as_a_whole(file, [file.validate(name) for name in file.cases])
 
 
 def require_job(
@@ -118,12 +123,12 @@ def require_cases(
         CaseError: the file has no [matrix].
     """
     file = JobFile(path, overrides, project_root_of(path), environment)
-    judged = [file.judge(name) for name in file.cases]
-    if not judged:
-        _refuse_errors(_loaded(file, file.judge(None)))
+    validated = [file.validate(name) for name in file.cases]
+    if not validated:
+        _refuse_errors(_loaded(file, file.validate(None)))
         raise CaseError(f"{path} has no [matrix]: it is one job", "leave out --all")
-    _refuse_errors(_as_a_whole(file, judged))
-    return [_loaded(file, each, name) for name, each in zip(file.cases, judged, strict=True)]
+    _refuse_errors(_as_a_whole(file, validated))
+    return [_loaded(file, each, name) for name, each in zip(file.cases, validated, strict=True)]
 
 
 def has_matrix(path: Path, overrides: Sequence[str] = ()) -> bool:
@@ -131,29 +136,31 @@ def has_matrix(path: Path, overrides: Sequence[str] = ()) -> bool:
     return JobFile(path, overrides, project_root_of(path), None).has_matrix
 
 
-def _loaded(file: JobFile, judged: Validated, case: str | None = None) -> LoadedJob:
-    found = in_order([*file.problems, *judged.diagnostics])
-    job = None if file.has_errors else judged.job
+def _loaded(file: JobFile, validated: Validated, case: str | None = None) -> LoadedJob:
+    diagnostics = in_order([*file.problems, *validated.diagnostics])
+    job = None if file.has_errors else validated.job
     changes: Mapping[KeyPath, Any] = {} if case is None else file.cases[case].changes()
-    return LoadedJob(file.path, file.root, file.files, job, found, case, changes=changes)
+    return LoadedJob(file.path, file.root, file.files, job, diagnostics, case, changes=changes)
 
 
-def _as_a_whole(file: JobFile, judged: list[Validated]) -> LoadedJob:
+def _as_a_whole(file: JobFile, validated: list[Validated]) -> LoadedJob:
     """Return the file with the findings of all cases: those of some cases alone name them."""
     names: dict[Diagnostic, list[str]] = {}
-    for name, each in zip(file.cases, judged, strict=True):
+    for name, each in zip(file.cases, validated, strict=True):
         for diagnostic in each.diagnostics:
             names.setdefault(diagnostic, []).append(name)
-    told = [
-        each if len(some) == len(judged) else each._replace(message=f"{each.message} ({_told(some, judged)})")
-        for each, some in names.items()
+    merged = [
+        each
+        if len(cases) == len(validated)
+        else each._replace(message=f"{each.message} ({_which(cases, len(validated))})")
+        for each, cases in names.items()
     ]
-    found = in_order([*file.problems, *told])
-    return LoadedJob(file.path, file.root, file.files, None, found, cases=tuple(file.cases))
+    diagnostics = in_order([*file.problems, *merged])
+    return LoadedJob(file.path, file.root, file.files, None, diagnostics, cases=tuple(file.cases))
 
 
-def _told(some: list[str], judged: list[Validated]) -> str:
-    return f"case {some[0]}" if len(some) == 1 else f"{len(some)} of {len(judged)} cases, such as {some[0]}"
+def _which(cases: list[str], count: int) -> str:
+    return f"case {cases[0]}" if len(cases) == 1 else f"{len(cases)} of {count} cases, such as {cases[0]}"
 
 
 def _refuse_errors(loaded: LoadedJob) -> None:
@@ -161,12 +168,12 @@ def _refuse_errors(loaded: LoadedJob) -> None:
         raise JobRefusedError(render([each for each in loaded.diagnostics if each.severity != "note"]))
 
 
-def _find(file: JobFile, case: str) -> str:
+def _known_case(file: JobFile, case: str) -> str:
     if case in file.cases:
         return case
     near = nearest(case, file.cases)
-    told = f'did you mean "{near[0]}"?' if near else _listed(tuple(file.cases), file.path)
-    raise CaseError(f"{file.path} has no case {case}", told)
+    remedy = f'did you mean "{near[0]}"?' if near else _listed(tuple(file.cases), file.path)
+    raise CaseError(f"{file.path} has no case {case}", remedy)
 
 
 def _listed(names: tuple[str, ...], path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Where a job file's project begins."""
+"""Where a job file's project begins, and which of its files are no whole jobs."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ def project_root_of(path: Path) -> Path:
 def current_project_root() -> Path:
     """Return the project root above the working folder."""
     return project_root_of(Path.cwd() / "job.toml")
+
+
+def is_base(path: Path) -> bool:
+    """Return whether a file is called a base: `base.toml`, `large.base.toml` or `_large.toml`.
+
+    Other job files extend a base, and it is no whole job itself. Its name decides, not who extends it: a hook sees
+    only the files that were changed.
+    """
+    name = path.name.removesuffix(".toml").removesuffix(".job")
+    return name == "base" or name.endswith(".base") or name.startswith("_")

@@ -29,58 +29,60 @@ class Validated(NamedTuple):
 
 
 class ValidationCache(NamedTuple):
-    """What was found out while jobs were checked: the cases of a file, and the files of one command, share most."""
+    """What was found out while jobs were validated: the cases of a file, and the files of one command, share most."""
 
     tables: TableCache
-    calls: EntryPointCache
+    entry_points: EntryPointCache
 
     @classmethod
-    def nothing(cls) -> ValidationCache:
-        """Return what is known at the beginning."""
+    def empty(cls) -> ValidationCache:
+        """Return a cache that holds nothing yet."""
         return cls(TableCache(), EntryPointCache())
 
 
-class Judge:
-    """Judges sources of one project.
+def validate_source(
+    source: Source,
+    root: Path,
+    environment: Mapping[str, str] | None,
+    cache: ValidationCache,
+    *,
+    case: str | None = None,
+    is_part: bool = False,
+) -> Validated:
+    """Return the job of *source*, which has no [matrix], or what is wrong with it.
 
     Args:
+        source: The merged keys.
         root: The project's root.
         environment: Variables that references name; None: they are not looked up.
-        known: What other jobs have told; added to.
+        cache: What validating other jobs has found out; added to.
+        case: The case of a matrix that the keys are, if they are one.
+        is_part: A text that might have given keys could not be read: no key may be called missing.
     """
-
-    def __init__(
-        self, root: Path, environment: Mapping[str, str] | None, known: ValidationCache | None = None
-    ) -> None:
-        self._root = root
-        self._environment = environment
-        self._tables, self._calls = known or ValidationCache.nothing()
-
-    def judge(self, source: Source, case: str | None = None, *, is_part: bool = False) -> Validated:
-        """Return the job of *source*, which has no [matrix], or what is wrong with it.
-
-        Args:
-            source: The merged keys.
-            case: The case they are, if they are one of a matrix.
-            is_part: Something that might have given keys could not be read: none must be called missing.
-        """
-        references = References(source, case, self._environment)
-        source = references.resolved()
-        tables, found = read_tables(source, self._tables)
-        if is_part:
-            found = [each for each in found if each.code not in {codes.MISSING, codes.EXCLUSIVE}]
-        entries = check_entry_points(source, self._root, self._calls)
-        found += [*check_tables(source, tables), *_without_echoes(entries, found)]
-        found = [references.mask(each) for each in _without_echoes(found, references.problems)]
-        found += references.problems
-        if any(each.severity == "error" for each in found):
-            return Validated(None, in_order(found))
-        # Every table has been validated: built from them, the job's own schema (15 ms) is not needed.
-        job = Job.model_construct(_fields_set=set(source.raw), **tables).with_secrets(references.secrets)
-        return Validated(job, in_order(found))
+    references = References(source, case, environment)
+    source = references.resolved()
+    tables, problems = read_tables(source, cache.tables)
+    if is_part:
+        problems = without_missing(problems)
+    entry_problems = check_entry_points(source, root, cache.entry_points)
+    problems += [*check_tables(source, tables), *_without_echoes(entry_problems, problems)]
+    problems = [references.mask(each) for each in _without_echoes(problems, references.problems)]
+    problems += references.problems
+    if any(each.severity == "error" for each in problems):
+        return Validated(None, in_order(problems))
+    # Every table has been validated: built from them, the job's own schema (15 ms) is not needed.
+    job = Job.model_construct(_fields_set=set(source.raw), **tables).with_secrets(references.secrets)
+    return Validated(job, in_order(problems))
 
 
-def _without_echoes(found: list[Diagnostic], before: list[Diagnostic]) -> list[Diagnostic]:
-    """Return the findings but those about what is known to be wrong: its reference, or that it stands there at all."""
-    told = {(each.file, each.line, each.column) for each in before if each.severity == "error" and each.line}
-    return [each for each in found if (each.file, each.line, each.column) not in told]
+def without_missing(problems: list[Diagnostic]) -> list[Diagnostic]:
+    """Return the problems but those that only a whole job has: keys and tables that are missing."""
+    return [each for each in problems if each.code not in {codes.MISSING, codes.EXCLUSIVE}]
+
+
+def _without_echoes(problems: list[Diagnostic], earlier: list[Diagnostic]) -> list[Diagnostic]:
+    """Return the problems but those at the places of earlier errors: a wrong reference, a key that may not be there."""
+    places = {
+        (each.file, each.line, each.column) for each in earlier if each.severity == "error" and each.line
+    }
+    return [each for each in problems if (each.file, each.line, each.column) not in places]

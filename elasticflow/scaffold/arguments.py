@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -10,9 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import tomli
 
 from elasticflow.jobfile.python_source.bindings import dotted_names, origin_in
+from elasticflow.jobfile.python_source.classes import classes_of
+from elasticflow.jobfile.python_source.definitions import Definition
+from elasticflow.jobfile.python_source.modules import CannotTellError, Module
+from elasticflow.jobfile.python_source.signatures import from_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    from elasticflow.jobfile.python_source.signatures import Parameter
 
 ValueType = Literal["int", "float", "bool", "str", "list", "table", "any", "object"]
 _WORDS: dict[ValueType, str] = {
@@ -47,6 +54,10 @@ _WHOLE = re.compile(
 _REAL = re.compile(r"(\w*_)?(rate|dropout|lr|alpha|beta|gamma|momentum|eps|temperature|prob|scale|decay)|p")
 _TEXT = re.compile(r"(\w*_)?(root|path|dir|folder|file|filename|name|split|mode|url)")
 _CONFIGS = {"config", "cfg", "conf", "args", "hparams", "params", "opt", "options"}
+
+
+# Stands for the module whose source is read: only what it defines itself is looked for.
+_FILE = Module("", None, (), is_own=True)
 
 
 class Takes(NamedTuple):
@@ -122,55 +133,76 @@ def arguments_of(
         configs: The dataclasses of that source.
         skip: 1 for a method.
     """
-    arguments = function.args
-    places = [*arguments.posonlyargs, *arguments.args]
-    defaults: list[ast.expr | None] = [*[None] * (len(places) - len(arguments.defaults)), *arguments.defaults]
-    pairs = [
-        *zip(places, defaults, strict=True),
-        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-    ][skip:]
-    return tuple(_argument(each, default, function, text, configs) for each, default in pairs)
+    signature = from_arguments(function.args, _FILE)
+    parameters = [*signature.positional_only, *signature.positional, *signature.named][skip:]
+    return tuple(_argument(each, function, text, configs) for each in parameters)
 
 
 def _argument(
-    each: ast.arg,
-    default: ast.expr | None,
-    function: ast.FunctionDef,
-    text: str,
-    configs: Mapping[str, Config],
+    parameter: Parameter, function: ast.FunctionDef, text: str, configs: Mapping[str, Config]
 ) -> Argument:
-    value = constant(default)
+    value = constant(parameter.default)
     takes = ANY
-    if each.annotation is not None:
-        takes = takes_of(each.annotation, text, configs)
+    if parameter.annotation is not None:
+        takes = takes_of(parameter.annotation, text, configs)
     elif isinstance(value, bool | int | float | str | list):
         takes = _like(value)
-    if takes == ANY and default is None:
-        takes = _by_use(each.arg, function, configs)
-    return Argument(each.arg, takes, default is None, value)
+    if takes == ANY and not parameter.is_optional:
+        takes = _by_use(parameter.name, function, configs)
+    return Argument(parameter.name, takes, not parameter.is_optional, value)
 
 
 def config_of(
     node: ast.ClassDef, text: str, configs: Mapping[str, Config], classes: Mapping[str, ast.ClassDef]
 ) -> Config | None:
     """Return what making an object of a dataclass takes; None if the class is none."""
-    marks = [mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list]
-    if not any(origin_in(text, mark) == "dataclasses.dataclass" for mark in marks):
+    if not _is_dataclass(node, text):
         return None
     fields: dict[str, Argument] = {}
-    for base in node.bases:
-        if isinstance(base, ast.Name) and base.id in classes and base.id != node.name:
-            above = config_of(classes[base.id], text, configs, classes)
-            fields |= {field.name: field for field in (above.fields if above else ())}
+    for owner in reversed(inherited_in_file(node, classes)):
+        if _is_dataclass(owner, text):
+            fields |= {field.name: field for field in _fields(owner, text, configs)}
+    return Config(node.name, tuple(fields.values()))
+
+
+def _is_dataclass(node: ast.ClassDef, text: str) -> bool:
+    decorators = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
+    return any(origin_in(text, each) == "dataclasses.dataclass" for each in decorators)
+
+
+def _fields(node: ast.ClassDef, text: str, configs: Mapping[str, Config]) -> Iterator[Argument]:
+    """Yield the fields that the body of a dataclass defines."""
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-            given, is_required = each.value, each.value is None
-            if isinstance(given, ast.Call) and dotted_names(given.func)[-1:] == ["field"]:
-                named = {keyword.arg: keyword.value for keyword in given.keywords}
-                given, is_required = named.get("default"), not {"default", "default_factory"} & named.keys()
+            default, is_required = each.value, each.value is None
+            if isinstance(default, ast.Call) and dotted_names(default.func)[-1:] == ["field"]:
+                options = {keyword.arg: keyword.value for keyword in default.keywords}
+                default = options.get("default")
+                is_required = not {"default", "default_factory"} & options.keys()
             takes = takes_of(each.annotation, text, configs)
-            fields[each.target.id] = Argument(each.target.id, takes, is_required, constant(given))
-    return Config(node.name, tuple(fields.values()))
+            yield Argument(each.target.id, takes, is_required, constant(default))
+
+
+class _OneFile:
+    """Finds the classes of one source, whatever module they are said to be of."""
+
+    def __init__(self, classes: Mapping[str, ast.ClassDef]) -> None:
+        self._classes = classes
+
+    def dotted(self, module: Module, names: list[str]) -> Definition:
+        if names[-1] not in self._classes:
+            raise CannotTellError(f"{names[-1]} stands elsewhere")
+        return Definition(module, self._classes[names[-1]])
+
+
+def inherited_in_file(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.ClassDef]:
+    """Return a class and those of the same file that it inherits from, in the order Python looks methods up."""
+    found = []
+    with contextlib.suppress(CannotTellError):  # in a circle, or in no order: as far as it goes
+        for each in classes_of(Definition(_FILE, node), _OneFile(classes), skips_unreadable=True):
+            assert isinstance(each.node, ast.ClassDef)
+            found.append(each.node)
+    return found
 
 
 def constant(node: ast.expr | None) -> Any:

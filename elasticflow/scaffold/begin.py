@@ -163,7 +163,7 @@ def long_losses(model_file: Path) -> list[ast.FunctionDef]:
 
 def _is_module(name: str, place: ModuleLocation, root: Path) -> bool:
     """Return whether a class inherits from torch's module through other files."""
-    from elasticflow.jobfile.python_source.classes import lineage
+    from elasticflow.jobfile.python_source.classes import classes_of
     from elasticflow.jobfile.python_source.modules import (
         CannotTellError,
         Finder,
@@ -175,10 +175,12 @@ def _is_module(name: str, place: ModuleLocation, root: Path) -> bool:
     resolver = Resolver(Finder((root / place.path,), installed_folders()))
     try:
         found = resolver.entry(place.module, name)
-        above = lineage(found, resolver) if isinstance(found, Definition) else []
+        if not isinstance(found, Definition) or not isinstance(found.node, ast.ClassDef):
+            return False
+        classes = list(classes_of(found, resolver))
     except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
         return False
-    return any(each.module.name == "torch.nn.modules.module" for each in above)
+    return any(each.module.name == "torch.nn.modules.module" for each in classes)
 
 
 def _text_of(path: Path) -> str:

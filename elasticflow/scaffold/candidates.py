@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from elasticflow.jobfile.python_source.bindings import dotted_names, origin_in
-from elasticflow.scaffold.arguments import Argument, Config, arguments_of, config_of
+from elasticflow.scaffold.arguments import Argument, Config, arguments_of, config_of, inherited_in_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -118,13 +118,11 @@ class _File:
         )
 
     def _model_classes(self, is_model: Callable[[str], bool]) -> set[str]:
-        found = {name for name, node in self._classes.items() if self._has_module_base(node)}
-        while more := {
+        found = {
             name
             for name, node in self._classes.items()
-            if name not in found and found & {n for base in node.bases for n in dotted_names(base)[-1:]}
-        }:
-            found |= more
+            if any(self._has_module_base(each) for each in inherited_in_file(node, self._classes))
+        }
         return found | {
             name
             for name, node in self._classes.items()
@@ -225,19 +223,12 @@ def trained_together(found: Iterable[Candidate]) -> list[str]:
     return list(names.values()) if len(parts) > 1 else []
 
 
-def method_of(
-    node: ast.ClassDef, name: str, classes: Mapping[str, ast.ClassDef], seen: frozenset[str] = frozenset()
-) -> ast.FunctionDef | None:
+def method_of(node: ast.ClassDef, name: str, classes: Mapping[str, ast.ClassDef]) -> ast.FunctionDef | None:
     """Return a class's method, its own or that of a base in the same file."""
-    for each in node.body:
-        if isinstance(each, ast.FunctionDef) and each.name == name:
-            return each
-    for base in node.bases:
-        above = dotted_names(base)[-1:]
-        if above and above[0] in classes and above[0] not in seen:
-            found = method_of(classes[above[0]], name, classes, seen | {above[0]})
-            if found is not None:
-                return found
+    for owner in inherited_in_file(node, classes):
+        for each in owner.body:
+            if isinstance(each, ast.FunctionDef) and each.name == name:
+                return each
     return None
 
 

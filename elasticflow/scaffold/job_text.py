@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.diagnostics.toml_literals import to_toml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,49 +52,33 @@ def text_of(draft: Draft) -> str:
     return "\n".join(_aligned(line) for line in _lines(draft)) + "\n"
 
 
-def toml(value: Any) -> str:
-    """Return a value as TOML has it."""
-    match value:
-        case dict():
-            inside = ", ".join(f"{name} = {toml(item)}" for name, item in value.items())
-            return f"{{ {inside} }}"
-        case list():
-            return f"[{', '.join(map(toml, value))}]"
-        case bool() | int() | float():
-            return json.dumps(value)
-        case str():
-            return json.dumps(value, ensure_ascii=False)
-        case _:
-            return str(value)  # dates and times
-
-
 def _lines(draft: Draft) -> Iterator[str]:
     yield f"#:schema {SCHEMA_NAME}"
     yield "# What may stand here is in the schema, which editors show; `elasticflow explain` explains what is refused."
     yield ""
     yield "[job]"
-    yield f"name = {toml(draft.name)}"
+    yield f"name = {to_toml(draft.name)}"
     yield "seed = 1234 | of the samples' order and of every random number"
     if draft.path != ".":
-        yield f"path = [{toml(draft.path)}] | where modules are found, from the project's root"
+        yield f"path = [{to_toml(draft.path)}] | where modules are found, from the project's root"
     yield ""
     yield "[model]"
-    yield f"entry = {toml(draft.model)} | any callable that returns an nn.Module"
+    yield f"entry = {to_toml(draft.model)} | any callable that returns an nn.Module"
     yield from _arguments(draft, "model")
     if draft.step is not None:
-        yield f"step = {toml(draft.step)} | called with model and batch; returns the loss"
+        yield f"step = {to_toml(draft.step)} | called with model and batch; returns the loss"
     else:
         guessed = "a guess: " if draft.loss_is_guessed else ""
-        yield f'loss = {toml(draft.loss)} | {guessed}called with outputs and targets; or step = "module:function"'
+        yield f'loss = {to_toml(draft.loss)} | {guessed}called with outputs and targets; or step = "module:function"'
     yield from _objects(draft, "model")
     yield ""
     yield "[optimizer]"
     yield 'entry = "torch.optim:AdamW"'
-    yield f"args = {toml({'lr': 1e-3, **draft.arguments.get('optimizer', {})})}"
+    yield f"args = {to_toml({'lr': 1e-3, **draft.arguments.get('optimizer', {})})}"
     yield "# clip_grad_norm = 1.0"
     yield ""
     yield "[dataset]"
-    yield f"entry = {toml(draft.dataset)} | returns an object with __len__ and __getitem__"
+    yield f"entry = {to_toml(draft.dataset)} | returns an object with __len__ and __getitem__"
     yield from _arguments(draft, "dataset")
     yield f"global_batch_size = {draft.global_batch_size} | samples per step, the same at any number of workers"
     yield "# num_workers = 2 | loader processes of each worker"
@@ -105,7 +90,7 @@ def _lines(draft: Draft) -> Iterator[str]:
     yield '# consistency = "exact" | the same bits at any number of workers'
     yield ""
     yield "[nodes]"
-    yield f'nproc_per_node = {toml(draft.workers)} | workers per machine; "auto": one per GPU, else per core'
+    yield f'nproc_per_node = {to_toml(draft.workers)} | workers per machine; "auto": one per GPU, else per core'
     yield "# max = 4 | machines; others join: run JOB --join HOST:PORT"
     yield '# endpoint = "host:29400" | where they meet'
     yield ""
@@ -121,12 +106,12 @@ def _lines(draft: Draft) -> Iterator[str]:
 def _arguments(draft: Draft, table: str) -> Iterator[str]:
     plain = {name: value for name, value in draft.arguments.get(table, {}).items() if not is_object(value)}
     if plain:
-        yield f"args = {toml(plain)}" if not _objects_of(draft, table) else f"args.{_dotted(plain)}"
+        yield f"args = {to_toml(plain)}" if not _objects_of(draft, table) else f"args.{_dotted(plain)}"
 
 
 def _dotted(plain: Mapping[str, Any]) -> str:
     """Return plain arguments beside which tables stand: an inline table could not be added to."""
-    return "\nargs.".join(f"{name} = {toml(value)}" for name, value in plain.items())
+    return "\nargs.".join(f"{name} = {to_toml(value)}" for name, value in plain.items())
 
 
 def _objects(draft: Draft, table: str) -> Iterator[str]:
@@ -134,9 +119,9 @@ def _objects(draft: Draft, table: str) -> Iterator[str]:
     for name, value in _objects_of(draft, table).items():
         yield ""
         yield f"[{table}.args.{name}]"
-        yield f"entry = {toml(value['entry'])}"
+        yield f"entry = {to_toml(value['entry'])}"
         if value.get("args"):
-            yield f"args = {toml(value['args'])}"
+            yield f"args = {to_toml(value['args'])}"
 
 
 def _objects_of(draft: Draft, table: str) -> dict[str, Any]:

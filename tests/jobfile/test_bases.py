@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.jobfile.bases import as_base, is_base
 from elasticflow.jobfile.load import load_job
+from elasticflow.jobfile.project import is_base
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def test_a_base_is_not_asked_for_what_it_leaves_out(tmp_path: Path) -> None:
     path = tmp_path / "base.toml"
     path.write_text('[train]\nprecision = "bf16"\n\n[optimizer]\nargs = { lr = 1e-3 }\n')
     assert load_job(path).has_errors
-    assert as_base(load_job(path)).diagnostics == []
+    assert load_job(path).as_base().diagnostics == []
     path.write_text('[train]\nprecision = "bf17"\nepoch = 5\n')
-    assert [each.line for each in as_base(load_job(path)).diagnostics] == [2, 3]
+    assert [each.line for each in load_job(path).as_base().diagnostics] == [2, 3]
 
 
 def test_validate_knows_bases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

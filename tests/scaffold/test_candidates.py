@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticflow.jobfile.diagnostics.toml_literals import to_toml
 from elasticflow.scaffold.candidates import candidates
 from elasticflow.scaffold.example import loss_for, made_up_data
-from elasticflow.scaffold.job_text import toml
 from elasticflow.scaffold.shapes import Shapes, shapes_of
 
 if TYPE_CHECKING:
@@ -154,4 +154,4 @@ def test_made_up_data_has_the_shape(
 
 def test_values_as_toml() -> None:
     """Texts, numbers, lists and tables as the file format has them."""
-    assert '{ a = [1, 2.5], b = "x\\"y", c = true }' == toml({"a": [1, 2.5], "b": 'x"y', "c": True})
+    assert '{ a = [1, 2.5], b = "x\\"y", c = true }' == to_toml({"a": [1, 2.5], "b": 'x"y', "c": True})

@@ -93,14 +93,14 @@ def _few_collections() -> Iterator[None]:
 
 def _loaded(files: Sequence[Path], overrides: Sequence[str]) -> list[LoadedJob]:
     """Return what became of each file, once however it is spelled."""
-    from elasticflow.jobfile.bases import as_base, is_base
     from elasticflow.jobfile.load import load_job
+    from elasticflow.jobfile.project import is_base
     from elasticflow.jobfile.validate_source import ValidationCache
 
     once = {os.path.realpath(file): file for file in reversed(files)}
-    known = ValidationCache.nothing()
-    loaded = [load_job(file, overrides, known=known) for file in reversed(once.values())]
-    return [as_base(each) if is_base(each.path) else each for each in loaded]
+    cache = ValidationCache.empty()
+    loaded = [load_job(file, overrides, cache=cache) for file in reversed(once.values())]
+    return [each.as_base() if is_base(each.path) else each for each in loaded]
 
 
 def wants_colour() -> bool:

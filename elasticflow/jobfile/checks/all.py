@@ -11,7 +11,6 @@ from elasticflow.jobfile.checks.exact import check_exact
 from elasticflow.jobfile.checks.failure_costs import check_failure_costs
 from elasticflow.jobfile.checks.schedules import check_schedule
 from elasticflow.jobfile.checks.training_length import check_intervals
-from elasticflow.jobfile.checks.worlds import largest_world_size
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.calls import inside
@@ -75,7 +74,7 @@ def _batch(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         return
     size, path = dataset.global_batch_size, ("dataset", "global_batch_size")
     if nodes is not None:
-        workers, is_exact = largest_world_size(nodes)
+        workers, is_exact = nodes.largest_world_size
         if size < workers:
             per_node = f"{nodes.nproc_per_node} per node" if is_exact else "at least one per node"
             message = f"dataset.global_batch_size ({size}) is smaller than the largest world size ({workers})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.checks.exact import nearest_divisors
-from elasticflow.jobfile.checks.worlds import largest_world_size
 from elasticflow.jobfile.diagnostics import codes
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def check_data_shards(source: Source, tables: dict[str, Any]) -> Iterator[Diagno
 def _world(source: Source, shards: int, nodes: NodesTable | None) -> Iterator[Diagnostic]:
     if nodes is None:
         return
-    workers, is_exact = largest_world_size(nodes)
+    workers, is_exact = nodes.largest_world_size
     if shards < workers:
         message = f"dataset.shards ({shards}) is smaller than the largest world size ({workers}{'' if is_exact else ' or more'})"
         remedy = f"every worker reads whole shards: set shards to {workers} or more, or lower nodes.max"

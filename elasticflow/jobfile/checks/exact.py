@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.jobfile.checks.worlds import largest_world_size
 from elasticflow.jobfile.diagnostics import codes
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def check_exact(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
 def _world(source: Source, shards: int, nodes: NodesTable | None) -> Iterator[Diagnostic]:
     if nodes is None:
         return
-    workers, is_exact = largest_world_size(nodes)
+    workers, is_exact = nodes.largest_world_size
     if shards < workers:
         message = f"train.virtual_shards ({shards}) is smaller than the largest world size ({workers}{'' if is_exact else ' or more'})"
         remedy = f"every worker needs a shard: set virtual_shards to {workers} or more, or lower nodes.max"
@@ -65,7 +64,7 @@ def _batch(
     size, micro = dataset.global_batch_size, dataset.micro_batch_size
     if size % shards:
         message = f"dataset.global_batch_size ({size}) cannot be cut into {shards} equal shards"
-        fewest = 1 if nodes is None else largest_world_size(nodes)[0]  # each worker needs one
+        fewest = 1 if nodes is None else nodes.largest_world_size[0]  # each worker needs one
         batches = " or ".join(
             str(each) for each in (size // shards * shards, -(-size // shards) * shards) if each
         )

@@ -21,7 +21,7 @@ from elasticflow.jobfile.entry_points.calls import (
     inside,
 )
 from elasticflow.jobfile.entry_points.required_methods import why_not_map_style, why_not_stateful
-from elasticflow.jobfile.python_source.classes import lineage
+from elasticflow.jobfile.python_source.classes import classes_of
 from elasticflow.jobfile.python_source.definitions import (
     Definition,
     MethodError,
@@ -149,7 +149,7 @@ class _EntryPointCheck:
         try:
             found = self.resolver.entry(module, attribute)
             if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef):
-                return lineage(found, self.resolver)
+                return list(classes_of(found, self.resolver))
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
             pass
         return None

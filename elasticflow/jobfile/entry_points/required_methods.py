@@ -6,14 +6,18 @@ import ast
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.python_source.bindings import dotted_names
+from elasticflow.jobfile.python_source.classes import base_names, classes_of, methods_of
 from elasticflow.jobfile.python_source.definitions import Definition, MadeByCallError
 from elasticflow.jobfile.python_source.modules import CannotTellError, Module
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from elasticflow.jobfile.python_source.resolve import Resolver
 
 _ITERABLE = "IterableDataset"
-_TORCH_DATASETS = {"Dataset", "IterableDataset"}
+# Bases that are known by their names: torch may not be installed here.
+_NOT_READ = {"Dataset", _ITERABLE, "object", "Generic", "Protocol", "ABC"}
 
 
 def why_not_map_style(definition: Definition, resolver: Resolver) -> str | None:
@@ -60,7 +64,13 @@ def _class_name(statement: ast.Return) -> str | None:
 
 
 def _of_class(definition: Definition, resolver: Resolver) -> str | None:
-    names = _methods(definition, resolver, 0)
+    names: set[str] = set()
+    for owner in classes_of(definition, resolver, is_left_out=lambda name: _last(name) in _NOT_READ):
+        _refuse_hidden_methods(owner, {"dataclass"})
+        bases = {_last(name) for name in base_names(owner)}
+        names |= (
+            methods_of(owner) | (bases & {_ITERABLE}) | ({"__getitem__"} if "Dataset" in bases else set())
+        )
     if _ITERABLE in names:
         return "is an IterableDataset: it has no length"
     missing = [each for each in ("__len__", "__getitem__") if each not in names]
@@ -69,35 +79,20 @@ def _of_class(definition: Definition, resolver: Resolver) -> str | None:
     return f"has no {' and no '.join(missing)}"
 
 
-def _methods(definition: Definition, resolver: Resolver, level: int) -> set[str]:
-    node = definition.node
-    if not isinstance(node, ast.ClassDef) or level > 10 or node.keywords:
-        raise CannotTellError("a base is no plain class")
-    if any(dotted_names(each)[-1:] != ["dataclass"] for each in map(_undressed, node.decorator_list)):
-        raise CannotTellError(f"{node.name} is decorated")
-    names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
-    assigned = [target for each in node.body if isinstance(each, ast.Assign) for target in each.targets]
-    names |= {target.id for target in assigned if isinstance(target, ast.Name)}
-    for base in node.bases:
-        dotted = dotted_names(base)
-        if not dotted:
-            raise CannotTellError(f"a base of {node.name} is made by a call")
-        if dotted[-1] in _TORCH_DATASETS:  # torch's own, also where torch is not installed
-            names |= {_ITERABLE} if dotted[-1] == _ITERABLE else {"__getitem__"}
-        elif dotted[-1] not in {"object", "Generic", "Protocol", "ABC"}:
-            found = resolver.dotted(definition.module, dotted)
-            if not isinstance(found, Definition):
-                raise CannotTellError(f"a base of {node.name} is no class")
-            names |= _methods(found, resolver, level + 1)
-    return names
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
-def _undressed(mark: ast.expr) -> ast.expr:
-    return mark.func if isinstance(mark, ast.Call) else mark
+def _refuse_hidden_methods(owner: Definition, known_decorators: Collection[str] = ()) -> None:
+    """Raise CannotTellError if a metaclass or a decorator may give a class methods that its body does not show."""
+    node = owner.node
+    assert isinstance(node, ast.ClassDef)
+    decorators = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
+    if node.keywords or any(not set(dotted_names(each)[-1:]) & {*known_decorators} for each in decorators):
+        raise CannotTellError(f"{node.name} has a metaclass or a decorator")
 
 
 METHODS = ("state_dict", "load_state_dict")
-_MOST_BASES = 10
 
 
 def why_not_stateful(resolver: Resolver, module: str, attribute: str) -> tuple[str, str | None] | None:
@@ -130,24 +125,12 @@ def _why_not_made(resolver: Resolver, made: MadeByCallError) -> tuple[str, str |
     return None
 
 
-def _has(resolver: Resolver, owner: Definition, method: str, level: int = 0) -> bool:
-    node = owner.node
-    if not isinstance(node, ast.ClassDef) or level > _MOST_BASES:
-        raise CannotTellError("a base is no plain class")
-    if node.keywords or node.decorator_list:
-        raise CannotTellError(f"{node.name} has a metaclass or a decorator")
-    for each in node.body:
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name in {method, "__getattr__"}:
+def _has(resolver: Resolver, definition: Definition, method: str) -> bool:
+    for owner in classes_of(definition, resolver):
+        assert isinstance(owner.node, ast.ClassDef)
+        _refuse_hidden_methods(owner)
+        if methods_of(owner) & {method, "__getattr__"}:
             return True
-        if isinstance(each, ast.Assign) and method in {getattr(at, "id", "") for at in each.targets}:
-            return True
-        if isinstance(each, ast.If | ast.Try | ast.With):
-            raise CannotTellError(f"{node.name} defines methods under a condition")
-    bases = [names for base in node.bases if (names := dotted_names(base)) != ["object"]]
-    for names in bases:
-        base = resolver.dotted(owner.module, names) if names else None
-        if not isinstance(base, Definition):
-            raise CannotTellError(f"a base of {node.name} is no class")
-        if _has(resolver, base, method, level + 1):
-            return True
+        if any(isinstance(each, ast.If | ast.Try | ast.With) for each in owner.node.body):
+            raise CannotTellError(f"{owner.node.name} defines methods under a condition")
     return False

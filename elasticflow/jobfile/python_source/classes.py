@@ -1,15 +1,19 @@
-"""The classes a class inherits from, in the order Python looks methods up."""
+"""The classes a class inherits from, in the order Python looks methods up, and what each defines."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.python_source.bindings import dotted_names, origin
-from elasticflow.jobfile.python_source.modules import CannotTellError
+from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
+from elasticflow.jobfile.python_source.modules import CannotTellError, NoModuleError
 
 if TYPE_CHECKING:
-    from elasticflow.jobfile.python_source.definitions import Definition, DottedNames
+    from collections.abc import Callable, Iterator
+
+    from elasticflow.jobfile.python_source.definitions import DottedNames
+    from elasticflow.jobfile.python_source.modules import Module
 
 # Bases that define nothing a check looks for.
 _EMPTY = {"builtins.object", "abc.ABC"} | {
@@ -26,48 +30,100 @@ def is_named_tuple(definition: Definition) -> bool:
     return any(origin(definition.module, base) in _NAMED_TUPLES for base in definition.node.bases)
 
 
-def bases(definition: Definition, resolver: DottedNames) -> list[Definition]:
-    """Return the classes named as bases, those that define nothing left out.
-
-    Raises:
-        CannotTellError: one of them cannot be read.
-    """
-    node, found = definition.node, []
-    assert isinstance(node, ast.ClassDef)
-    for base in node.bases:
-        names, known = dotted_names(base), origin(definition.module, base)
-        if known in _EMPTY:
-            continue
-        if not names or known.startswith("builtins."):
-            raise CannotTellError(
-                f"a base of {node.name} is {'built into Python' if names else 'made by a call'}"
-            )
-        one = resolver.dotted(definition.module, names)
-        if getattr(one, "num_bound", 0) or not isinstance(getattr(one, "node", None), ast.ClassDef):
-            raise CannotTellError(f"a base of {node.name} is no class")
-        found.append(one)
-    return found  # type: ignore[return-value]  # what has a node is a definition
+def base_names(definition: Definition) -> list[str]:
+    """Return what the bases of a class are called: by their imports if these show it, else as written; "" for a call."""
+    assert isinstance(definition.node, ast.ClassDef)
+    return [_base_name(definition.module, base) for base in definition.node.bases]
 
 
-def lineage(definition: Definition, resolver: DottedNames, level: int = 0) -> list[Definition]:
-    """Return the class and all it inherits from, as `__mro__` has them, without those that define nothing.
+def _base_name(module: Module, base: ast.expr) -> str:
+    return origin(module, base) or ".".join(dotted_names(base))
+
+
+def methods_of(definition: Definition) -> set[str]:
+    """Return the names that a class's own body gives to functions, by `def` or by assignment."""
+    assert isinstance(definition.node, ast.ClassDef)
+    body = definition.node.body
+    names = {each.name for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    targets = [target for each in body if isinstance(each, ast.Assign) for target in each.targets]
+    return names | {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def classes_of(
+    definition: Definition,
+    resolver: DottedNames,
+    *,
+    is_left_out: Callable[[str], bool] = lambda _: False,
+    skips_unreadable: bool = False,
+) -> Iterator[Definition]:
+    """Yield a class and all it inherits from, as `__mro__` has them, without those that define nothing.
+
+    A base is read once it is asked for, as long as each class has one base only: who finds what he looks for early
+    need not read the rest, which may lie in a large package or nowhere.
+
+    Args:
+        definition: The class.
+        resolver: Finds the bases.
+        is_left_out: Tells of a base, by its name as in `base_names`, whether it is not read.
+        skips_unreadable: Leave out bases that cannot be read.
 
     Raises:
         CannotTellError: a base cannot be read, or there is no such order.
+        NoModuleError, NoAttributeError, UnreadableModuleError: a base does not exist.
     """
-    if level > _MOST_LEVELS:
-        raise CannotTellError(_CIRCLE)
-    try:
-        above = bases(definition, resolver)
-    except RecursionError as error:  # class Net(Net.Inner)
-        raise CannotTellError(_CIRCLE) from error
-    rows = [*(lineage(each, resolver, level + 1) for each in above), above]
-    order = [definition]
+    return _Walk(resolver, is_left_out, skips_unreadable).classes(definition)
+
+
+class _Walk(NamedTuple):
+    resolver: DottedNames
+    is_left_out: Callable[[str], bool]
+    skips_unreadable: bool
+
+    def classes(self, definition: Definition, level: int = 0) -> Iterator[Definition]:
+        bases = [definition]
+        while len(bases) == 1:
+            if level > _MOST_LEVELS:
+                raise CannotTellError(_CIRCLE)
+            yield bases[0]
+            bases = self._bases(bases[0])
+            level += 1
+        yield from _merged([*(list(self.classes(base, level)) for base in bases), bases])
+
+    def _bases(self, definition: Definition) -> list[Definition]:
+        assert isinstance(definition.node, ast.ClassDef)
+        found = []
+        for base, name in zip(definition.node.bases, base_names(definition), strict=True):
+            if name in _EMPTY or self.is_left_out(name):
+                continue
+            try:
+                found.append(self._base(definition, base, name))
+            except RecursionError as error:  # class Net(Net.Inner)
+                if not self.skips_unreadable:
+                    raise CannotTellError(_CIRCLE) from error
+            except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+                if not self.skips_unreadable:
+                    raise
+        return found
+
+    def _base(self, definition: Definition, base: ast.expr, name: str) -> Definition:
+        assert isinstance(definition.node, ast.ClassDef)
+        owner, names = definition.node.name, dotted_names(base)
+        if not names or name.startswith("builtins."):
+            raise CannotTellError(
+                f"a base of {owner} is {'built into Python' if names else 'made by a call'}"
+            )
+        found = self.resolver.dotted(definition.module, names)
+        if not isinstance(found, Definition) or found.num_bound or not isinstance(found.node, ast.ClassDef):
+            raise CannotTellError(f"a base of {owner} is no class")
+        return found
+
+
+def _merged(rows: list[list[Definition]]) -> Iterator[Definition]:
+    """Yield the classes of all rows once, each before what stands after it in any row: Python's own order (C3)."""
     while rows := [row for row in rows if row]:
         heads = [row[0] for row in rows]
-        free = [each for each in heads if not any(each in row[1:] for row in rows)]
+        free = [head for head in heads if not any(head in row[1:] for row in rows)]
         if not free:
             raise CannotTellError("the bases have no common order")
-        order.append(free[0])
+        yield free[0]
         rows = [row[1:] if row[0] == free[0] else row for row in rows]
-    return order

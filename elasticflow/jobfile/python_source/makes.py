@@ -6,9 +6,11 @@ Reads source only; where reading does not show it, nothing is said.
 from __future__ import annotations
 
 import ast
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.python_source.bindings import dotted_names, origin, parse_python
+from elasticflow.jobfile.python_source.classes import base_names, classes_of
 from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
 from elasticflow.jobfile.python_source.modules import CannotTellError, NoModuleError, source_of
 
@@ -61,7 +63,6 @@ _HOMES = {
     DATASET: (),
 }
 _NOT_TOLD = (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError)
-_MOST_LEVELS = 10
 
 
 class WrongKind(NamedTuple):
@@ -103,18 +104,20 @@ def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> Wro
     return None
 
 
-def _kinds(definition: Definition, resolver: Resolver, level: int = 0) -> set[Kind]:
+def _kinds(definition: Definition, resolver: Resolver) -> set[Kind]:
     """Return the kinds that a class is, by all the bases that can be read."""
-    node, module = definition.node, definition.module
-    known = _BASES.get(f"{module.name}.{getattr(node, 'name', '')}")
-    if known:
-        return {known}
-    if not isinstance(node, ast.ClassDef) or level > _MOST_LEVELS:
-        return set()
-    return {kind for base in node.bases for kind in _kinds_of_name(module, base, resolver, level + 1)}
+    kinds: set[Kind] = set()
+    if not isinstance(definition.node, ast.ClassDef):
+        return kinds
+    owners = classes_of(definition, resolver, is_left_out=_BASES.__contains__, skips_unreadable=True)
+    with contextlib.suppress(CannotTellError):  # no order of the bases
+        for owner in owners:
+            names = [f"{owner.module.name}.{getattr(owner.node, 'name', '')}", *base_names(owner)]
+            kinds |= {_BASES[name] for name in names if name in _BASES}
+    return kinds
 
 
-def _kinds_of_name(module: Module, name: ast.expr, resolver: Resolver, level: int) -> set[Kind]:
+def _kinds_of_name(module: Module, name: ast.expr, resolver: Resolver) -> set[Kind]:
     known = _BASES.get(origin(module, name))
     names = dotted_names(name)
     if known or not names:
@@ -123,7 +126,7 @@ def _kinds_of_name(module: Module, name: ast.expr, resolver: Resolver, level: in
         found = resolver.dotted(module, names)
     except (*_NOT_TOLD, RecursionError):
         return set()
-    return _kinds(found, resolver, level) if isinstance(found, Definition) else set()
+    return _kinds(found, resolver) if isinstance(found, Definition) else set()
 
 
 def _returned(definition: Definition, resolver: Resolver) -> set[Kind]:
@@ -141,7 +144,7 @@ def _returned(definition: Definition, resolver: Resolver) -> set[Kind]:
             name = ast.parse(name.value, mode="eval").body
         except (SyntaxError, ValueError):
             return set()
-    return set() if name is None else _kinds_of_name(definition.module, name, resolver, 0)
+    return set() if name is None else _kinds_of_name(definition.module, name, resolver)
 
 
 def _beside(definition: Definition, wanted: Kind, resolver: Resolver) -> list[str]:

@@ -14,7 +14,7 @@ from elasticflow.jobfile.python_source.bindings import (
     origin,
     parse_python,
 )
-from elasticflow.jobfile.python_source.classes import lineage
+from elasticflow.jobfile.python_source.classes import classes_of
 from elasticflow.jobfile.python_source.definitions import (
     Definition,
     MadeByCallError,
@@ -200,7 +200,7 @@ def member_of(owner: Definition, name: str, resolver: DottedNames) -> Definition
     """
     assert isinstance(owner.node, ast.ClassDef)
     own = _own_member(owner, name)
-    classes = [owner] if own else lineage(owner, resolver)
+    classes = [owner] if own else list(classes_of(owner, resolver))
     for each in classes[1:]:
         own = own or _own_member(each, name)
     if own:

@@ -15,7 +15,7 @@ from elasticflow.jobfile.python_source.annotations import (
     nearest_choice,
 )
 from elasticflow.jobfile.python_source.bindings import origin, refuse_decorators
-from elasticflow.jobfile.python_source.classes import bases, is_named_tuple, lineage
+from elasticflow.jobfile.python_source.classes import classes_of, is_named_tuple
 from elasticflow.jobfile.python_source.modules import CannotTellError
 
 if TYPE_CHECKING:
@@ -169,28 +169,19 @@ def _listed(names: list[str]) -> str:
 
 
 _MAKERS = {"__init__", "__new__"}
-_MOST_BASES = 20
 
 
-def constructor_of(definition: Definition, resolver: Resolver, level: int = 0) -> Signature:
+def constructor_of(definition: Definition, resolver: Resolver) -> Signature:
     """Return what the class takes; nothing where no class on the way defines a constructor.
 
     Raises:
         CannotTellError: a decorator, metaclass or base hides it.
     """
-    if level > _MOST_BASES:
-        raise CannotTellError("classes inherit in a circle")
-    own = _own(definition, resolver)
-    if own is not None:
-        return own
-    above = bases(definition, resolver)
-    if len(above) == 1:
-        return constructor_of(above[0], resolver, level + 1)
-    inherited = (_own(each, resolver) for each in lineage(definition, resolver)[1:])
-    return next((each for each in inherited if each is not None), Signature())
+    signatures = (_own_constructor(each, resolver) for each in classes_of(definition, resolver))
+    return next((each for each in signatures if each is not None), Signature())
 
 
-def _own(definition: Definition, resolver: Resolver) -> Signature | None:
+def _own_constructor(definition: Definition, resolver: Resolver) -> Signature | None:
     """Return what the class's own constructor takes; None when it has none."""
     node, module = definition.node, definition.module
     assert isinstance(node, ast.ClassDef)
@@ -249,7 +240,7 @@ def _of_dataclass(definition: Definition, resolver: Resolver) -> Signature:
     by_place: dict[str, Parameter] = {}
     by_name: dict[str, Parameter] = {}
     valued: set[str] = set()  # a default may be any attribute of a class below
-    for each in reversed(lineage(definition, resolver)):
+    for each in reversed(list(classes_of(definition, resolver))):
         assert isinstance(each.node, ast.ClassDef)
         options = _dataclass_options(each.node, each.module)
         if options is None:

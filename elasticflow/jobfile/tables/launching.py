@@ -84,6 +84,13 @@ class NodesTable(Table):
             raise bad_key("max", codes.EMPTY_RANGE, message, remedy)
         return self
 
+    @property
+    def largest_world_size(self) -> tuple[int, bool]:
+        """The most workers the job may have, and whether that is exact (else there may be more)."""
+        if isinstance(self.nproc_per_node, int):
+            return self.max * self.nproc_per_node, True
+        return self.max, False
+
 
 class RestartsTable(Table):
     """What a failure costs."""
