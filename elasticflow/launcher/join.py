@@ -15,12 +15,13 @@ from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError
 from elasticflow.launcher.agent.agent_process import build_agent_process
 from elasticflow.launcher.joined_node import JoinedNode
-from elasticflow.launcher.launch import check_torch, writer_config
+from elasticflow.launcher.launch import check_torch
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, store_address_of
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, join_store
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder, snapshot_place
+from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from elasticflow.system import atomic_files
@@ -192,7 +193,7 @@ class _Node:
         invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
         uri, prefix = snapshot_place(plan.snapshots.uri, self.folder, request.project_root)
-        record = Catalog(Storage(uri, plan.snapshots.options), prefix).read_job_record()
+        record = Catalog(Storage(uri, plan.snapshots.writer.options), prefix).read_job_record()
         if record is None or record["run_id"] != invitation.run_id:
             raise NodeRefusedError(
                 f"this machine does not see the snapshots of run {invitation.run_id}: nothing of it lies in {uri}",
@@ -205,7 +206,7 @@ class _Node:
         origins = origins_now(request.job, request.project_root, plan.job_files, secrets.token_hex(8))
         made = {"format": 1, "job": job_to_json(request.job), **origins.to_json()}
         atomic_files.write(launch_folder / JOB_JSON, (json.dumps(made, indent=2).encode(),))
-        writer = writer_config(plan, uri, prefix, self.folder.run_id)
+        writer = WriterStart(uri, self.folder.run_id, plan.snapshots.writer, prefix)
         rank = request.node_rank if plan.rdzv_backend == "static" else None
         agent = build_agent_process(
             plan, self.folder, launch_folder, node, store_address, request.project_root, writer, rank

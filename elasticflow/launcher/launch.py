@@ -23,6 +23,7 @@ from elasticflow.launcher.supervisor.launch_record import Launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, check_scale
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.run_folder import snapshot_place
+from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from elasticflow.system import records
@@ -91,7 +92,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
         request.job, project_root=request.project_root, job_files=request.files, case=request.case
     )
     uri, prefix = snapshot_place(plan.snapshots.uri, folder, request.project_root)
-    storage = Storage(uri, plan.snapshots.options)
+    storage = Storage(uri, plan.snapshots.writer.options)
     storage.check_writable()
     with locked(folder), contextlib.closing(open_store(plan)) as store:
         catalog = Catalog(storage, prefix)
@@ -121,7 +122,7 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
             number=number,
             project_root=request.project_root,
             catalog=catalog,
-            writer=writer_config(plan, uri, prefix, folder.run_id),
+            writer=WriterStart(uri, folder.run_id, plan.snapshots.writer, prefix),
             store=store,
             is_resumed=number > 1 or catalog.newest_generation() > 0,
             is_edited=edited is not None,
@@ -213,21 +214,3 @@ def check_gpus(job: Job) -> None:
     message = f'nodes.nproc_per_node is "gpu", and there is no GPU here: {why}'
     remedy = "--set nodes.nproc_per_node=auto takes GPUs where there are some, else cores; a number says how many workers"
     raise GpuMissingError(message, remedy)
-
-
-def writer_config(plan: LaunchPlan, uri: str, prefix: str, run_id: str) -> dict[str, Any]:
-    """Return the configuration of the snapshot writer (`snapshots/writer/main.py`)."""
-    snapshots = plan.snapshots
-    return {
-        "uri": uri,
-        "options": snapshots.options,
-        "prefix": prefix,
-        "run_id": run_id,
-        "keep_last": snapshots.keep_last,
-        "keep_best": snapshots.keep_best,
-        "keep_every": snapshots.keep_every,
-        "keep_within": snapshots.keep_within,
-        "integrity": snapshots.integrity,
-        "staging_limit": snapshots.staging_limit,
-        "best_mode": snapshots.best_mode,
-    }

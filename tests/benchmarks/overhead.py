@@ -62,7 +62,7 @@ class Ours:
         from examples.ddp_tutorial.train_ddp import CLIP_GRAD_NORM, GLOBAL_BATCH_SIZE, LEARNING_RATE, SEED
         from examples.mnist import Net, digits
 
-        policy = snapshot.Policy(uri=None, every=(SNAPSHOT_EVERY,), keep_last=3)
+        policy = snapshot.Policy(uri=None, every=(SNAPSHOT_EVERY,), keep=snapshot.Keep(last=3))
         me = self.me = worker.join("overhead", "0" * 16, folder, policy, seed=SEED, threads=1)
         dataset = index_loader.open_dataset(me, lambda: digits("train", root), "train")
         dataset.__dict__["__getitems__"] = account.crossing(dataset.__getitems__, ours=None)

@@ -38,7 +38,7 @@ class Group:
     """This process as a rank of a group that has something to save."""
 
     def __init__(self, folder: Path, parameters: int) -> None:
-        self.policy = snapshots.Policy(uri=None, every=("1 step",), keep_last=1)
+        self.policy = snapshots.Policy(uri=None, every=("1 step",), keep=snapshots.Keep(last=1))
         self.me = worker.join("snapshot", "0" * 16, folder, self.policy, seed=1, threads=1)
         self.trained = build(parameters)
         self.folder = folder

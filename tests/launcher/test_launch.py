@@ -17,10 +17,11 @@ import pytest
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.errors import DriftRefusedError, GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import launch as launch_module
-from elasticflow.launcher.launch import Request, check_gpus, check_torch, launch, writer_config
+from elasticflow.launcher.launch import Request, check_gpus, check_torch, launch
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.restarts.restart_policy import FailedAttempt, RestartPolicy
 from elasticflow.run_folder import RunFolder, snapshot_place
+from elasticflow.snapshots.format.writer_config import WriterStart
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
@@ -359,7 +360,7 @@ def test_writer_is_told_where_and_what_to_keep(tmp_path: Path) -> None:
         "best_mode": None,
     }
 
-    assert expected == writer_config(plan, "s3://b", "run/", "run")
+    assert expected == WriterStart("s3://b", "run", plan.snapshots.writer, "run/").to_json()
 
 
 def test_missing_torch_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

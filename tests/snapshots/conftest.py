@@ -14,6 +14,7 @@ from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import WriterProcess, start_writer
 from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 
@@ -43,7 +44,10 @@ class Bench:
         limits = {**LIMITS, **config.pop("limits", {})}
         self.writers.append(
             start_writer(
-                {"uri": self.uri, "prefix": self.prefix, "run_id": "run", "limits": limits, **config}, python
+                WriterStart.from_json(
+                    {"uri": self.uri, "prefix": self.prefix, "run_id": "run", "limits": limits, **config}
+                ),
+                python,
             )
         )
         return self.writers[-1]

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.format import policy
 from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.format.writer_config import WriterConfig, WriterStart
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
-from elasticflow.snapshots.writer.committer import Committer, Config
+from elasticflow.snapshots.writer.committer import Committer
 from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
 from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.storage.storage import Storage
@@ -144,11 +145,10 @@ class Story:
         """Begin a generation where the one before was left, and take snapshots until death."""
         generation, parent = self.catalog.claim_generation({}), self.catalog.newest()
         mortal = Catalog(Mortal(self.uri, life.moment if moment is None else moment), "run/")
-        rules = {f"keep_{key}": value for key, value in asdict(life.rules).items() if key != "best_mode"}
-        config = Config(self.uri, "r", {}, best_mode=life.rules.best_mode, **rules)
+        start = WriterStart(self.uri, "r", WriterConfig(life.rules))
         board = PendingSnapshots()
-        committer = Committer(config, mortal, board, self._hear)
-        writing = ShardWriter(config, mortal)
+        committer = Committer(start, mortal, board, self._hear)
+        writing = ShardWriter(start, mortal)
         with suppress(DeadError):
             for number, frozen in enumerate(life.frozen):
                 self.step += 1

@@ -418,10 +418,11 @@ def test_nothing_is_left_when_everything_is_killed(tmp_path: Path, real_processe
     code = (
         "import sys, time\n"
         "from elasticflow.snapshots.client.writer_process import start_writer\n"
+        "from elasticflow.snapshots.format.writer_config import WriterStart\n"
         "from elasticflow.snapshots.client.staging import BEGUN, StagingClient\n"
         "from elasticflow.snapshots.format.shard_file import TensorEntry\n"
         "from elasticflow.snapshots.client.memory_tier import MemoryTierClient\n"
-        f"w = start_writer({{'uri': {str(tmp_path)!r}, 'run_id': 'r'}})\n"
+        f"w = start_writer(WriterStart({str(tmp_path)!r}, 'r'))\n"
         "c = StagingClient.connect(w.address, rank=0, world_size=1, local_world_size=1, generation=1)\n"
         "h = MemoryTierClient(c, 1)\n"
         "h.reserve(50_000_000)\n"

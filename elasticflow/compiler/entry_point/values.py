@@ -81,7 +81,7 @@ def _imports(job: Job, forms: CallForms) -> dict[str, Line]:
     training = ["exact" if _is_exact(job) else "ddp"]
     if forms.step_moves_optimizers:
         training = ["own_steps", *(["several_optimizers"] if job.lr_scheduler is not None else [])]
-    snapshots = ["Policy", "Snapshots", *(["load_weights"] if job.model.weights else [])]
+    snapshots = ["Keep", "Policy", "Snapshots", *(["load_weights"] if job.model.weights else [])]
     unwrap = forms.optimizer_is_method or forms.step_is_method
     rooms = "from elasticflow.runtime"
     return {
@@ -157,10 +157,8 @@ def from_root(path: str) -> Code:
 
 def _policy(job: Job) -> Code:
     table = job.snapshots
+    keep = table.keep.model_dump(include={"last", "best", "every", "within"})
     optional = {
-        "keep_best": table.keep.best,
-        "keep_every": table.keep.every,
-        "keep_within": table.keep.within,
         "integrity": None if table.integrity == "crc32" else table.integrity,
         "memory": table.memory,
         "staging_limit": table.staging_limit,
@@ -174,7 +172,7 @@ def _policy(job: Job) -> Code:
         "Policy",
         uri=uri,
         every=intervals(table.every),
-        keep_last=table.keep.last,
+        keep=call("Keep", **{key: value for key, value in keep.items() if value is not None}),
         **{key: value for key, value in optional.items() if value is not None},
     )
 

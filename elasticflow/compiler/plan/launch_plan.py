@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import model_serializer, model_validator
+
 from elasticflow.compiler.entry_point.values import intervals
 from elasticflow.compiler.inputs.job_json import job_digest
 from elasticflow.compiler.plan import batch_split, torchrun
@@ -13,12 +15,15 @@ from elasticflow.compiler.plan.batch_split import Fact, WorldRow
 from elasticflow.jobfile.entry_points.object_arguments import ARGS_OF, objects_of
 from elasticflow.jobfile.tables.units import parse_duration, parse_interval, parse_size
 from elasticflow.redaction import without_secrets
+from elasticflow.snapshots.format.policy import Keep
+from elasticflow.snapshots.format.writer_config import WriterConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from elasticflow.jobfile.entry_points.object_arguments import ObjectArgument
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.snapshots.format.policy import BestMode
 
 
 class RestartPlan(Fact):
@@ -38,21 +43,26 @@ class SnapshotPlan(Fact):
     Attributes:
         uri: As written; a relative path starts at the project root.
         memory: When they are also held in the node's memory.
-        staging_limit: Most bytes of staging memory on each node.
-        best_mode: Whether the best snapshot's metric is the greatest or the least; None: there is no best.
+        writer: Which stay, and how they are written; in plan.json, its keys stand beside the others.
     """
 
     uri: str | None
     every: tuple[str, ...]
-    keep_last: int
-    keep_best: int | None
-    keep_every: str | None
-    best_mode: Literal["max", "min"] | None
-    options: dict[str, Any]
-    keep_within: str | None = None
-    integrity: Literal["crc32", "sha256"] = "crc32"
     memory: str | None = None
-    staging_limit: int | None = None
+    writer: WriterConfig
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_plan_json(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or "writer" in content:
+            return content
+        own = {key: value for key, value in content.items() if key in cls.model_fields}
+        rest = {key: value for key, value in content.items() if key not in own}
+        return {**own, "writer": WriterConfig.nested(rest)}
+
+    @model_serializer
+    def _to_plan_json(self) -> dict[str, Any]:
+        return {"uri": self.uri, "every": self.every, "memory": self.memory, **self.writer.to_json()}
 
 
 class LaunchPlan(Fact):
@@ -104,7 +114,7 @@ class LaunchPlan(Fact):
 
     def public(self) -> LaunchPlan:
         """Return the plan as it may be shown and recorded: without secrets."""
-        snapshots = self.snapshots.model_copy(update=without_secrets(self.snapshots.model_dump()))
+        snapshots = SnapshotPlan.model_validate(without_secrets(self.snapshots.model_dump()))
         return self.model_copy(update={"snapshots": snapshots})
 
 
@@ -145,15 +155,13 @@ def plan_job(
         snapshots=SnapshotPlan(
             uri=job.snapshots.uri,
             every=intervals(job.snapshots.every),
-            keep_last=job.snapshots.keep.last,
-            keep_best=job.snapshots.keep.best,
-            keep_every=job.snapshots.keep.every,
-            best_mode=_best_mode(job),
-            options=job.snapshots.options,
-            keep_within=job.snapshots.keep.within,
-            integrity=job.snapshots.integrity,
             memory=job.snapshots.memory,
-            staging_limit=_bytes(job.snapshots.staging_limit),
+            writer=WriterConfig(
+                keep=keep_of(job),
+                integrity=job.snapshots.integrity,
+                staging_limit=_bytes(job.snapshots.staging_limit),
+                options=job.snapshots.options,
+            ),
         ),
         log_level=job.logging.level,
         worlds=tuple(batch_split.worlds(job)),
@@ -193,11 +201,12 @@ def _modules(job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys(entry.partition(":")[0] for entry in entries(job).values()))
 
 
-def _best_mode(job: Job) -> Literal["max", "min"] | None:
+def keep_of(job: Job) -> Keep:
+    """Return which snapshots *job* lets stay."""
+    keep = job.snapshots.keep
     best = job.evaluation.best if job.evaluation else None
-    if best is None:
-        return None
-    return "max" if best.startswith("max ") else "min"
+    mode: BestMode | None = None if best is None else "max" if best.startswith("max ") else "min"
+    return Keep(keep.last, keep.best, keep.every, keep.within, best_mode=mode)
 
 
 def _restarts(job: Job) -> RestartPlan:

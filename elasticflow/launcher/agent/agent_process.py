@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.protocol.store_address import StoreAddress
     from elasticflow.run_folder import RunFolder
+    from elasticflow.snapshots.format.writer_config import WriterStart
 
 # Bytes: enough for a traceback.
 _LAST_WORDS = 2000
@@ -40,7 +41,7 @@ class AgentConfig:
         start_method: fork or spawn.
         hang_timeout_s: Seconds without a heartbeat that are a hang.
         grace_s: Seconds the writer has for what it holds when the launch ends.
-        writer: Configuration of the snapshot writer.
+        writer: What the node's snapshot writer is started with.
         node_rank: This node's place among all, where the rendezvous is static.
         seed: The job's; what its modules draw at import follows from it.
     """
@@ -155,7 +156,7 @@ def build_agent_process(
     node: str,
     address: StoreAddress,
     project_root: Path,
-    writer: dict[str, Any],
+    writer: WriterStart,
     node_rank: int | None = None,
 ) -> AgentProcess:
     """Return the agent of *node* on this machine, not yet started.
@@ -167,7 +168,7 @@ def build_agent_process(
         node: Id of the node inside the launch.
         address: Where the launch's keys are.
         project_root: Folder that the plan's paths are relative to.
-        writer: Configuration of the snapshot writer.
+        writer: What the node's snapshot writer is started with.
         node_rank: The node's place among all, where the rendezvous is static.
     """
     config = AgentConfig(
@@ -184,7 +185,7 @@ def build_agent_process(
         start_method=plan.start_method,
         hang_timeout_s=plan.restarts.hang_timeout_s,
         grace_s=plan.restarts.grace_s,
-        writer=writer,
+        writer=writer.to_json(),
         node_rank=node_rank,
         seed=plan.seed,
     )

@@ -21,6 +21,7 @@ from elasticflow.launcher.fork_server.helpers import STORE_LOST, HelperLostError
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.snapshots.client.writer_process import WriterNotStartedError, start_writer
+from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _end_of(serve: Callable[[], None]) -> int:
 
 def _serve(config: AgentConfig, server: ForkServer, heartbeats: WorkerHeartbeats) -> None:
     try:
-        writer = start_writer(config.writer)
+        writer = start_writer(WriterStart.from_json(config.writer))
     except WriterNotStartedError as error:
         if error.ended_with is None:
             raise

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.restarts.restart_ledger import RestartLedger
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
+    from elasticflow.snapshots.format.writer_config import WriterStart
     from elasticflow.snapshots.store.catalog import Catalog
 
 
@@ -40,7 +41,7 @@ class Launch:
         number: Number of the launch, from 1.
         project_root: Where the job's own code is found.
         catalog: The run's snapshots and generations.
-        writer: Configuration of the snapshot writer.
+        writer: What each node's snapshot writer is started with.
         store: The control store of its processes.
         is_resumed: The run existed before this launch.
         is_edited: train.py was edited by hand.
@@ -57,7 +58,7 @@ class Launch:
     number: int
     project_root: Path
     catalog: Catalog
-    writer: dict[str, Any]
+    writer: WriterStart
     store: LaunchStore
     is_resumed: bool = False
     is_edited: bool = False

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.errors import ElasticflowError, RunNotFoundError, SnapshotNotFoundError
 from elasticflow.observe.runs import find_run
 from elasticflow.run_folder import RUN_ID, SNAPSHOT_NAME, snapshot_place
-from elasticflow.snapshots.format.policy import Keep
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.run_folder import RunFolder
-    from elasticflow.snapshots.format.policy import Best
+    from elasticflow.snapshots.format.policy import Keep
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _ONE = re.compile(rf"(?P<run>.+?)/+snapshots/+(?P<name>{SNAPSHOT_NAME.pattern})/*", re.DOTALL)
@@ -59,7 +58,9 @@ class SnapshotSource:
     @property
     def rules(self) -> Keep | None:
         """Which snapshots the job lets stay; None if the job is not known."""
-        return None if self.job is None else keep_rules_of(self.job)
+        from elasticflow.compiler.plan.launch_plan import keep_of
+
+        return None if self.job is None else keep_of(self.job)
 
 
 def find_source(
@@ -92,19 +93,6 @@ def find_source(
         if not Path(text).is_dir():
             raise
         return _at(text, options)
-
-
-def keep_rules_of(job: Job) -> Keep:
-    """Return which snapshots *job* lets stay."""
-    keep = job.snapshots.keep
-    return Keep(keep.last, keep.best, keep.every, keep.within, best_mode=_best_mode(job))
-
-
-def _best_mode(job: Job) -> Best | None:
-    best = job.evaluation.best if job.evaluation else None
-    if best is None:
-        return None
-    return "max" if best.startswith("max ") else "min"
 
 
 def _of_run(folder: RunFolder, options: dict[str, Any]) -> SnapshotSource:

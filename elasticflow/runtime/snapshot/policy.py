@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.jobfile.tables.units import parse_size
+from elasticflow.snapshots.format.policy import Keep
+from elasticflow.snapshots.format.writer_config import WriterConfig
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.format.digests import Integrity
+    from elasticflow.snapshots.format.policy import BestMode
 
 
 @dataclass(frozen=True)
@@ -20,10 +24,7 @@ class Policy:
     Attributes:
         uri: Any fsspec URL or path; None: the run folder.
         every: Intervals, any of which makes one due: "500 steps", "10 min", "1 epoch".
-        keep_last: Newest ones that stay.
-        keep_best: Best ones by the evaluation's metric that stay as well.
-        keep_every: One at each of these stays as well.
-        keep_within: Those at most this much older than the newest stay as well.
+        keep: Which ones stay.
         integrity: Digest of every file: "crc32" or "sha256".
         memory: The state is also held in the node's memory at each of these.
         staging_limit: Most memory that the node takes for snapshots, like "4 GiB".
@@ -33,10 +34,7 @@ class Policy:
 
     uri: str | None
     every: tuple[str, ...]
-    keep_last: int = 3
-    keep_best: int | None = None
-    keep_every: str | None = None
-    keep_within: str | None = None
+    keep: Keep = field(default_factory=Keep)
     integrity: Integrity = "crc32"
     memory: str | None = None
     staging_limit: str | None = None
@@ -48,3 +46,8 @@ class Policy:
         if self.uri is None:
             return Catalog(Storage(str(folder.path)))
         return Catalog(Storage(self.uri, self.options), f"{run_id}/")
+
+    def writer_config(self, best_mode: BestMode | None) -> WriterConfig:
+        """Return what the snapshot writer has to know of it; *best_mode* says what `keep.best` ranks by."""
+        limit = None if self.staging_limit is None else parse_size(self.staging_limit)
+        return WriterConfig(replace(self.keep, best_mode=best_mode), self.integrity, limit, self.options)

@@ -22,7 +22,7 @@ from elasticflow.runtime.snapshot.staging_copy import copier_for
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.weights import load_weights
 from elasticflow.snapshots.client.loading import NodeLoader
-from elasticflow.snapshots.format.policy import Due
+from elasticflow.snapshots.format.policy import Due, Keep
 
 if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.state.state import Captured, State
     from elasticflow.snapshots.format.policy import HasPosition
 
-__all__ = ["Policy", "Snapshots", "load_weights"]
+__all__ = ["Keep", "Policy", "Snapshots", "load_weights"]
 
 _FLUSH_LIMIT_S = 3600.0  # a slow store is waited for; a dead writer is noticed at once
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.jobfile.tables.units import parse_size
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import start_writer
+from elasticflow.snapshots.format.writer_config import WriterStart
 
 if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
@@ -25,7 +25,10 @@ def connect(me: Worker, policy: Policy, prefix: str, state: State) -> StagingCli
     address = me.identity.writer
     if address is None:
         if me.local_rank == 0:
-            _started.append(start_writer(_config(me, policy, prefix, state)))
+            best_mode = None if state.evaluation is None else state.evaluation.best_mode
+            uri = policy.uri or str(me.run_folder.path)
+            start = WriterStart(uri, me.run_id, policy.writer_config(best_mode), prefix)
+            _started.append(start_writer(start))
             address = _started[-1].address
             if me.store is not None:
                 me.store.set(f"writer/{me.node}", address)
@@ -39,20 +42,3 @@ def connect(me: Worker, policy: Policy, prefix: str, state: State) -> StagingCli
         local_world_size=me.local_world_size,
         generation=me.generation,
     )
-
-
-def _config(me: Worker, policy: Policy, prefix: str, state: State) -> dict[str, Any]:
-    evaluation = state.evaluation
-    return {
-        "uri": policy.uri or str(me.run_folder.path),
-        "options": policy.options,
-        "prefix": prefix,
-        "run_id": me.run_id,
-        "keep_last": policy.keep_last,
-        "keep_best": policy.keep_best,
-        "keep_every": policy.keep_every,
-        "keep_within": policy.keep_within,
-        "integrity": policy.integrity,
-        "staging_limit": None if policy.staging_limit is None else parse_size(policy.staging_limit),
-        "best_mode": None if evaluation is None else evaluation.best_mode,
-    }

@@ -11,12 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import elasticflow
 from elasticflow.errors import SnapshotError
 from elasticflow.storage.storage import Storage
 from elasticflow.system.processes import is_ending
+
+if TYPE_CHECKING:
+    from elasticflow.snapshots.format.writer_config import WriterStart
 
 _START_LIMIT_S = 60.0
 _END_LIMIT_S = 5.0
@@ -124,21 +127,20 @@ class WriterProcess:
             raise WriterNotStartedError(code)
 
 
-def start_writer(config: dict[str, Any], python: str = sys.executable) -> WriterProcess:
+def start_writer(start: WriterStart, python: str = sys.executable) -> WriterProcess:
     """Start the node's writer and return it ready. To be called from the main thread.
 
     It ends when this process does: its standard input ends then, and on Linux the kernel also kills it when the
     *thread* that started it ends.
 
     Args:
-        config: uri, options, prefix, run_id, keep_last, keep_best, keep_every, keep_within, best_mode, integrity,
-            staging_limit, limits (`writer.Config`).
+        start: What the writer is told; its `parent` is set here.
         python: The interpreter.
 
     Raises:
         WriterNotStartedError: it ended, or was not ready in time.
     """
-    config = {**config, "parent": os.getpid(), "uri": Storage(config["uri"]).absolute_uri}
+    start = start.started_by(os.getpid(), Storage(start.uri).absolute_uri)
     # The child inherits the mask, so a signal to the whole group cannot end it before it ignores them itself.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     try:
@@ -153,7 +155,7 @@ def start_writer(config: dict[str, Any], python: str = sys.executable) -> Writer
     assert process.stdin is not None
     writer = WriterProcess(process)
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(config).encode() + b"\n")
+        process.stdin.write(json.dumps(start.to_json()).encode() + b"\n")
         process.stdin.flush()
     writer._wait_ready()  # noqa: SLF001  # not for others
     return writer

@@ -12,7 +12,7 @@ from elasticflow.jobfile.tables.units import Interval, parse_duration, parse_int
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-Best = Literal["max", "min"]
+BestMode = Literal["max", "min"]
 _FIELDS = {"step": "step", "epoch": "epoch", "sample": "samples"}  # of a place, by unit
 _TRIGGERS = (("epoch", "epoch"), ("step", "steps"), ("sample", "samples"))
 PERMANENT = frozenset({"best", "every", "pinned"})  # reasons to stay that hold for good
@@ -137,7 +137,7 @@ class Keep:
     best: int | None = None
     every: str | None = None
     within: str | None = None
-    best_mode: Best | None = None
+    best_mode: BestMode | None = None
 
 
 def reasons(

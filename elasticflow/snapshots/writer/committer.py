@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import fault_injection
@@ -17,8 +16,8 @@ from elasticflow.snapshots.store.publish import CommitAbandonedError, CommitRefu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.snapshots.format.digests import Integrity
     from elasticflow.snapshots.format.shard_file import WrittenFile
+    from elasticflow.snapshots.format.writer_config import WriterStart
     from elasticflow.snapshots.store.catalog import Catalog
     from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
 
@@ -29,77 +28,17 @@ class CommittedButSetAsideError(CommitRefusedError):
     """A snapshot was committed and set aside: its files stay for inspection."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long the writer waits, in seconds.
-
-    Attributes:
-        fence_grace_s: For the workers of the generation that fenced a whole snapshot off.
-        settle_s: Before new workers are answered although older snapshots are open.
-        shares_s: For other nodes' shares, and for their commit.
-    """
-
-    fence_grace_s: float = 10.0
-    settle_s: float = 30.0
-    shares_s: float = 600.0
-
-
-@dataclass(frozen=True)
-class Config:
-    """What the writer is told on its standard input, one JSON line.
-
-    Attributes:
-        uri: Snapshot URI; a local one absolute.
-        options: For the file system.
-        prefix: The run's place under the URI.
-        run_id: For the manifest.
-        keep_last: As in the job file; so are the next three.
-        best_mode: Whether the largest or the smallest metric is the best.
-        integrity: Digests that every file gets.
-        staging_limit: Most bytes of staging memory on this node.
-        limits: See Limits.
-        parent: Process id of the process that started the writer.
-    """
-
-    uri: str
-    run_id: str
-    options: dict[str, Any]
-    prefix: str = ""
-    keep_last: int = 3
-    keep_best: int | None = None
-    keep_every: str | None = None
-    keep_within: str | None = None
-    best_mode: policy.Best | None = None
-    integrity: Integrity = "crc32"
-    staging_limit: int | None = None
-    limits: Limits = Limits()
-    parent: int | None = None
-
-    @property
-    def keep(self) -> policy.Keep:
-        """Which snapshots stay."""
-        return policy.Keep(
-            self.keep_last, self.keep_best, self.keep_every, self.keep_within, best_mode=self.best_mode
-        )
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Config:
-        """Return the configuration in *content*; absent keys have their defaults."""
-        limits = Limits(**(content.get("limits") or {}))
-        return cls(**{"options": {}, **content, "limits": limits})
-
-
 class Committer:
     """Commits what `PendingSnapshots` holds, in order; `run` is the thread's body."""
 
     def __init__(
         self,
-        config: Config,
+        start: WriterStart,
         catalog: Catalog,
         pending_snapshots: PendingSnapshots,
         report: Callable[..., None],
     ) -> None:
-        self._config = config
+        self._start = start
         self._catalog = catalog
         self._publisher = Publisher(catalog)
         self._pending_snapshots = pending_snapshots
@@ -132,7 +71,7 @@ class Committer:
         self._publisher.await_commit(
             pending.name,
             min(pending.staged),
-            self._config.limits.shares_s,
+            self._start.limits.shares_s,
             lambda: self._pending_snapshots.is_current(pending),
         )
         self._tell(pending, "snapshot.committed", to_parent=False)
@@ -145,7 +84,7 @@ class Committer:
             files = files + self._publisher.await_shares(
                 pending.name,
                 others,
-                self._config.limits.shares_s,
+                self._start.limits.shares_s,
                 lambda: self._pending_snapshots.is_current(pending),
             )
         record = self._manifest(pending, files)
@@ -170,7 +109,7 @@ class Committer:
                 "trigger": "unknown",
                 **about,
                 "metric": None if metric is None else float(metric),
-                "run_id": self._config.run_id,
+                "run_id": self._start.run_id,
                 "name": pending.name,
                 "step": pending.step,
                 "generation": pending.generation,
@@ -186,7 +125,7 @@ class Committer:
     def _check_fence(self, pending: PendingSnapshot) -> None:
         if not self._catalog.is_fenced(pending.generation):
             return
-        successor = self._pending_snapshots.await_successor(pending, self._config.limits.fence_grace_s)
+        successor = self._pending_snapshots.await_successor(pending, self._start.limits.fence_grace_s)
         if successor is None or self._catalog.is_fenced(successor):
             raise CommitRefusedError(FENCED)
 
@@ -231,11 +170,12 @@ class Committer:
 
     def _retain(self, pending: PendingSnapshot, committed: Manifest) -> None:
         """Remove what retention does not keep; its failures never touch the snapshot just committed."""
-        config = self._config
         try:
             snapshots = self._catalog.committed()
             in_use = {committed.name, *({committed.parent} if committed.parent else ())}
-            keep = policy.keep(snapshots, config.keep, pinned=self._catalog.pinned(), in_use=in_use)
+            keep = policy.keep(
+                snapshots, self._start.config.keep, pinned=self._catalog.pinned(), in_use=in_use
+            )
             fault_injection.reach("retention.before")
             for snapshot in snapshots:
                 if snapshot.name not in keep and not self._catalog.is_pinned(snapshot.name):

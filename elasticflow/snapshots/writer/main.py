@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import fault_injection
 from elasticflow.snapshots.client import channel as wire
+from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.memory.buffers import Buffer, BufferPool, LimitError
 from elasticflow.snapshots.store.catalog import Catalog
-from elasticflow.snapshots.writer.committer import Committer, Config
+from elasticflow.snapshots.writer.committer import Committer
 from elasticflow.snapshots.writer.load_service import LoadService
 from elasticflow.snapshots.writer.memory_service import MemoryTierService
 from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
@@ -64,22 +65,22 @@ class _Worker:
 class Writer:
     """Serves the workers of one node; every method with a worker runs in that worker's thread."""
 
-    def __init__(self, config: Config) -> None:
-        self._limits = config.limits
+    def __init__(self, start: WriterStart) -> None:
+        self._limits = start.limits
         self._workers: set[_Worker] = set()
         tell = partial(self._report, listeners=self._workers, to_parent=True)
         catalog = Catalog(
-            Storage(config.uri, config.options, on_trouble=ThrottledTroubles(tell)), config.prefix
+            Storage(start.uri, start.config.options, on_trouble=ThrottledTroubles(tell)), start.prefix
         )
-        self._writing = ShardWriter(config, catalog)
+        self._writing = ShardWriter(start, catalog)
         self._loader = LoadService(catalog)
-        self._pool = BufferPool(config.staging_limit)
+        self._pool = BufferPool(start.config.staging_limit)
         self._pending_snapshots = PendingSnapshots()
         self._memory_tier = MemoryTierService(
             self._pool, self._pending_snapshots, self._submit, catalog.quarantine
         )
         self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
-        self._committer = Committer(config, catalog, self._pending_snapshots, self._report)
+        self._committer = Committer(start, catalog, self._pending_snapshots, self._report)
         self._out: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: no more
         self._committing = thread(self._committer.run)
         self._printing = thread(self._print)
@@ -246,11 +247,11 @@ def main() -> None:
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(0)
-    config = Config.from_json(json.loads(line))
-    if config.parent is not None:
-        die_with_parent(config.parent)
+    start = WriterStart.from_json(json.loads(line))
+    if start.parent is not None:
+        die_with_parent(start.parent)
     os.nice(_NICENESS)
-    writer = Writer(config)
+    writer = Writer(start)
     writer.start()
     while os.read(0, 1 << 12):  # one line, FINISH, may come before the end
         thread(writer.finish).start()

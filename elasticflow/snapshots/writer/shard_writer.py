@@ -12,17 +12,17 @@ from elasticflow.snapshots.store.reuse import ReusableFiles
 
 if TYPE_CHECKING:
     from elasticflow.snapshots.format.shard_file import Packed, WrittenFile
+    from elasticflow.snapshots.format.writer_config import WriterStart
     from elasticflow.snapshots.store.catalog import Catalog
-    from elasticflow.snapshots.writer.committer import Config
     from elasticflow.snapshots.writer.pending import PendingSnapshot
 
 
 class ShardWriter:
     """Writes shares of one run's snapshots; safe to use from several threads."""
 
-    def __init__(self, config: Config, catalog: Catalog) -> None:
-        self._run_id = config.run_id
-        self._integrity = config.integrity
+    def __init__(self, start: WriterStart, catalog: Catalog) -> None:
+        self._run_id = start.run_id
+        self._integrity = start.config.integrity
         self._storage = catalog.storage
         self._reusable_files = ReusableFiles(catalog)
         self._publisher = Publisher(catalog)

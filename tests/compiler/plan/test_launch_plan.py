@@ -68,7 +68,7 @@ def test_what_best_means(best: str | None, mode: str | None) -> None:
     """keep.best keeps the greatest or the least of evaluation.best's metric."""
     metrics = {"accuracy": "pieces:accuracy"}
     plan = _planned(evaluation__entry="pieces:digits", evaluation__metrics=metrics, evaluation__best=best)
-    assert plan.snapshots.best_mode == mode
+    assert plan.snapshots.writer.keep.best_mode == mode
 
 
 def test_worlds_from_the_smallest_to_the_largest() -> None:

@@ -98,7 +98,7 @@ def training_step(model: nn.Module, batch: Any) -> Any:
 
 def main() -> None:
     """Train; every rank."""
-    policy = snapshot.Policy(uri=None, every=(args.every,), keep_last=3)
+    policy = snapshot.Policy(uri=None, every=(args.every,), keep=snapshot.Keep(last=3))
     me = worker.join("shards", "digest", HERE, policy, seed=7, threads=1)
     dataset = shard_loader.open_shards(me, build_dataset, "train", len(LENGTHS))
     schedule = shard_schedule.ShardSchedule(

@@ -216,7 +216,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 def main() -> None:
     """Train; every rank."""
     global step_now  # noqa: PLW0603
-    policy = snapshot.Policy(uri=None, every=(args.every,), keep_last=3, memory=args.memory)
+    policy = snapshot.Policy(uri=None, every=(args.every,), keep=snapshot.Keep(last=3), memory=args.memory)
     me = worker.join("small", "digest", HERE, policy, seed=7, threads=1)
     # What is imported from here on draws by seed and name.
     assert type(sys.meta_path[0]).__module__ == "elasticflow.runtime.process.seeded_imports"

@@ -8,6 +8,7 @@ import pytest
 
 from elasticflow.runtime.replica_checks.replicas import Sums, difference
 from elasticflow.snapshots.client.writer_process import start_writer
+from elasticflow.snapshots.format.writer_config import WriterStart
 from tests.runtime.test_trajectory import assert_same
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def test_flipped_bit_is_found_and_healed(groups: Callable[[str], Any], memory: t
     """
     whole, parts = groups("whole"), groups("parts")
     assert whole.run(3).codes == [0] * 3
-    writer = start_writer({"uri": str(parts.folder.path), "run_id": "test"})
+    writer = start_writer(WriterStart(str(parts.folder.path), "test"))
     parts.environment = {"ELASTICFLOW_WRITER": writer.address}
     arguments = ("--every", "3 steps", *memory, "--compare", "1000 steps")
     try:

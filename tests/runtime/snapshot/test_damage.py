@@ -14,6 +14,7 @@ from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import WriterProcess, start_writer
 from elasticflow.snapshots.format.manifest import BLOCK
 from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 
@@ -78,7 +79,7 @@ def stage(client: StagingClient, rank: int, step: int) -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with snapshots of two steps, by two ranks."""
     folder = tmp_path_factory.mktemp("damage") / "run"
-    writer = start_writer({"uri": str(folder), "run_id": "r", "options": {}})
+    writer = start_writer(WriterStart(str(folder), "r"))
     clients = [connect(writer, rank, 1) for rank in range(2)]
     for step in (1, 2):
         for rank, client in enumerate(clients):
@@ -94,7 +95,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(run: Path, tmp_path: Path) -> Iterator[tuple[Catalog, NodeLoader]]:
     """A copy of the run to harm, and a loader of its node's writer."""
     folder = shutil.copytree(run, tmp_path / "run")
-    writer = start_writer({"uri": str(folder), "run_id": "r", "options": {}})
+    writer = start_writer(WriterStart(str(folder), "r"))
     client = connect(writer, 0, 2)
     yield Catalog(Storage(str(folder))), NodeLoader(client, lambda: None)
     client.close()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.snapshots.client.writer_process import start_writer
+from elasticflow.snapshots.format.writer_config import WriterStart
 from tests.runtime.test_trajectory import assert_same
 
 if TYPE_CHECKING:
@@ -19,9 +20,8 @@ def test_killed_and_gone_on_from_memory_equals_undisturbed(groups: Callable[[str
     """BatchNorm and dropout: a rank killed between two snapshots costs the step it was in, and no bit."""
     whole, parts = groups("whole"), groups("parts")
     assert whole.run(2).codes == [0, 0]
-    writer = start_writer(
-        {"uri": str(parts.folder.path), "run_id": "test"}
-    )  # outlives workers, as an agent's does
+    # It outlives workers, as an agent's does.
+    writer = start_writer(WriterStart(str(parts.folder.path), "test"))
     parts.environment = {"ELASTICFLOW_WRITER": writer.address}
     arguments = ("--memory", "1 step", "--every", "5 steps")
     try:

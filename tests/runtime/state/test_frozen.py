@@ -18,10 +18,10 @@ from elasticflow.runtime.snapshot import restore
 from elasticflow.runtime.snapshot.rank_shard import Sharing, balanced
 from elasticflow.runtime.state.state import State
 from elasticflow.snapshots.format.manifest import Manifest
+from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.store.publish import Publisher
-from elasticflow.snapshots.writer.committer import Config
 from elasticflow.snapshots.writer.pending import PendingSnapshot
 from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.storage.storage import Storage
@@ -106,7 +106,7 @@ def commit(catalog: Catalog, state: State, step: int) -> Manifest:
     record = {"state": {"position": {"step": step}, "state": captured.tree}}
     message = {"tensors": entries, "nbytes": share.nbytes, "record": record}
     pending = PendingSnapshot(f"{step:012d}-0001-{step:08x}", step, 1, 1, 1)
-    files = ShardWriter(Config("", "r", {}), catalog).write(pending, 0, message, memory)
+    files = ShardWriter(WriterStart("", "r"), catalog).write(pending, 0, message, memory)
     about: dict[str, Any] = {"run_id": "r", "generation": 1, "world_size": 1, "trigger": "steps"}
     made = Manifest(
         name=pending.name,

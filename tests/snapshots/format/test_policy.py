@@ -113,7 +113,7 @@ def test_bad_interval_is_refused_at_once() -> None:
 
 @given(snapshot_sets, st.integers(1, 5), st.none() | st.integers(1, 5), st.sampled_from(["max", "min", None]))
 def test_newest_always_stay(
-    found: list[Place], last: int, best: int | None, mode: policy.Best | None
+    found: list[Place], last: int, best: int | None, mode: policy.BestMode | None
 ) -> None:
     """The newest by (generation, step) stay, whatever else is asked; nothing is invented."""
     kept = policy.keep(found, policy.Keep(last=last, best=best, best_mode=mode))
@@ -123,7 +123,7 @@ def test_newest_always_stay(
 
 
 @given(snapshot_sets, st.integers(1, 5), st.sampled_from(["max", "min"]))
-def test_the_best_stay(found: list[Place], best: int, mode: policy.Best) -> None:
+def test_the_best_stay(found: list[Place], best: int, mode: policy.BestMode) -> None:
     """No removed snapshot is better than the best that stay; one without a metric, or with nan, never counts."""
     kept = policy.keep(found, policy.Keep(last=1, best=best, best_mode=mode))
     sign = 1 if mode == "max" else -1

@@ -15,6 +15,7 @@ from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client.staging import MOST_OPEN, StagingClient
 from elasticflow.snapshots.client.writer_process import start_writer
 from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.read import verify
 
 if TYPE_CHECKING:
@@ -189,8 +190,8 @@ def test_leaves_when_its_input_ends(bench: Bench) -> None:
 def test_dies_with_its_parent(tmp_path: Path, real_processes: None) -> None:
     """A parent killed by SIGKILL takes the writer with it."""
     code = (
-        "import sys, time; from elasticflow.snapshots.client.writer_process import start_writer; "
-        f"w = start_writer({{'uri': {str(tmp_path)!r}, 'run_id': 'r'}}); print(w.process.pid, flush=True); time.sleep(60)"
+        "import sys, time; from elasticflow.snapshots.client.writer_process import start_writer; from elasticflow.snapshots.format.writer_config import WriterStart; "
+        f"w = start_writer(WriterStart({str(tmp_path)!r}, 'r')); print(w.process.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -234,11 +235,16 @@ def test_nobody_listens() -> None:
 
 
 def test_writer_that_cannot_start_is_told(
-    tmp_path: Path, real_processes: None, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    real_processes: None,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A configuration that makes the writer fail is an error at start, with its traceback on standard error."""
+    told = {"uri": str(tmp_path), "run_id": "r", "no_such_key": 1}
+    monkeypatch.setattr(WriterStart, "to_json", lambda _: told)
     with pytest.raises(SnapshotError, match=r"the snapshot writer did not start \(exit code 1\)"):
-        start_writer({"uri": str(tmp_path), "run_id": "r", "no_such_key": 1})
+        start_writer(WriterStart(str(tmp_path), "r"))
     assert "no_such_key" in capfd.readouterr().err
 
 

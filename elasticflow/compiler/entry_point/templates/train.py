@@ -16,7 +16,7 @@ from typing import Any
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule  # = import.data
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots, load_weights  # = import.snapshots
+from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots, load_weights  # = import.snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import ddp  # = import.training
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation
@@ -72,7 +72,7 @@ LOG_LEVEL = "info"  # = log_level
 EVALUATE_EVERY = ("1 epoch",)  # = evaluate_every
 BEST = "max accuracy"  # = best  # which evaluation is the best one
 # end
-SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)  # = snapshots
+SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))  # = snapshots
 
 
 # --- what the job file names ------------------------------------------------------------------------------

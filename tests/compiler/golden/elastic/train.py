@@ -15,7 +15,7 @@ from typing import Any
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots, load_weights
+from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots, load_weights
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import ddp
 from elasticflow.runtime.training.evaluation import Evaluation
@@ -47,7 +47,7 @@ LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch", "500 steps")
 BEST = "min loss"  # which evaluation is the best one
-SNAPSHOTS = Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep_last=3)
+SNAPSHOTS = Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 # --- what the job file names ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots
+from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import ddp
 from elasticflow.runtime.training.evaluation import Evaluation
@@ -50,10 +50,7 @@ BEST = "max accuracy"  # which evaluation is the best one
 SNAPSHOTS = Policy(
     uri=None,
     every=("20 steps", "1 epoch"),
-    keep_last=3,
-    keep_best=1,
-    keep_every="100 steps",
-    keep_within="2 h",
+    keep=Keep(last=3, best=1, every="100 steps", within="2 h"),
     integrity="sha256",
     memory="1 step",
     staging_limit="4 GiB",

@@ -15,7 +15,7 @@ from typing import Any
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots
+from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import ddp
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ LOG_LEVEL = "info"
 SNAPSHOTS = Policy(
     uri="s3://bucket/gpu",
     every=("10 min",),
-    keep_last=3,
+    keep=Keep(last=3),
     options={"client_kwargs": {"endpoint_url": "https://objects.example"}},
 )
 

@@ -15,7 +15,7 @@ from typing import Any
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots
+from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import ddp
 from elasticflow.runtime.training.loss import with_count
@@ -44,7 +44,7 @@ DDP: dict[str, Any] = {}  # options of DistributedDataParallel
 COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
-SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)
+SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 # --- what the job file names ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots
+from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import own_steps, several_optimizers
 from elasticflow.runtime.training.evaluation import Evaluation
@@ -44,7 +44,7 @@ LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch",)
 BEST = "max top_1"  # which evaluation is the best one
-SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep_last=3)
+SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 # --- what the job file names ------------------------------------------------------------------------------
