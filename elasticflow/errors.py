@@ -61,6 +61,10 @@ class TorchMissingError(ElasticflowError):
     """A command that trains was asked for and torch is not installed, or is of a version never tried."""
 
 
+class TorchChangedError(ElasticflowError):
+    """The installed torch lacks something private that elasticflow uses; the message names it."""
+
+
 class GpuMissingError(ElasticflowError):
     """A job asks for a worker per GPU on a machine where torch can use none."""
 

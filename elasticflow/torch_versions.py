@@ -17,3 +17,9 @@ def tried() -> str:
     """Return the versions as words: `2.13, 2.14 and 2.15`."""
     *others, last = TRIED
     return f"{', '.join(others)} and {last}"
+
+
+def requirement() -> str:
+    """Return the range as pip takes it: `torch>=2.13,<2.16`."""
+    major, minor = TRIED[-1].split(".")
+    return f"torch>={TRIED[0]},<{major}.{int(minor) + 1}"

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from torch._C._distributed_c10d import Store
-
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.snapshot.policy import Policy
+    from elasticflow.runtime.torch_private import Store
 
 _OTHERS_LEAVE_S = 30.0
 

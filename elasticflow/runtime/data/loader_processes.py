@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from elasticflow.errors import DatasetError, LoaderProcessError, WorkerError
 from elasticflow.runtime.data import notes
+from elasticflow.runtime.torch_private import LOADER_TIMED_OUT, loader_processes_of
 from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT)
 _NOTHING = -1
 _DYING_S = 2.0
 _LOOK_S = 0.2  # a process that ended is missed after so long
-_WAITED = "DataLoader timed out"  # torch's words for it, which say nothing yet
 _ENDING = (RuntimeError, OSError, EOFError)  # what it looks like to fetch from a process that ends
 
 
@@ -103,8 +103,7 @@ class LoaderProcesses:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
         if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, before)  # torch's handler raises wherever the main thread is
-        # Source: torch 2.13, _MultiProcessingDataLoaderIter.
-        self._batches, self._processes = batches, batches._workers  # noqa: SLF001
+        self._batches, self._processes = batches, loader_processes_of(batches)
         # They ignore what Python ends them with at its own end, and would be waited for.
         weakref.finalize(self, _kill, self._processes, os.getpid())
 
@@ -117,7 +116,7 @@ class LoaderProcesses:
             try:
                 found = next(self._batches)
             except _ENDING as error:
-                if _WAITED in str(error):
+                if LOADER_TIMED_OUT in str(error):
                     has_waited = True
                     if self._wait is not None:
                         self._wait.go_on()

@@ -9,11 +9,11 @@ from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.data._utils import worker as torch_worker
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.loader_processes import LoaderProcesses
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.torch_private import forget_loader_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -166,7 +166,7 @@ class _There:
 
     def enter_process(self, _: object) -> None:
         # Datasets that find themselves in a loader process of torch read a part only; which part is decided here.
-        torch_worker._worker_info = None  # noqa: SLF001  # no public way
+        forget_loader_process()
 
     def read(self, _place: int, _indices: list[int]) -> bytes:
         packed = io.BytesIO()

@@ -23,6 +23,7 @@ from elasticflow.runtime.snapshot import reachable, unsaved
 from elasticflow.runtime.snapshot.rank_shard import nbytes_of
 from elasticflow.runtime.state.state import State, check_fit
 from elasticflow.runtime.state.tensors import BY_NAME
+from elasticflow.runtime.torch_private import storage_id
 from elasticflow.runtime.training import several_optimizers
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def materialize(trained: Trained) -> None:
     storages: dict[int, torch.UntypedStorage] = {}
     for tensor in {id(each): each for each in _tensors(trained) if each.is_meta}.values():
         meta = tensor.untyped_storage()
-        memory = storages.setdefault(meta._cdata, torch.UntypedStorage(meta.nbytes()))  # type: ignore[no-untyped-call]  # noqa: SLF001
+        memory = storages.setdefault(storage_id(tensor), torch.UntypedStorage(meta.nbytes()))  # type: ignore[no-untyped-call]
         real = torch.empty(0, dtype=tensor.dtype).set_(
             memory, tensor.storage_offset(), tensor.shape, tensor.stride()
         )
@@ -229,13 +230,13 @@ def require_held(report: Report, job: dict[str, Any], state: State) -> None:
         leaf.path: leaf.value for leaf in walk if ".state[" in leaf.path and _has_shape(leaf.value)
     }
     captured = {k: t for k, t in state.capture().tensors.items() if not k.startswith("model/")}
-    held = {_storage(tensor) for tensor in captured.values()}
-    reached = {_storage(tensor) for tensor in by_parameter.values()}
+    held = {storage_id(tensor) for tensor in captured.values()}
+    reached = {storage_id(tensor) for tensor in by_parameter.values()}
     # A `state_dict` may clone what it gives.
-    copies = Counter((t.shape, t.dtype) for t in captured.values() if _storage(t) not in reached)
+    copies = Counter((t.shape, t.dtype) for t in captured.values() if storage_id(t) not in reached)
     lost = []
     for path, tensor in by_parameter.items():
-        if _storage(tensor) in held or unsaved.is_scratch(path):
+        if storage_id(tensor) in held or unsaved.is_scratch(path):
             continue
         if copies[tensor.shape, tensor.dtype]:
             copies[tensor.shape, tensor.dtype] -= 1
@@ -247,11 +248,6 @@ def require_held(report: Report, job: dict[str, Any], state: State) -> None:
 
 def _has_shape(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and value.dim() > 0
-
-
-def _storage(tensor: Tensor) -> int:
-    # Told apart on the meta device, too.
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def included(report: Report, job: dict[str, Any]) -> dict[str, Any]:

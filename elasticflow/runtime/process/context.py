@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from elasticflow import StopTraining, events, logs
+from elasticflow.runtime import torch_private
 from elasticflow.runtime.process import process_group, random_streams, stopping
 from elasticflow.runtime.process.step_log import Heartbeat, Progress
 from elasticflow.runtime.process.votes import Vote
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
-    from torch._C._distributed_c10d import Store
 
     from elasticflow.runtime.process.identity import Identity
     from elasticflow.runtime.process.position import Position, Schedule
+    from elasticflow.runtime.torch_private import Store
 
 
 class StepRecorder(Protocol):
@@ -198,8 +199,6 @@ class Worker:
 
     def watch_compiler(self) -> None:
         """Be in phase compile whenever torch compiles something: that takes minutes, and happens again for new shapes."""
-        from torch._dynamo.callback import callback_handler  # imported by torch's optimizers anyway
-
         before = ["compile"]
 
         def begin(_: object) -> None:
@@ -208,8 +207,7 @@ class Worker:
         def end(_: object) -> None:
             self.heartbeat.phase(before[0])
 
-        callback_handler.register_start_callback(begin)
-        callback_handler.register_end_callback(end)
+        torch_private.on_compile(begin, end)
 
     def _open_log(self, level: str) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))

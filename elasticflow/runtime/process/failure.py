@@ -12,12 +12,7 @@ import torch.distributed as dist
 from elasticflow import StopTraining
 from elasticflow.errors import COLLECTIVE_MISMATCH, ElasticflowError, StorageError, WorkerError
 from elasticflow.protocol.store_address import StoreLostError
-
-# What gloo raises in the survivors of a dead rank: RuntimeErrors, told by where in gloo they come from.
-_GLOO = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "gloo/gloo")
-
-# What torch raises for tensors in main memory: a RuntimeError, told by its allocator's name.
-_NO_MEMORY = "DefaultCPUAllocator: "
+from elasticflow.runtime import torch_private
 
 # Characters. An exception may show all the data it met.
 _LONGEST = 20_000
@@ -27,11 +22,11 @@ _ENTRY_POINT = ("__main__", "train")
 
 # torch names its own constructor's arguments where the user has keys of a job file.
 _IN_OUR_WORDS = {
-    "Expected to have finished reduction in the prior iteration": (
+    torch_private.NO_GRADIENT: (
         "a parameter of the model got no gradient in the step before",
         "if steps leave parameters out, set ddp.find_unused_parameters = true",
     ),
-    "Expected to mark a variable ready only once": (
+    torch_private.GRADIENT_TWICE: (
         "a parameter of the model got its gradient twice in one backward",
         "where blocks that share it are recomputed, use checkpoint(..., use_reentrant=False)",
     ),
@@ -52,7 +47,7 @@ def classify(error: BaseException) -> str:
         return "user_error"
     if isinstance(error, dist.DistError | StoreLostError):
         return "peer"
-    if isinstance(error, RuntimeError) and any(mark in _own_words(error) for mark in _GLOO):
+    if isinstance(error, RuntimeError) and any(mark in _own_words(error) for mark in torch_private.PEER_LOST):
         return "peer"
     return "user_error"
 
@@ -60,7 +55,7 @@ def classify(error: BaseException) -> str:
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    is_of_torch = type(error) is RuntimeError and _NO_MEMORY in _own_words(error)
+    is_of_torch = type(error) is RuntimeError and torch_private.NO_MEMORY in _own_words(error)
     return is_of_torch or isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
 
 

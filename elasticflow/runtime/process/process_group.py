@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from elasticflow.protocol import control_store
 from elasticflow.protocol.store_address import is_here
+from elasticflow.runtime import torch_private
+from elasticflow.runtime.torch_private import PrefixStore, TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from torch._C._distributed_c10d import Store
-
     from elasticflow.protocol.control_store import RemoteControlStore
     from elasticflow.runtime.process.identity import Identity
+    from elasticflow.runtime.torch_private import Store
 
 # Under our agent a hang is noticed by its heartbeats; a collective's own limit would only end a slow evaluation.
 _TIMEOUT = {"launched": timedelta(hours=24), "torchrun": timedelta(hours=2)}
@@ -39,20 +39,12 @@ def choose_device(identity: Identity) -> torch.device:
     This process runs on cores near its GPU afterwards, if `[torchrun] numa_binding` asks for it.
     """
     if identity.numa is not None:
-        _bind_to_cores(identity.numa, identity.local_rank)
+        torch_private.bind_to_cores(identity.numa, identity.local_rank)
     if torch.cuda.is_available() and torch.cuda.device_count() >= identity.local_world_size:
         device = torch.device("cuda", identity.local_rank)
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
-
-
-def _bind_to_cores(mode: str, gpu: int) -> None:
-    """Do what torch's agent does for workers that it starts itself, and fails as it does where there is no GPU."""
-    from torch.numa import binding
-
-    options = binding.NumaOptions(binding.AffinityMode(mode))
-    binding._maybe_apply_numa_binding_to_current_process(gpu_index=gpu, numa_options=options)  # noqa: SLF001
 
 
 def set_threads(threads: int | None, local_world_size: int) -> None:

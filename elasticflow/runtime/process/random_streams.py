@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from elasticflow.runtime import torch_private
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -198,8 +200,11 @@ def _words_that_move() -> tuple[c_uint64, c_uint64, c_uint64] | None:
     if sys.implementation.name != "cpython":
         return None
     trial, twister, engine = random.Random(1), np.random.MT19937(1), torch.Generator().manual_seed(_TRIAL)
-    at = string_at(_address_of(engine), 256).find(pack("<Q", _TRIAL)) + 16  # its seed, and what follows
-    found = _word_of_python(trial), _word_of_numpy(twister), _word_of_torch(engine, at)
+    address, default = torch_private.address_of(engine), torch_private.address_of(torch.default_generator)
+    if address is None or default is None:
+        return None
+    at = string_at(address, 256).find(pack("<Q", _TRIAL)) + 16  # its seed, and what follows
+    found = _word_of_python(trial), _word_of_numpy(twister), c_uint64.from_address(address + at)
     for _ in range(2):
         *_, index = words = trial.getstate()[1]
         state = twister.state["state"]
@@ -217,7 +222,7 @@ def _words_that_move() -> tuple[c_uint64, c_uint64, c_uint64] | None:
     ours = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public since 1.24, not in the stubs
     if not isinstance(ours, np.random.MT19937):
         return None
-    return _word_of_python(random._inst), _word_of_numpy(ours), _word_of_torch(torch.default_generator, at)  # noqa: SLF001
+    return _word_of_python(random._inst), _word_of_numpy(ours), c_uint64.from_address(default + at)  # noqa: SLF001
 
 
 def _word_of_python(generator: random.Random) -> c_uint64:
@@ -226,14 +231,6 @@ def _word_of_python(generator: random.Random) -> c_uint64:
 
 def _word_of_numpy(generator: np.random.MT19937) -> c_uint64:
     return c_uint64.from_address(generator.ctypes.state_address + 4 * 623)
-
-
-def _word_of_torch(generator: torch.Generator, at: int) -> c_uint64:
-    return c_uint64.from_address(_address_of(generator) + at)
-
-
-def _address_of(generator: torch.Generator) -> int:
-    return int(generator._cdata)  # type: ignore[attr-defined]  # noqa: SLF001  # not in the stubs
 
 
 def begin(seed: int, factory: str) -> None:

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from elasticflow.runtime import torch_private
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
@@ -32,9 +34,7 @@ _LARGEST_KEY = 2**32
 
 _MACHINERY = (
     "elasticflow",
-    "torch._C",
-    "torch._dynamo",
-    "torch._inductor",
+    *torch_private.MACHINERY,
     "torch.distributed",
     "torch.autograd",
     "torch.cuda.streams",

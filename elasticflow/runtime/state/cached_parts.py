@@ -1,4 +1,3 @@
-# ruff: noqa: SLF001  # what state_dict() walks through has no public name
 """The parts of a job's state, each walked through again only when it changed.
 
 A snapshot in memory may be due at every step of a few milliseconds, and `state_dict` of a small model takes as long
@@ -22,6 +21,7 @@ from elasticflow.errors import StateError
 from elasticflow.runtime.state.codec import Encoder
 from elasticflow.runtime.state.copies import Copies
 from elasticflow.runtime.state.tensors import identity_of
+from elasticflow.runtime.torch_private import has_plain_state, state_hooks_of, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,13 +134,13 @@ class ModulePart(Part):
             self._read[1].refresh()
             return self._read
         modules = list(self.thing.modules())
-        tables = [table for module in modules for table in _tables_of(module)]
+        tables = [table for module in modules for table in tables_of(module)]
         self._tables = [table for table in tables if table]
         self._empty_tables = [table for table in tables if not table]
         tree, stock = self._encode(self.thing.state_dict(), in_place=True)
         frozen = {f"{self.name}/{key}" for key, p in self.thing.named_parameters() if not p.requires_grad}
         self._read = tree, replace(stock, frozen=frozenset(frozen & stock.tensors.keys()))
-        is_plain = all(map(_has_plain_state, modules))
+        is_plain = all(map(has_plain_state, modules))
         self._watch = Watch(self._things, _places_and_forms) if is_plain else None
         return self._read
 
@@ -191,8 +191,7 @@ class OptimizerPart(Part):
     def _things(self) -> list[Any]:
         optimizer = self.thing
         return [
-            *optimizer._optimizer_state_dict_pre_hooks.values(),
-            *optimizer._optimizer_state_dict_post_hooks.values(),
+            *chain.from_iterable(map(dict.values, state_hooks_of(optimizer))),
             *chain.from_iterable(group["params"] for group in optimizer.param_groups),
             *optimizer.state,
             *chain.from_iterable(map(dict.values, optimizer.state.values())),
@@ -244,26 +243,3 @@ def _mark_of(value: Any) -> bytes | None:
         )  # of plain types only, by value; a quarter of the time that encoding takes
     except ValueError:
         return None
-
-
-def _tables_of(module: nn.Module) -> list[dict[Any, Any]]:
-    return [
-        module._parameters,
-        module._buffers,
-        module._modules,
-        module._state_dict_hooks,
-        module._state_dict_pre_hooks,
-    ]
-
-
-def _has_plain_state(module: nn.Module) -> bool:
-    """True if `state_dict` gives parameters and buffers and nothing else."""
-    kind = type(module)
-    return (
-        kind.state_dict is nn.Module.state_dict
-        and kind._save_to_state_dict is nn.Module._save_to_state_dict
-        and kind.get_extra_state is nn.Module.get_extra_state
-        and "state_dict" not in vars(module)
-        and not module._state_dict_hooks
-        and not module._state_dict_pre_hooks
-    )

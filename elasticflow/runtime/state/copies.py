@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from elasticflow.runtime.torch_private import foreach_copy_
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -44,7 +46,7 @@ def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy tensors in one call: many small ones take longer to name than to copy."""
     if targets:
         with torch.no_grad():
-            torch._foreach_copy_(targets, sources)
+            foreach_copy_(targets, sources)
 
 
 def _is_plain(target: Tensor, source: Tensor) -> bool:

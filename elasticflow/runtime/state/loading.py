@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from elasticflow.runtime.torch_private import EXTRA_STATE
+
 if TYPE_CHECKING:
     from elasticflow.runtime.state import codec
 
@@ -17,7 +19,7 @@ def decoded(thing: Any, content: Any, view: codec.Decoder, own: codec.Decoder) -
         return own.decode(content)
     # Loading a module copies into its own tensors; it keeps what `get_extra_state` gave, as others keep all.
     return {
-        key: (own if key.rpartition(".")[2] == "_extra_state" else view).decode(value)
+        key: (own if key.rpartition(".")[2] == EXTRA_STATE else view).decode(value)
         for key, value in content.items()
     }
 

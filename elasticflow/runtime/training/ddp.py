@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.torch_private import foreach_div_
 from elasticflow.runtime.training import model_buffers, replicable, stoppable_batches
 from elasticflow.runtime.training.loss import NonFinite
 from elasticflow.runtime.training.loss_weights import first_look
@@ -160,7 +161,7 @@ class DDPStep:
             count = _whole(count * weight)
             loss /= count
             grads = [p.grad for p in self._parameters if p.grad is not None]
-            torch._foreach_div_(grads, count)
+            foreach_div_(grads, count)
         me.skipped_step = not math.isfinite(loss)
         if me.skipped_step:
             self._nonfinite.refuse(number, loss)

@@ -10,6 +10,7 @@ from contextlib import suppress
 import torch
 
 from elasticflow.errors import StateError
+from elasticflow.runtime import torch_private
 
 _ERRORS = 2  # torch.get_deterministic_debug_mode: 0 is off, 1 only warns
 # What has a deterministic form and does the same, by how the name of an operation that has none begins.
@@ -24,11 +25,7 @@ def be_deterministic() -> None:
     # Else every new tensor is filled first, in case somebody reads it before it is written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if "torch._dynamo" in sys.modules:  # a compiled model
-        from torch import _dynamo, _inductor
-
-        # Kernels for any size, made once another size was seen, add in another order: bits would depend on the past.
-        _dynamo.config.automatic_dynamic_shapes = False
-        _inductor.config.deterministic = True  # none is chosen by its speed
+        torch_private.compile_deterministically()
 
 
 def require_deterministic() -> None:
@@ -47,7 +44,7 @@ def require_deterministic() -> None:
 def named(error: RuntimeError) -> Exception:
     """Return what to raise for *error*: if torch refused an operation, one that names it and what to do."""
     text = str(error)
-    found = re.search(r"(\S+) does not have a deterministic", text)
+    found = re.search(torch_private.NOT_DETERMINISTIC, text)
     if found is not None:
         operation = found[1]
         other = next(

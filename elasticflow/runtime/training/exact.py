@@ -20,6 +20,7 @@ from elasticflow import StopTraining
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import environment, stopping
 from elasticflow.runtime.process.position import even_split
+from elasticflow.runtime.torch_private import foreach_div_
 from elasticflow.runtime.training import determinism, model_buffers, replicable, stoppable_batches
 from elasticflow.runtime.training.buckets import BucketLayout
 from elasticflow.runtime.training.ddp import AUTOCAST
@@ -216,7 +217,7 @@ class ExactStep:
         loss = float(found[_LOSS])
         if found[_COUNT] > 0:
             loss /= found[_COUNT]
-            torch._foreach_div_(totals[self._gradients_from :], found[_COUNT])
+            foreach_div_(totals[self._gradients_from :], found[_COUNT])
         me.skipped_step = not math.isfinite(loss)
         if me.skipped_step:
             self._buffers.restore()

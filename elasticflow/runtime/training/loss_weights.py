@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from elasticflow import StopTraining, events
+from elasticflow.runtime import torch_private
 from elasticflow.runtime.training.loss import DICT_KEYS, HALVES, parse_loss
 
 if TYPE_CHECKING:
@@ -187,8 +188,5 @@ def _difference(loss: Callable[..., float], batch: Any, num_samples: int, tolera
 
 def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
     """Have nothing compiled for the shapes of parts, which do not come again."""
-    is_compiled = any(
-        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
-        for module in model.modules()
-    )
+    is_compiled = any(map(torch_private.is_compiled, model.modules()))
     return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import _broadcast_coalesced  # what DDP itself calls
+
+from elasticflow.runtime.torch_private import broadcast_coalesced, buffers_of, version_of
 
 if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
@@ -30,7 +31,7 @@ def send(me: Worker, buffers: list[Tensor]) -> None:
     if me.world_size > 1 and buffers:
         group = dist.group.WORLD
         assert group is not None
-        _broadcast_coalesced(group, buffers, _BUCKET_BYTES, 0)
+        broadcast_coalesced(group, buffers, _BUCKET_BYTES)
 
 
 class BufferWatch:
@@ -43,10 +44,10 @@ class BufferWatch:
     def __init__(self, me: Worker, model: nn.Module) -> None:
         self._me = me
         self._slots = [
-            (module._buffers, name)  # noqa: SLF001  # a buffer can be replaced by assignment
+            (buffers_of(module), name)
             for module in model.modules()
             if type(module) not in BATCHNORMS
-            for name in module._buffers  # noqa: SLF001
+            for name in buffers_of(module)
         ]
         self.are_any = bool(self._slots)
         self._seen = self._marks()
@@ -62,4 +63,4 @@ class BufferWatch:
 
     def _marks(self) -> list[tuple[int, int]]:
         found = (buffers.get(name) for buffers, name in self._slots)
-        return [(id(buffer), buffer._version) for buffer in found if buffer is not None]  # noqa: SLF001
+        return [(id(buffer), version_of(buffer)) for buffer in found if buffer is not None]

@@ -7,12 +7,11 @@ from typing import TypeVar
 from torch import nn
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.torch_private import COMPILED_MODEL
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_INSIDE = (
-    "_orig_mod",
-    "module",
-)  # of torch.compile(model); of DistributedDataParallel, AveragedModel and the like
+# Of torch.compile(model); of DistributedDataParallel, AveragedModel and the like.
+_INSIDE = COMPILED_MODEL, "module"
 
 
 def unwrap_model(model: nn.Module, kind: type[_Model]) -> _Model:

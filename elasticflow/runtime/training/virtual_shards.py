@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.torch_private import foreach_copy_, foreach_div_
 from elasticflow.runtime.training import model_buffers
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class ShardBuffers:
     def restore(self) -> None:
         """Put back what the step began with."""
         if self._all:
-            torch._foreach_copy_(self._all, self._before)
+            foreach_copy_(self._all, self._before)
 
     def carried(self, *, is_first: bool) -> list[Tensor]:
         """Return what a shard made of them: the statistics, and by how much the first shard raised each counter."""
@@ -57,12 +58,12 @@ class ShardBuffers:
         self._restore_counters()
         means = len(self._means)
         if means:
-            torch._foreach_copy_(self._means, totals[:means])
-            torch._foreach_div_(self._means, shards)
+            foreach_copy_(self._means, totals[:means])
+            foreach_div_(self._means, shards)
         for total, counter in zip(totals[means:], self._counters, strict=True):
             counter.add_(total.to(counter.dtype))
         if self._first:
-            torch._foreach_copy_(self._others, self._first)
+            foreach_copy_(self._others, self._first)
 
     def _was(self) -> dict[int, Tensor]:
         return {id(b): old for b, old in zip(self._all, self._before, strict=True)}

@@ -1,0 +1,240 @@
+# ruff: noqa: SLF001  # this is the one module that may
+"""Everything that elasticflow uses of torch and torch does not promise to keep.
+
+Seen in torch 2.13, 2.14 and 2.15, the same in each unless an entry says otherwise; `tests/runtime/test_torch_private.py`
+tries each entry, so that a version that behaves differently fails there and not in somebody's run. Where a version lacks
+a name, `TorchChangedError` says which, at import or where it is first needed, unless an entry names another way out.
+
+Two more places depend on a version of torch and cannot stand here, since the launcher does not import the runtime:
+`launcher/fork_server/torchrun_arguments.py` (torchrun's own parser; nothing underscored) and `preload.py` beside it
+(imports `torch._dynamo` by name, ahead of its first use). The texts of a collective that fails are in `errors.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+# Public; torch's type hints do not say so.
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from elasticflow import torch_versions
+from elasticflow.errors import TorchChangedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.optim import Optimizer
+
+__all__ = [
+    "COMPILED_MODEL",
+    "EXTRA_STATE",
+    "GRADIENT_TWICE",
+    "LOADER_TIMED_OUT",
+    "MACHINERY",
+    "NOT_DETERMINISTIC",
+    "NO_GRADIENT",
+    "NO_MEMORY",
+    "PEER_LOST",
+    "PrefixStore",
+    "Store",
+    "TCPStore",
+    "address_of",
+    "bind_to_cores",
+    "broadcast_coalesced",
+    "buffers_of",
+    "compile_deterministically",
+    "foreach_copy_",
+    "foreach_div_",
+    "forget_loader_process",
+    "has_plain_state",
+    "is_compiled",
+    "loader_processes_of",
+    "on_compile",
+    "state_hooks_of",
+    "storage_id",
+    "tables_of",
+    "version_of",
+]
+
+
+def _changed(name: str, use: str) -> TorchChangedError:
+    return TorchChangedError(
+        f"torch {torch.__version__} has no {name}, which elasticflow needs {use}",
+        f"pip install '{torch_versions.requirement()}'",
+    )
+
+
+def _required(name: str, use: str) -> Any:
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError) as error:
+        raise _changed(name.replace(":", "."), use) from error
+
+
+def _require_attributes(thing: Any, names: Sequence[str], use: str) -> None:
+    for name in names:
+        if not hasattr(thing, name):
+            raise _changed(f"{type(thing).__name__}.{name}", use)
+
+
+# Many tensors in one call, ten times as fast as one by one where they are small. Targets are moved in place.
+foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = _required(
+    "torch:_foreach_copy_", "to copy many tensors at once"
+)
+foreach_div_: Callable[[Sequence[Tensor], float], None] = _required(
+    "torch:_foreach_div_", "to divide many gradients at once"
+)
+
+_broadcast_coalesced = _required(
+    "torch._C._distributed_c10d:_broadcast_coalesced", "to send buffers in few messages"
+)
+
+
+def broadcast_coalesced(group: dist.ProcessGroup, tensors: list[Tensor], bucket_bytes: int) -> None:
+    """Give every rank of *group* rank 0's *tensors*, as DistributedDataParallel does. Collective: every rank."""
+    _broadcast_coalesced(group, tensors, bucket_bytes, 0)
+
+
+# How often a tensor was written in place.
+version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
+_require_attributes(torch.empty(0), ["_version"], "to see that a buffer was written")
+
+
+# Of a module, what `state_dict` walks through; the same dicts as long as the module lives.
+_MODULE_TABLES = "_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks"
+_require_attributes(nn.Module(), [*_MODULE_TABLES, "_save_to_state_dict"], "to see that a state is as it was")
+tables_of: Callable[[nn.Module], tuple[dict[Any, Any], ...]] = operator.attrgetter(*_MODULE_TABLES)
+# Its own buffers by name, one that is None among them: a buffer can be replaced by assignment.
+buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = operator.attrgetter("_buffers")
+
+# The last part of the key under which `get_extra_state` stands in a module's state.
+EXTRA_STATE: str = _required(
+    "torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX", "to tell a module's own state"
+)
+
+
+def has_plain_state(module: nn.Module) -> bool:
+    """True if `state_dict` of the module gives its parameters and buffers and nothing else."""
+    kind = type(module)
+    return (
+        kind.state_dict is nn.Module.state_dict
+        and kind._save_to_state_dict is nn.Module._save_to_state_dict
+        and kind.get_extra_state is nn.Module.get_extra_state
+        and "state_dict" not in vars(module)
+        and not module._state_dict_hooks
+        and not module._state_dict_pre_hooks
+    )
+
+
+# Of an optimizer, the hooks that `state_dict` calls, before and after, by number.
+_OPTIMIZER_HOOKS = "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"
+_require_attributes(
+    torch.optim.Optimizer([torch.empty(0)], {}), _OPTIMIZER_HOOKS, "to see that a state is as it was"
+)
+state_hooks_of: Callable[[Optimizer], tuple[dict[int, Any], dict[int, Any]]] = operator.attrgetter(
+    *_OPTIMIZER_HOOKS
+)
+
+
+def storage_id(tensor: Tensor) -> int:
+    """Return what tensors have in common that share memory, on the meta device, too."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+_require_attributes(torch.UntypedStorage(0), ["_cdata"], "to tell memory apart")  # type: ignore[no-untyped-call]
+
+
+def address_of(generator: torch.Generator) -> int | None:
+    """Return where the generator lies in memory; None where torch does not tell: generators are then seeded each time."""
+    address = getattr(generator, "_cdata", None)
+    return None if address is None else int(address)
+
+
+def loader_processes_of(batches: Any) -> list[Any]:
+    """Return the processes behind an iterator of a DataLoader with workers."""
+    _require_attributes(batches, ["_workers"], "to watch and end loader processes")
+    processes: list[Any] = batches._workers
+    return processes
+
+
+def forget_loader_process() -> None:
+    """Have `torch.utils.data.get_worker_info()` return None in this loader process."""
+    from torch.utils.data._utils import worker
+
+    if not hasattr(worker, "_worker_info"):
+        raise _changed(
+            "torch.utils.data._utils.worker._worker_info", "to read data shards in loader processes"
+        )
+    worker._worker_info = None
+
+
+def bind_to_cores(mode: str, gpu: int) -> None:
+    """Bind this process to cores near GPU number *gpu*, by torchrun's rule for `--numa-binding` *mode*.
+
+    Raises:
+        Exception: it cannot be done, for want of a GPU, say.
+    """
+    from torch.numa import binding
+
+    bind = _required(
+        "torch.numa.binding:_maybe_apply_numa_binding_to_current_process", "for torchrun.numa_binding"
+    )
+    # 2.13: gpu_index; from 2.14 on: device_index.
+    index = next(name for name in inspect.signature(bind).parameters if name.endswith("_index"))
+    bind(**{index: gpu, "numa_options": binding.NumaOptions(binding.AffinityMode(mode))})
+
+
+def on_compile(begin: Callable[[object], None], end: Callable[[object], None]) -> None:
+    """Have *begin* and *end* called before and after each compilation of torch.compile in this process."""
+    handler = _required("torch._dynamo.callback:callback_handler", "to see that torch compiles")
+    handler.register_start_callback(begin)
+    handler.register_end_callback(end)
+
+
+def compile_deterministically() -> None:
+    """Have torch.compile make kernels that depend on nothing but code and shapes."""
+    from torch import _dynamo, _inductor
+
+    use = 'to compile with train.consistency = "exact"'
+    _require_attributes(_dynamo.config, ["automatic_dynamic_shapes"], use)
+    _require_attributes(_inductor.config, ["deterministic"], use)
+    # Kernels for any size, made once another size was seen, add in another order: bits would depend on the past.
+    _dynamo.config.automatic_dynamic_shapes = False
+    _inductor.config.deterministic = True  # none is chosen by its speed
+
+
+# Where `torch.compile(model)` keeps the model, and how its class is called.
+COMPILED_MODEL = "_orig_mod"
+_COMPILED_CLASS = "OptimizedModule"
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """True if it was made by `torch.compile(module)`, or `module.compile()` was called."""
+    return (
+        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == _COMPILED_CLASS
+    )
+
+
+# Modules whose objects are torch's own business: nothing in them is a job's state. One that is gone is in no object.
+MACHINERY = ("torch._C", "torch._dynamo", "torch._inductor")
+
+
+# What torch says and has no class of exception for. Words that are gone are no error: what they tell is then taken for
+# an error of the job's code, in torch's own words.
+LOADER_TIMED_OUT = "DataLoader timed out"
+# In the survivors of a dead rank: gloo's RuntimeErrors, told by where in gloo they come from.
+PEER_LOST = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "gloo/gloo")
+# The allocator for main memory.
+NO_MEMORY = "DefaultCPUAllocator: "
+# DistributedDataParallel: a parameter left out of the step before; one whose gradient came twice in one backward.
+NO_GRADIENT = "Expected to have finished reduction in the prior iteration"
+GRADIENT_TWICE = "Expected to mark a variable ready only once"
+# What an operation that has no deterministic form is refused with; its name.
+NOT_DETERMINISTIC = r"(\S+) does not have a deterministic"

@@ -1,0 +1,311 @@
+"""Each name of torch_private.py, tried: a version of torch that behaves differently fails here."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, get_worker_info
+
+import elasticflow
+from elasticflow.errors import COLLECTIVE_MISMATCH, TorchChangedError
+from elasticflow.runtime import torch_private
+from elasticflow.runtime.process import failure, random_streams
+
+if TYPE_CHECKING:
+    from tests.forked import ForkedPrograms
+
+PACKAGE = Path(elasticflow.__file__).parent
+PROGRAM = Path(__file__).parent / "programs" / "torch_words.py"
+
+
+def test_a_name_that_is_gone_is_told_with_what_it_is_for() -> None:
+    """In one line, with the versions that have it."""
+    expected = (
+        f"torch {torch.__version__} has no torch._gone, which elasticflow needs to try this\n"
+        "  help: pip install 'torch>=2.13,<2.16'"
+    )
+    with pytest.raises(TorchChangedError) as refused:
+        torch_private._required("torch:_gone", "to try this")
+    assert expected == str(refused.value)
+    with pytest.raises(TorchChangedError, match=r"has no Linear\._gone, which"):
+        torch_private._require_attributes(nn.Linear(1, 1), ["weight", "_gone"], "to try this")
+
+
+def test_no_other_module_leans_on_what_is_private() -> None:
+    """Neither by import nor by attribute of torch; ruff sees to attributes of other objects (SLF001)."""
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        if path.name == "torch_private.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Attribute):
+                names = [ast.unparse(node)]
+            found += [f"{path.name}: {name}" for name in names if re.match(r"torch(\.\w+)*\._[a-z]", name)]
+    assert [] == found
+
+
+def test_many_tensors_at_once() -> None:
+    """Copied and divided in place, whatever their shapes."""
+    targets = [torch.zeros(2, 3), torch.zeros(()), torch.zeros(4)[::2]]
+    sources = [torch.arange(6.0).view(2, 3), torch.tensor(7.0), torch.tensor([8.0, 9.0])]
+    addresses = [target.data_ptr() for target in targets]
+    torch_private.foreach_copy_(targets, sources)
+    assert all(map(torch.equal, targets, sources))
+    torch_private.foreach_div_(targets, 2.0)
+    assert all(torch.equal(target, source / 2) for target, source in zip(targets, sources, strict=True))
+    assert addresses == [target.data_ptr() for target in targets]
+
+
+def _of_two_ranks(forked: ForkedPrograms, folder: Path, case: str) -> list[Any]:
+    """Return what two ranks say of a case: what they print, or what they write to standard error as they are aborted."""
+    ranks = [
+        forked.start(PROGRAM, str(rank), str(folder / "store"), case, environment={}) for rank in range(2)
+    ]
+    codes = [rank.wait(60) for rank in ranks]
+    errors = [rank.stderr.read_text() for rank in ranks]
+    assert set(codes) <= {0, -signal.SIGABRT}, errors
+    return [
+        json.loads(rank.stdout.read_text() or json.dumps(e)) for rank, e in zip(ranks, errors, strict=True)
+    ]
+
+
+def test_buffers_are_sent(forked: ForkedPrograms, tmp_path: Path) -> None:
+    """Of all kinds, in messages smaller than all of them: both ranks have rank 0's."""
+    expected = [[1.0, 1.0, 1.0], [5, 5], [0.0, 0.0, 0.0]]
+    assert [expected, expected] == _of_two_ranks(forked, tmp_path, "broadcast")
+
+
+def test_what_is_written_in_place_has_another_version() -> None:
+    """Of a buffer that a module's forward moves; reading changes nothing."""
+    buffer = torch.ones(2)
+    before = torch_private.version_of(buffer)
+    buffer.sum()
+    assert before == torch_private.version_of(buffer)
+    with torch.no_grad():
+        buffer.mul_(0.9)
+        once = torch_private.version_of(buffer)
+        buffer[0] = 3
+    assert before < once < torch_private.version_of(buffer)
+
+
+def test_what_a_module_holds_shows_in_its_tables() -> None:
+    """The same dicts from first to last; parameters, buffers, modules and hooks come and go in them."""
+    module = nn.Module()
+    tables = torch_private.tables_of(module)
+    parameters, buffers, modules, hooks, pre_hooks = tables
+    assert buffers is torch_private.buffers_of(module)
+    module.weight = nn.Parameter(torch.ones(1))
+    module.register_buffer("mean", None)
+    module.inner = nn.Linear(1, 1)
+    handles = [
+        module.register_state_dict_post_hook(lambda *_: None),  # type: ignore[no-untyped-call]
+        module.register_state_dict_pre_hook(lambda *_: None),  # type: ignore[no-untyped-call]
+    ]
+    assert [module.weight] == list(parameters.values())
+    assert {"mean": None} == buffers
+    assert [module.inner] == list(modules.values())
+    assert [1, 1] == [len(hooks), len(pre_hooks)]
+    module.mean = mean = torch.zeros(1)
+    assert mean is buffers["mean"]
+    for handle in handles:
+        handle.remove()
+    assert [0, 0] == [len(hooks), len(pre_hooks)]
+    assert all(a is b for a, b in zip(tables, torch_private.tables_of(module), strict=True))
+
+
+class _WithExtra(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"level": 1}
+
+
+class _WithOwnSaving(nn.Linear):
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}own"] = self.weight.sum()
+
+
+class _WithOwnState(nn.Linear):
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {"own": self.weight.sum()}
+
+
+def test_a_state_that_is_more_than_parameters_and_buffers_is_seen() -> None:
+    """However the module adds to it."""
+    hooked, patched = nn.Linear(1, 1), nn.Linear(1, 1)
+    hooked.register_state_dict_post_hook(lambda *_: None)  # type: ignore[no-untyped-call]
+    patched.state_dict = dict  # type: ignore[method-assign, assignment]
+    assert torch_private.has_plain_state(nn.Linear(1, 1))
+    for module in (hooked, patched, _WithExtra(1, 1), _WithOwnSaving(1, 1), _WithOwnState(1, 1)):
+        assert not torch_private.has_plain_state(module)
+    assert f"0.{torch_private.EXTRA_STATE}" in nn.Sequential(_WithExtra(1, 1)).state_dict()
+
+
+def test_hooks_of_an_optimizers_state_are_seen() -> None:
+    """Those before and those after, each as it was registered."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    assert ({}, {}) == tuple(map(dict, torch_private.state_hooks_of(optimizer)))
+
+    def before(_: Any) -> None: ...
+
+    def after(_: Any, state: Any) -> Any:
+        return state
+
+    optimizer.register_state_dict_pre_hook(before)
+    optimizer.register_state_dict_post_hook(after)
+    assert [[before], [after]] == [list(each.values()) for each in torch_private.state_hooks_of(optimizer)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tensors_that_share_memory_are_told(device: str) -> None:
+    """Views and parameters of one tensor share; two tensors do not, without memory either."""
+    one, other = torch.empty(4, device=device), torch.empty(4, device=device)
+    assert torch_private.storage_id(one) == torch_private.storage_id(one[2:].view(2, 1))
+    assert torch_private.storage_id(one) == torch_private.storage_id(nn.Parameter(one))
+    assert torch_private.storage_id(one) != torch_private.storage_id(other)
+
+
+def test_draws_from_torchs_generator_are_seen_in_memory() -> None:
+    """Where they are not, seeding costs more at every step."""
+    assert torch_private.address_of(torch.default_generator)
+    assert random_streams._words_that_move() is not None
+
+
+class _Slow:
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> bool:
+        if index == 1:
+            __import__("time").sleep(1)
+        had = get_worker_info() is not None
+        torch_private.forget_loader_process()
+        return had and get_worker_info() is None
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_loader_processes() -> None:
+    """They are at hand, a slow one is told in words that are known, and one can forget what it is."""
+    loader: DataLoader[Any] = DataLoader(
+        _Slow(),  # type: ignore[arg-type]
+        num_workers=1,
+        timeout=0.2,
+        batch_size=None,
+        generator=torch.Generator(),
+        multiprocessing_context="fork",
+    )
+    batches = iter(loader)
+    (process,) = torch_private.loader_processes_of(batches)
+    try:
+        assert process.is_alive()
+        assert process.sentinel
+        assert next(batches) is True
+        with pytest.raises(RuntimeError, match=torch_private.LOADER_TIMED_OUT):
+            next(batches)
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_compilations_are_told() -> None:
+    """Each by one call before and one after; what is compiled already is not."""
+    torch._dynamo.reset()
+    told: list[str] = []
+    handler = torch._dynamo.callback.callback_handler
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handler, "start_callbacks", [])
+        patch.setattr(handler, "end_callbacks", [])
+        torch_private.on_compile(lambda _: told.append("begin"), lambda _: told.append("end"))
+        doubled = torch.compile(lambda x: x * 2, backend="eager")
+        doubled(torch.ones(1))
+        doubled(torch.ones(1))
+    assert ["begin", "end"] == told
+
+
+def test_each_size_is_compiled_for_itself() -> None:
+    """By default a second size makes torch compile for any size."""
+    torch._dynamo.reset()
+    sizes: list[Any] = []
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        sizes.extend(size for each in inputs for size in (each.shape if isinstance(each, Tensor) else [each]))
+        return graph.forward
+
+    with (
+        torch._dynamo.config.patch(automatic_dynamic_shapes=True),
+        torch._inductor.config.patch(deterministic=False),
+    ):
+        torch_private.compile_deterministically()
+        assert torch._inductor.config.deterministic is True
+        doubled = torch.compile(lambda x: x * 2, backend=backend)
+        for size in (3, 4):
+            doubled(torch.ones(size))
+    assert [3, 4] == sizes
+    assert [int, int] == [type(size) for size in sizes]
+
+
+def test_a_compiled_model_is_told() -> None:
+    """In both ways of compiling one."""
+    model, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    assert not torch_private.is_compiled(model)
+    compiled: Any = torch.compile(model, backend="eager")
+    assert torch_private.is_compiled(compiled)
+    assert model is getattr(compiled, torch_private.COMPILED_MODEL)
+    other.compile(backend="eager")
+    assert torch_private.is_compiled(other)
+
+
+def test_torchs_own_machinery_is_where_it_was() -> None:
+    """Generators are of the first of these modules; all are there."""
+    assert all(importlib.util.find_spec(name) for name in torch_private.MACHINERY)
+    assert type(torch.Generator()).__module__ == "torch._C"
+
+
+@pytest.mark.parametrize(
+    ("case", "marks", "kind"),
+    [
+        ("other sizes", COLLECTIVE_MISMATCH, "user_error"),
+        ("peer lost", torch_private.PEER_LOST, "peer"),
+        ("no gradient", (torch_private.NO_GRADIENT,), "user_error"),
+        ("gradient twice", (torch_private.GRADIENT_TWICE,), "user_error"),
+    ],
+)
+def test_what_ranks_are_met_with_is_known_by_its_words(
+    forked: ForkedPrograms, tmp_path: Path, case: str, marks: tuple[str, ...], kind: str
+) -> None:
+    """By some rank; the budget counts it as what it is."""
+    told = _of_two_ranks(forked, tmp_path, case)
+    known = [each for each in told if any(mark in each for mark in marks)]
+    assert known, told
+    assert {kind} == {failure.classify(RuntimeError(each)) for each in known}
+
+
+def test_memory_that_is_not_there_is_known_by_its_words() -> None:
+    """Of the CPU; a GPU's has a class of its own."""
+    with pytest.raises(RuntimeError, match=torch_private.NO_MEMORY):
+        torch.empty(1 << 55)
+
+
+def test_an_operation_that_is_not_deterministic_is_known_by_its_words() -> None:
+    """The refusal names it first."""
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        with pytest.raises(RuntimeError) as refused:
+            torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    found = re.search(torch_private.NOT_DETERMINISTIC, str(refused.value))
+    assert found is not None
+    assert found[1].startswith("put_")
