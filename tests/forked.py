@@ -103,7 +103,7 @@ class ForkedPrograms:
         if self._server is not None:
             self._server.process.kill()
             self._server.process.wait()
-            self._server._lines.channel.close()
+            self._server._channel.connection.close()
             self._server = None
 
 

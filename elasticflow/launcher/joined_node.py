@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED, KILLED_BY_USER
 from elasticflow.launcher.rendezvous.liveness import SupervisorWatch
-from elasticflow.launcher.rendezvous.rounds import Outbox
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, NOTICED
+from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
+from elasticflow.protocol.messages import AgentDied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ class JoinedNode:
         self, node: str, agent: AgentProcess, store: ControlStore, say: Callable[[str], None]
     ) -> None:
         self._node, self._agent, self._store, self._say = node, agent, store, say
-        self._feed = Outbox(store)
+        self._outbox = Outbox(store)
         self._final: int | None = None
         self._asked = LeaveRequests()
         self._started_at, self._soon_ended = 0.0, 0
@@ -68,7 +69,7 @@ class JoinedNode:
 
     def _is_silent(self, supervisor: SupervisorWatch) -> bool:
         try:
-            return supervisor.is_silent()
+            return supervisor.look()
         except RuntimeError:  # the agent sees it, too, and ends
             return False
 
@@ -87,9 +88,7 @@ class JoinedNode:
         try:
             if self._asked.numbers:
                 return INTERRUPTED
-            self._feed.post(
-                {"type": "died", "node": self._node, "error": f"its agent ended with code {code}"}
-            )
+            self._outbox.post(AgentDied(self._node, f"its agent ended with code {code}"))
         except RuntimeError as error:
             self._say(f"the launch is gone: {error}")
             return INTERRUPTED

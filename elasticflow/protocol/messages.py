@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from elasticflow.events import EventRecord
 
-Request = Literal["drain", "stop", "stacks"]
+GenerationRequest = Literal["drain", "stop", "stacks"]
 """What a supervisor asks of a generation: leave after a step, be killed now, tell where its workers stand."""
 
 

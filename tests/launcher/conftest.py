@@ -40,7 +40,7 @@ def close(server: ForkServer) -> None:
     """End a server; its workers die with it."""
     server.process.kill()
     server.process.wait()
-    server._lines.channel.close()
+    server._channel.connection.close()
 
 
 @pytest.fixture

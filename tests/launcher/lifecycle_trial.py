@@ -14,10 +14,12 @@ from elasticflow.launcher.restarts.snapshot_rollback import SnapshotRollback
 from elasticflow.launcher.supervisor.formation import Formation
 from elasticflow.launcher.supervisor.lifecycle import Lifecycle
 from elasticflow.launcher.supervisor.nodes import Node, Nodes
+from elasticflow.protocol.messages import WorkerEnd, WorkersEnded
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
+    from elasticflow.protocol.messages import RefusedModule
     from elasticflow.run_folder import RunFolder
 
 GRACE_S = 30.0
@@ -93,9 +95,9 @@ class Trial:
         self.join()
         self.lifecycle.time_passed()
 
-    def join(self, node: str = "n0", *, refused: tuple[dict[str, str], ...] = ()) -> None:
+    def join(self, node: str = "n0", *, refused: tuple[RefusedModule, ...] = ()) -> None:
         """Say that a node is ready."""
-        self.lifecycle.node_joined(Node(node, "host", 2), list(refused))
+        self.lifecycle.node_joined(Node(node, "host", 2), refused)
 
     def wait(self, seconds: float) -> None:
         """Let time pass."""
@@ -113,24 +115,23 @@ class Trial:
         """Have all workers of a node leave with code 0."""
         assert self.lifecycle.generation is not None
         number = self.lifecycle.generation.number
-        self.lifecycle.group_ended(
-            {"generation": number, "node": node, "failed": False, "workers": [worker(0, 0), worker(1, 0)]}
-        )
+        workers = (worker(0, 0), worker(1, 0))
+        self.lifecycle.group_ended(WorkersEnded(number, node, failed=False, workers=workers))
 
     def killed(self, node: str) -> None:
         """Have a node's agent say that it killed its workers."""
         assert self.lifecycle.generation is not None
         number = self.lifecycle.generation.number
-        found = [worker(2, -9, ended_by_us=True), worker(3, -9, ended_by_us=True)]
-        self.lifecycle.group_ended({"generation": number, "node": node, "failed": False, "workers": found})
+        workers = (worker(2, -9, ended_by_us=True), worker(3, -9, ended_by_us=True))
+        self.lifecycle.group_ended(WorkersEnded(number, node, failed=False, workers=workers))
 
-    def fail(self, *workers: dict[str, Any], generation: int | None = None, node: str = "n0") -> None:
+    def fail(self, *workers: WorkerEnd, generation: int | None = None, node: str = "n0") -> None:
         """Have the workers fail: by default rank 1 killed, rank 0 ended by the agent."""
         if generation is None:
             assert self.lifecycle.generation is not None
             generation = self.lifecycle.generation.number
-        found = list(workers) or [worker(0, -9, ended_by_us=True), worker(1, -9)]
-        self.lifecycle.group_ended({"generation": generation, "node": node, "failed": True, "workers": found})
+        ends = workers or (worker(0, -9, ended_by_us=True), worker(1, -9))
+        self.lifecycle.group_ended(WorkersEnded(generation, node, failed=True, workers=ends))
 
     def names(self) -> list[str]:
         """Return the names of the events so far."""
@@ -142,14 +143,14 @@ class Trial:
         return self.lifecycle.verdict.status, self.lifecycle.verdict.exit_code
 
 
-def worker(rank: int, code: int, *, ended_by_us: bool = False, stderr: str = "") -> dict[str, Any]:
+def worker(rank: int, code: int, *, ended_by_us: bool = False, stderr: str = "") -> WorkerEnd:
     """Return how one worker ended, as an agent tells it."""
-    return {
-        "rank": rank,
-        "pid": 100 + rank,
-        "exit_code": code,
-        "at": 5.0 + rank,
-        "ended_by_us": ended_by_us,
-        "oom_killed": False,
-        "stderr": stderr,
-    }
+    return WorkerEnd(
+        rank=rank,
+        pid=100 + rank,
+        exit_code=code,
+        at=5.0 + rank,
+        ended_by_us=ended_by_us,
+        oom_killed=False,
+        stderr=stderr,
+    )

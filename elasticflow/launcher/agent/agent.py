@@ -17,12 +17,13 @@ from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeRelease
 from elasticflow.launcher.agent.orphans import Orphans, adopted
 from elasticflow.launcher.agent.reporter import Reporter
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
-from elasticflow.launcher.agent.workers import ForkedWorkers, State, environment_of
+from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState, environment_of
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.rendezvous import network
-from elasticflow.launcher.rendezvous.rounds import Outbox, Rounds
 from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
+from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
 from elasticflow.protocol import worker_environment
+from elasticflow.protocol.messages import NodeReady
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
     from elasticflow.launcher.fork_server.client import ForkServer
     from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
-    from elasticflow.launcher.rendezvous.rounds import Assignment
+    from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
     from elasticflow.protocol.control_store import ControlStore
     from elasticflow.snapshots.client.writer_process import WriterProcess
 
 _POLL_S = 0.02
 _ROOT_CAUSE_WAIT_S = 0.15
-# For workers that were killed to be gone: after a generation, and when the agent leaves.
+# Within which killed workers have to be gone: after a generation, and when the agent leaves.
 _GONE_S = 5
 _GONE_AT_LAST_S = 30
 
@@ -48,10 +49,10 @@ class Agent:
     Args:
         config: What the supervisor told it.
         options: What torchrun makes of the launch's arguments.
-        store: The launch's.
+        store: The launch's control store.
         server: Forks the workers; it is ready.
         writer: Writes the snapshots of the node.
-        heartbeats: Of the node's workers.
+        heartbeats: Those of the node's workers.
     """
 
     def __init__(
@@ -64,32 +65,31 @@ class Agent:
         heartbeats: WorkerHeartbeats,
     ) -> None:
         self._config, self._options = config, options
-        self._control = store
+        self._store = store
         self._server, self._writer, self._heartbeats = server, writer, heartbeats
         self._folder = RunFolder(Path(config.run_folder))
-        self._rounds = Rounds(store, config.node)
-        self._feed = Outbox(store)
-        self._presence = NodeHeartbeat(config, self._feed)
-        self._reports = Reporter(self._feed, config.node, self._folder, writer, heartbeats)
-        self._orphans = Orphans(self._left_behind, self._reports.left_behind)
+        self._orders = Orders(store, config.node)
+        self._outbox = Outbox(store)
+        self._node_heartbeat = NodeHeartbeat(config, self._outbox)
+        self._reporter = Reporter(self._outbox, config.node, self._folder, writer, heartbeats)
+        self._orphans = Orphans(self._adopted, self._reporter.left_behind)
         self._store_address = StoreAddress.parse(config.rendezvous)
         self._interface = network.variables(self._store_address.host, self._store_address.port)
         self._workers: ForkedWorkers | None = None
-        self._stands_still = self._has_shown = False
+        self._is_stalled = self._has_told_stacks = False
 
     def announce(self) -> None:
         """Tell the supervisor that this node is ready: everything is imported."""
-        self._presence.begin()
-        self._rounds.skip_old()
-        self._feed.post(
-            {
-                "type": "node",
-                "node": self._config.node,
-                "host": socket.gethostname(),
-                "nproc": self._options.nproc,
-                "node_rank": self._config.node_rank,
-                "refused": self._server.wait_ready().refused,
-            }
+        self._node_heartbeat.begin()
+        self._orders.skip_old()
+        self._outbox.post(
+            NodeReady(
+                node=self._config.node,
+                host=socket.gethostname(),
+                nproc=self._options.nproc,
+                node_rank=self._config.node_rank,
+                refused=self._server.wait_ready().refused,
+            )
         )
 
     def run(self) -> None:
@@ -101,19 +101,19 @@ class Agent:
             HelperLostError: the writer or the fork server has ended.
         """
         try:
-            while (assignment := self._rounds.wait_for_next(self._look)) is not None:
+            while (assignment := self._orders.wait_for_next(self._look)) is not None:
                 workers = self._start(assignment)
                 failed, alone = self._watch(workers, assignment.generation)
                 # After a failure waiting is useless: a signal handler cannot run inside a collective (measured).
                 workers.close(signal.SIGKILL, _GONE_S)
                 self._orphans.look(time.monotonic())
-                self._reports.ended(workers, alone, failed=failed)
+                self._reporter.ended(workers, alone, failed=failed)
         except NodeReleasedError:
             return
         finally:
             if self._workers is not None:
                 self._workers.close(signal.SIGKILL, _GONE_AT_LAST_S)
-            self._presence.end()
+            self._node_heartbeat.end()
 
     def finish(self, patience_s: float) -> None:
         """After `run`: have the writer end what it holds, for at most *patience_s*, and tell what became of it.
@@ -122,7 +122,7 @@ class Agent:
         """
         self._writer.finish(patience_s)
         self._orphans.end()
-        self._reports.forward()
+        self._reporter.forward()
 
     def _start(self, assignment: Assignment) -> ForkedWorkers:
         """Return this node's workers of a generation, which have started."""
@@ -132,8 +132,8 @@ class Agent:
         environments = {local_rank: self._environment(assignment, local_rank) for local_rank in ranks}
         self._workers = workers = ForkedWorkers(self._server, environments, streams)
         workers.start()
-        self._stands_still = self._has_shown = False
-        self._reports.begun(assignment.generation, ranks, workers.pids())
+        self._is_stalled = self._has_told_stacks = False
+        self._reporter.started(assignment.generation, ranks, workers.pids())
         return workers
 
     def _environment(self, assignment: Assignment, local_rank: int) -> dict[str, str]:
@@ -162,37 +162,37 @@ class Agent:
         draining = False
         while True:
             select.select([self._server.fileno(), self._writer.fileno()], [], [], _POLL_S)
-            self._reports.forward()
+            self._reporter.forward()
             self._look()
             state = workers.poll()
-            if state is not State.RUNNING:
-                if state is State.FAILED:
+            if state is not GroupState.RUNNING:
+                if state is GroupState.FAILED:
                     self._await_root_cause(workers)
                     self._look()
-                self._reports.forward()
-                return state is State.FAILED, set(workers.exits())
-            if not draining and is_requested(self._control, "drain", generation):
+                self._reporter.forward()
+                return state is GroupState.FAILED, set(workers.exits())
+            if not draining and is_requested(self._store, "drain", generation):
                 draining = True
                 workers.send(signal.SIGTERM)
-            if is_requested(self._control, "stop", generation):
+            if is_requested(self._store, "stop", generation):
                 return False, set()
             self._look_for_hang(workers, generation)
 
     def _look(self) -> None:
-        """Pass on a wish to leave, and look after the helpers, without which the agent leaves.
+        """Pass on a request to leave, and look after the helpers, without which the agent leaves.
 
         Raises:
-            NodeReleasedError: this node was let go, or is taken for lost.
+            NodeReleasedError: this node was let go, or counts as lost.
             HelperLostError: the writer or the fork server has ended: whatever workers say then is only what follows.
         """
-        self._presence.look()
+        self._node_heartbeat.pass_on()
         self._orphans.pursue(time.monotonic())
         if (code := self._writer.exit_code()) is not None:
             raise HelperLostError("snapshot writer", code)
         if not self._server.pump():
             raise self._server.lost()
 
-    def _left_behind(self) -> list[int]:
+    def _adopted(self) -> list[int]:
         return adopted(self._folder, {self._server.process.pid, self._writer.process.pid})
 
     def _await_root_cause(self, workers: ForkedWorkers) -> None:
@@ -205,14 +205,17 @@ class Agent:
             self._server.pump(0.01)
 
     def _look_for_hang(self, workers: ForkedWorkers, generation: int) -> None:
-        """Tell whether all workers here stand still, and where if those of all nodes do: the supervisor asks then."""
-        stands_still = self._heartbeats.stand_still(workers.exits())
-        if stands_still != self._stands_still:
-            self._stands_still = stands_still
-            self._reports.standstill(is_so=stands_still)
-        if stands_still and not self._has_shown and is_requested(self._control, "stacks", generation):
-            self._has_shown = True
-            self._reports.stacks(workers)
+        """Tell whether all workers here make no progress, and, when the supervisor asks, where they stand.
+
+        It asks once those of all nodes make none.
+        """
+        is_stalled = self._heartbeats.look(workers.exits())
+        if is_stalled != self._is_stalled:
+            self._is_stalled = is_stalled
+            self._reporter.standstill(is_so=is_stalled)
+        if is_stalled and not self._has_told_stacks and is_requested(self._store, "stacks", generation):
+            self._has_told_stacks = True
+            self._reporter.stacks(workers)
 
 
 def build_agent(

@@ -1,4 +1,4 @@
-"""How long a rank may stand still: learned from the run, phase by phase."""
+"""How long a rank may make no progress: learned from the run, phase by phase."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FLOOR_S = 60.0  # quick steps are interrupted for as long by things that are no hang
+# Quick steps are interrupted for as long by things that are no hang.
+FLOOR_S = 60.0
 FACTOR = 10
 ENOUGH = 10
 
@@ -16,12 +17,12 @@ class HangTimeouts:
     """The limit of each phase.
 
     It is *ceiling_s* (`restarts.hang_timeout`) until a phase was seen `ENOUGH` times; then `FACTOR` times the longest
-    that a rank stood still in it, but at least `FLOOR_S` and at most the ceiling, unless the run has stood longer and
-    gone on.
+    stall of a rank in that phase, but at least `FLOOR_S` and at most the ceiling, unless the run has stalled for longer
+    and gone on.
 
     Args:
         ceiling_s: Seconds.
-        learned: By phase, how often it was seen and the longest, in seconds: what `learned` returned before.
+        learned: By phase, how often it was seen and its longest stall in seconds: what `learned` returned before.
     """
 
     def __init__(self, ceiling_s: float, learned: Mapping[str, tuple[int, float]] | None = None) -> None:
@@ -29,12 +30,12 @@ class HangTimeouts:
         self._seen = {phase: (number, longest) for phase, (number, longest) in (learned or {}).items()}
 
     def note(self, phase: str, seconds: float) -> None:
-        """Take in that a rank stood still for *seconds* in *phase*, and went on."""
+        """Take in that a rank made no progress for *seconds* in *phase*, and went on."""
         number, longest = self._seen.get(phase, (0, 0.0))
         self._seen[phase] = number + 1, max(longest, seconds)
 
-    def concede(self, phase: str, seconds: float) -> None:
-        """Take in that a stand of *seconds* was taken for a hang: if it was none, the next one like it will not be."""
+    def allow_as_long(self, phase: str, seconds: float) -> None:
+        """Take in that a stall of *seconds* counted as a hang: if it was none, one as long does not count again."""
         self.note(phase, min(seconds, self._ceiling_s))
 
     def of(self, phase: str) -> float:

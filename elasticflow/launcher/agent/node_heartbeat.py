@@ -1,97 +1,79 @@
-"""A node's presence: it tells that it lives, asks to leave, and hears that it is gone."""
+"""A node's signs of life to the supervisor; also how it asks to leave, and hears that it has been let go."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.fork_server.helpers import STORE_LOST
-from elasticflow.launcher.rendezvous.store_keys import beat_key, is_gone, join_store
+from elasticflow.launcher.rendezvous.liveness import Beat
+from elasticflow.launcher.rendezvous.store_keys import beat_key, is_released, join_store
+from elasticflow.protocol.messages import NodeLeaving
 from elasticflow.protocol.store_address import StoreAddress
 
 if TYPE_CHECKING:
     from elasticflow.launcher.agent.agent_process import AgentConfig
-    from elasticflow.launcher.rendezvous.rounds import Outbox
+    from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
+    from elasticflow.protocol.control_store import ControlStore
 
-_BEAT_S = 0.25
 _LONGEST_SILENCE_S = 10.0
 
 
 class NodeReleasedError(Exception):
-    """The supervisor has let this agent's node go, or takes it for lost: the agent leaves, and has not failed."""
+    """The supervisor has let this agent's node go, or counts it as lost: the agent leaves, and has not failed."""
 
 
 class NodeHeartbeat:
-    """The presence of the agent that posts to *feed*."""
+    """The heartbeat of the agent that posts to *outbox*; without the store this process ends."""
 
-    def __init__(self, config: AgentConfig, feed: Outbox) -> None:
-        self._config, self._feed = config, feed
-        self._wants_to_leave = self._has_asked = False
-        self._is_gone = False
-        self._is_over = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._answered = 0.0
+    def __init__(self, config: AgentConfig, outbox: Outbox) -> None:
+        self._node, self._outbox = config.node, outbox
+        self._is_leave_requested = self._has_asked = False
+        self._is_released = False
+        address = StoreAddress.parse(config.rendezvous)
+        self._beat = Beat(
+            lambda: join_store(address),
+            beat_key(outbox.number),
+            _LONGEST_SILENCE_S,
+            # A node that is cut off has been replaced by others; its workers end with this process.
+            when_silent=_end_without_store,
+            when_failed=_end_without_store,
+            after_each=self._look_for_release,
+        )
 
     def begin(self) -> None:
-        """Tell from now on that this node lives, and listen for SIGUSR1, the wish to leave. Main thread only."""
+        """Give signs of life from now on, and take SIGUSR1 as the request to leave. Main thread only."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGUSR1, self._note_wish)
-        self._answered = time.monotonic()
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._beat, self._watch)]
-        for thread in self._threads:
-            thread.start()
+            signal.signal(signal.SIGUSR1, self._note_leave_request)
+        self._beat.start()
 
     def end(self) -> None:
-        """Tell it no more: the launch is over, and its store may go at any time."""
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join(_BEAT_S)  # one inside a request when the interpreter ends would abort it
+        """Give no more: the launch is over, and its store may go at any time."""
+        self._beat.stop()
+        self._beat.join()
 
-    def look(self) -> None:
-        """Pass on a wish to leave.
+    def pass_on(self) -> None:
+        """Tell the supervisor if this node was asked to leave.
 
         Raises:
-            NodeReleasedError: this node was let go, or is taken for lost: its workers have to end.
+            NodeReleasedError: this node was let go, or counts as lost: its workers have to end.
         """
-        if self._wants_to_leave and not self._has_asked:
+        if self._is_leave_requested and not self._has_asked:
             self._has_asked = True
-            self._feed.post({"type": "leaving", "node": self._config.node})
-        if self._is_gone:
+            self._outbox.post(NodeLeaving(self._node))
+        if self._is_released:
             raise NodeReleasedError
 
-    def _note_wish(self, number: int, frame: object) -> None:
-        self._wants_to_leave = True
+    def _note_leave_request(self, number: int, frame: object) -> None:
+        self._is_leave_requested = True
 
-    def _beat(self) -> None:
-        """Change a number in the store until the node is gone; without the store this process ends.
+    def _look_for_release(self, store: ControlStore) -> None:
+        if is_released(store, self._outbox.number):
+            self._is_released = True
+            self._beat.stop()
 
-        A thread of its own with a connection of its own: the agent's main thread may be busy ending workers.
-        """
-        try:
-            store = join_store(StoreAddress.parse(self._config.rendezvous))
-            for number in itertools.count():
-                store.set(beat_key(self._feed.number), str(number))
-                self._is_gone = is_gone(store, self._feed.number)
-                self._answered = time.monotonic()
-                if self._is_gone or self._is_over.wait(_BEAT_S):
-                    return
-        except RuntimeError:
-            self._store_is_lost()
 
-    def _watch(self) -> None:
-        """End this process if the store does not answer: a node that is cut off has been replaced by others."""
-        looked = time.monotonic()
-        while not (self._is_gone or self._is_over.wait(_BEAT_S)):
-            before, looked = looked, time.monotonic()
-            if looked - before > _LONGEST_SILENCE_S / 2:
-                self._answered = looked  # this process was stopped for a while: no silence of the store's
-            elif looked - self._answered > _LONGEST_SILENCE_S:
-                self._store_is_lost()  # a request to a host that is cut off never returns
-
-    def _store_is_lost(self) -> None:
-        if not self._is_over.is_set():
-            os._exit(STORE_LOST)  # the workers end with it
+def _end_without_store() -> None:
+    os._exit(STORE_LOST)

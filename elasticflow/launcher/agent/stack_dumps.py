@@ -8,14 +8,15 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.launcher.agent.hang_culprit import Frame
+from elasticflow.protocol.messages import Frame, LoaderStack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_ANSWER_S = 1.0  # a process that runs or sleeps answers within a millisecond
+# A process that runs or sleeps answers within a millisecond.
+_ANSWER_S = 1.0
 _QUIET_S = 0.03
 _LOOK_S = 0.005
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
@@ -37,8 +38,16 @@ def parse(dump: str) -> tuple[Frame, ...]:
     return tuple(frames)
 
 
-def collect(pids: Mapping[int, int], logs: Mapping[int, Path]) -> dict[int, dict[str, Any]]:
-    """Return `state`, `frames` and `loaders` of each local rank, for `StalledWorker`, having asked for its stacks.
+class WorkerStacks(NamedTuple):
+    """A worker's state, as the kernel has it, and its stacks; see `StalledWorker`."""
+
+    state: str
+    frames: tuple[Frame, ...]
+    loaders: tuple[LoaderStack, ...]
+
+
+def collect(pids: Mapping[int, int], logs: Mapping[int, Path]) -> dict[int, WorkerStacks]:
+    """Have each worker write its stacks; return them by local rank.
 
     They are written to its standard error by faulthandler, which `runtime/worker.py` and the fork server register.
 
@@ -46,34 +55,34 @@ def collect(pids: Mapping[int, int], logs: Mapping[int, Path]) -> dict[int, dict
         pids: Process ids by local rank.
         logs: Files of their standard errors.
     """
-    states = {rank: _state(pid) for rank, pid in pids.items()}  # before a stopped one is woken up
+    # Before a stopped process is woken up.
+    states = {rank: _state(pid) for rank, pid in pids.items()}
     dumps = _dumps({pid: logs[rank] for rank, pid in pids.items()})
-    found: dict[int, dict[str, Any]] = {}
+    collected: dict[int, WorkerStacks] = {}
     for rank, pid in pids.items():
         frames = parse(dumps[pid])
         waits_for_loaders = any(
             frame.file.endswith("/elasticflow/runtime/data/loader_processes.py") for frame in frames
         )
-        loaders = _loaders(pid, logs[rank]) if waits_for_loaders else []
-        found[rank] = {"state": states[rank], "frames": frames, "loaders": loaders}
-    return found
+        loaders = _loaders(pid, logs[rank]) if waits_for_loaders else ()
+        collected[rank] = WorkerStacks(states[rank], frames, loaders)
+    return collected
 
 
-def _loaders(worker: int, log: Path) -> list[tuple[int, tuple[Frame, ...]]]:
+def _loaders(worker: int, log: Path) -> tuple[LoaderStack, ...]:
     """Return the stacks of a worker's loader processes that are not idle; they share its standard error."""
-    found = []
+    stacks = []
     deadline = time.monotonic() + _ANSWER_S
     for pid in _children(worker):
         if time.monotonic() < deadline:
             frames = parse(_dumps({pid: log})[pid])
             names = [frame.function for frame in frames]
-            if (
-                _LOADER_BEGINS in names
-            ):  # else something else that the job started; before it is the fork's own past
+            # Without it the child is something else that the job started; below it is the past of the fork.
+            if _LOADER_BEGINS in names:
                 frames = frames[: names.index(_LOADER_BEGINS)]
                 if not any(frame.file.endswith(_LOADER_IDLES) for frame in frames):
-                    found.append((pid, frames))
-    return found
+                    stacks.append(LoaderStack(pid, frames))
+    return tuple(stacks)
 
 
 def _dumps(logs: Mapping[int, Path]) -> dict[int, str]:
@@ -83,18 +92,19 @@ def _dumps(logs: Mapping[int, Path]) -> dict[int, str]:
         if _answers(pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR2)
-                os.kill(pid, signal.SIGCONT)  # a stopped one could not write
+                # A stopped process could not write.
+                os.kill(pid, signal.SIGCONT)
     deadline = time.monotonic() + _ANSWER_S
-    found: dict[int, str] = dict.fromkeys(logs, "")
+    dumps: dict[int, str] = dict.fromkeys(logs, "")
     quiet_since = time.monotonic()
     while (now := time.monotonic()) < deadline:
-        before, found = found, {pid: _read(log, begins[pid]) for pid, log in logs.items()}
-        if found != before:
+        before, dumps = dumps, {pid: _read(log, begins[pid]) for pid, log in logs.items()}
+        if dumps != before:
             quiet_since = now
-        if now - quiet_since >= _QUIET_S and all("Current thread" in text for text in found.values()):
+        if now - quiet_since >= _QUIET_S and all("Current thread" in text for text in dumps.values()):
             break
         time.sleep(_LOOK_S)
-    return found
+    return dumps
 
 
 def _read(log: Path, begin: int) -> str:

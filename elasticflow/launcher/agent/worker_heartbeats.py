@@ -16,12 +16,14 @@ from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, H
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
-MOST_WORKERS = 1024  # of one node; the bound of nodes.nproc_per_node
-_HELD_UP_S = 1.0  # the agent looks fifty times a second
+# Of one node; the bound of nodes.nproc_per_node.
+MOST_WORKERS = 1024
+# The agent looks fifty times a second.
+_PAUSE_S = 1.0
 
 
-class Stand(NamedTuple):
-    """Where a local rank stands: phase, finished steps, for how long, and how long it may."""
+class WorkerProgress(NamedTuple):
+    """How far a local rank is: its phase and finished steps, the seconds since it got there, and how many it may take."""
 
     local_rank: int
     phase: str
@@ -38,7 +40,7 @@ class _Slot:
 
 
 class WorkerHeartbeats:
-    """The agent's side: whether the workers stand still.
+    """The agent's side: whether the workers make progress.
 
     A beat is progress (a new step or phase), not a tick: a deadlocked rank has none.
 
@@ -48,7 +50,7 @@ class WorkerHeartbeats:
     """
 
     def __init__(self, ceiling_s: float, learned: Mapping[str, tuple[int, float]] | None = None) -> None:
-        self.limits = HangTimeouts(ceiling_s, learned)
+        self.hang_timeouts = HangTimeouts(ceiling_s, learned)
         size = HEARTBEAT_SLOT * MOST_WORKERS
         if sys.platform == "linux":
             self.fd = os.memfd_create("elasticflow-heartbeats", 0)
@@ -72,42 +74,41 @@ class WorkerHeartbeats:
         offsets = (rank * HEARTBEAT_SLOT + HEARTBEAT.size for rank in range(len(self._slots)))
         return min((HELD.unpack_from(self._memory, offset)[0] for offset in offsets), default=0) or None
 
-    def stand_still(self, gone: Container[int]) -> bool:
-        """Return whether every worker, but for those *gone*, has stood still for longer than its phase may take.
+    def look(self, gone: Container[int]) -> bool:
+        """Take in new beats; return whether all workers but those *gone* have made no progress for longer than they may.
 
         While one of them moves, the others may be waiting for it: in a collective, or at the end of an evaluation.
         """
         now = time.monotonic()
-        held_up, self._looked = now - self._looked, now
+        pause_s, self._looked = now - self._looked, now
         is_one_left = does_one_move = False
         for rank, slot in enumerate(self._slots):
-            if (
-                held_up > _HELD_UP_S
-            ):  # so may its workers have been: a laptop that slept, a group that was frozen
-                slot.since += held_up
+            # Where the agent was paused its workers may have been: a laptop that slept, a group that was frozen.
+            if pause_s > _PAUSE_S:
+                slot.since += pause_s
             beats, _, phase = HEARTBEAT.unpack_from(self._memory, rank * HEARTBEAT_SLOT)
             if beats != slot.beats:
-                self.limits.note(slot.phase, now - slot.since)
+                self.hang_timeouts.note(slot.phase, now - slot.since)
                 slot.beats, slot.phase, slot.since = beats, _text(phase), now
             if rank not in gone:
                 is_one_left = True
-                does_one_move |= now - slot.since <= self.limits.of(slot.phase)
+                does_one_move |= now - slot.since <= self.hang_timeouts.of(slot.phase)
         return is_one_left and not does_one_move
 
-    def concede(self) -> None:
-        """Have nobody taken for hung again for standing as long as they do now."""
-        for stand in self.stands():
-            self.limits.concede(stand.phase, stand.seconds)
+    def allow_as_long(self) -> None:
+        """Do not count as a hang again what lasts no longer than each worker's stall has lasted by now."""
+        for progress in self.progress():
+            self.hang_timeouts.allow_as_long(progress.phase, progress.seconds)
 
-    def stands(self) -> list[Stand]:
-        """Return where each local rank stands."""
+    def progress(self) -> list[WorkerProgress]:
+        """Return how far each local rank is."""
         now = time.monotonic()
-        found = []
+        progress = []
         for rank, slot in enumerate(self._slots):
             _, step, phase = HEARTBEAT.unpack_from(self._memory, rank * HEARTBEAT_SLOT)
-            limit_s = self.limits.of(slot.phase)
-            found.append(Stand(rank, _text(phase), step, now - slot.since, limit_s))
-        return found
+            limit_s = self.hang_timeouts.of(slot.phase)
+            progress.append(WorkerProgress(rank, _text(phase), step, now - slot.since, limit_s))
+        return progress
 
 
 def _text(phase: bytes) -> str:

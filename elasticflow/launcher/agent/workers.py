@@ -12,22 +12,23 @@ import enum
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.oom_kills import OomKills
 from elasticflow.launcher.agent.rank_logs import tail
+from elasticflow.protocol.messages import WorkerEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
     from pathlib import Path
 
     from elasticflow.launcher.agent.worker_streams import WorkerStreams
     from elasticflow.launcher.fork_server.client import ForkServer
-    from elasticflow.launcher.rendezvous.rounds import Assignment
+    from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
 
 
-class State(enum.Enum):
-    """Where a group of workers stands: all have left with exit code 0, one has not, or neither yet."""
+class GroupState(enum.Enum):
+    """State of a group of workers: FAILED once one has ended otherwise than with exit code 0, FINISHED once all have left with 0."""
 
     RUNNING = enum.auto()
     FINISHED = enum.auto()
@@ -49,7 +50,7 @@ class ForkedWorkers:
         self._server, self._environments, self._streams = server, environments, streams
         self._pids: dict[int, int] = {}
         self._closed = False
-        self._memory_kills = OomKills()
+        self._oom_kills = OomKills()
 
     def start(self) -> None:
         """Start the workers.
@@ -66,7 +67,7 @@ class ForkedWorkers:
         """Files of their standard errors, by local rank."""
         return self._streams.stderrs
 
-    def poll(self) -> State:
+    def poll(self) -> GroupState:
         """Take in what the server reports, show what is to be shown, and return where the group stands.
 
         Raises:
@@ -77,8 +78,8 @@ class ForkedWorkers:
         self._streams.show()
         codes = [code for code, _ in self.exits().values()]
         if any(codes):
-            return State.FAILED
-        return State.FINISHED if len(codes) == len(self._pids) else State.RUNNING
+            return GroupState.FAILED
+        return GroupState.FINISHED if len(codes) == len(self._pids) else GroupState.RUNNING
 
     def exits(self) -> dict[int, tuple[int, float]]:
         """Exit code (negative: signal) and unix time of each local rank that has ended."""
@@ -90,25 +91,30 @@ class ForkedWorkers:
         """Process ids by local rank."""
         return dict(self._pids)
 
-    def endings(self, ranks: dict[int, int], alone: set[int]) -> list[dict[str, Any]]:
-        """Return how each worker ended, by global rank; those not in *alone* were ended by us."""
+    def ends(self, ranks: Mapping[int, int], alone: Container[int]) -> tuple[WorkerEnd, ...]:
+        """Return how each worker ended.
+
+        Args:
+            ranks: Global ranks, by local rank.
+            alone: Local ranks that ended by themselves; the others were ended by this agent.
+        """
         exits = self.exits()
-        found = []
+        ends = []
         for local_rank, rank in ranks.items():
             code, at = exits.get(local_rank, (-signal.SIGKILL, time.time()))
             failed_alone = local_rank in alone and code != 0
-            found.append(
-                {
-                    "rank": rank,
-                    "pid": self._pids[local_rank],
-                    "exit_code": code,
-                    "at": at,
-                    "ended_by_us": local_rank not in alone,
-                    "oom_killed": failed_alone and self._memory_kills.includes(self._pids[local_rank]),
-                    "stderr": tail(self.stderrs[local_rank]) if failed_alone else "",
-                }
+            ends.append(
+                WorkerEnd(
+                    rank=rank,
+                    pid=self._pids[local_rank],
+                    exit_code=code,
+                    at=at,
+                    ended_by_us=local_rank not in alone,
+                    oom_killed=failed_alone and self._oom_kills.includes(self._pids[local_rank]),
+                    stderr=tail(self.stderrs[local_rank]) if failed_alone else "",
+                )
             )
-        return found
+        return tuple(ends)
 
     def send(self, number: signal.Signals) -> None:
         """Send *number* to each worker that still lives, not to its loader processes."""

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.fork_server.helpers import HelperLostError
-from elasticflow.launcher.fork_server.protocol import Exited, Lines, Ready, Setup, Spawn, Started
+from elasticflow.launcher.fork_server.protocol import Exited, MessageChannel, Ready, Setup, Spawn, Started
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 
 if TYPE_CHECKING:
@@ -63,18 +63,18 @@ class ForkServer:
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
-        self._lines = Lines(ours)
+        self._channel = MessageChannel(ours)
         setup = Setup(str(entry_point), tuple(path), tuple(modules), start_method, seed, tuple(arguments))
         # A server that is gone already is noticed by `wait_ready`.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._lines.send(setup)
+            self._channel.send(setup)
         self._ready: Ready | None = None
         self.exits: dict[int, tuple[int, float]] = {}
         self._started: dict[int, int] = {}
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when a worker exits."""
-        return self._lines.channel.fileno()
+        return self._channel.connection.fileno()
 
     def pump(self, timeout: float = 0.0) -> bool:
         """Take in what the server reports, waiting at most *timeout* seconds for the first of it.
@@ -82,9 +82,9 @@ class ForkServer:
         Returns:
             False when the server is gone.
         """
-        while select.select([self._lines.channel], [], [], timeout)[0]:
+        while select.select([self._channel.connection], [], [], timeout)[0]:
             try:
-                messages = self._lines.read()
+                messages = self._channel.read()
             except ConnectionResetError:  # it was killed with a request unread
                 return False
             if messages is None:
@@ -135,7 +135,7 @@ class ForkServer:
         """
         self._started.pop(local_rank, None)
         try:
-            self._lines.send(Spawn(local_rank, dict(environment), stdout, stderr))
+            self._channel.send(Spawn(local_rank, dict(environment), stdout, stderr))
         except (BrokenPipeError, ConnectionResetError):
             raise self.lost() from None
         while local_rank not in self._started:

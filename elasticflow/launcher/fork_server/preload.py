@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.protocol.messages import RefusedModule
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -43,7 +45,7 @@ def warm_up(seed: int) -> None:
     sys.modules["elasticflow.runtime.process.seeded_imports"].install(seed)
 
 
-def preload(modules: Sequence[str], path: Sequence[str]) -> list[dict[str, str]]:
+def preload(modules: Sequence[str], path: Sequence[str]) -> list[RefusedModule]:
     """Import the job's modules that workers share; return the job's modules that have to be imported in each worker instead.
 
     A module that fails here fails again in the worker, where its traceback belongs to a rank. After one that makes
@@ -65,7 +67,7 @@ def preload(modules: Sequence[str], path: Sequence[str]) -> list[dict[str, str]]
         if (unsafe := unsafe_to_fork()) is not None:
             reason = f"{unsafe}: every worker is started anew instead of forked"
         if reason:
-            refused.append({"module": name, "reason": reason})
+            refused.append(RefusedModule(name, reason))
             _forget(set(sys.modules) - known, path)
         if unsafe:
             break

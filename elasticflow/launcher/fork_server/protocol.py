@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
+from elasticflow.protocol.messages import RefusedModule
 
 if TYPE_CHECKING:
     import socket
@@ -48,12 +49,12 @@ class Ready:
     """From the server, once: it has imported all that it may.
 
     Attributes:
-        refused: Modules that each worker has to import for itself: `module` and `reason`.
+        refused: Modules that each worker has to import for itself.
         options: What torchrun makes of the launch's arguments; None if it was not asked, or refuses them.
         refusal: Why it refuses them.
     """
 
-    refused: tuple[dict[str, str], ...]
+    refused: tuple[RefusedModule, ...]
     options: TorchrunOptions | None = None
     refusal: str = ""
 
@@ -76,7 +77,9 @@ class Exited:
 
 
 Message = Setup | Spawn | Ready | Started | Exited
-_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Setup, Spawn, Ready, Started, Exited)}
+_TYPES: dict[str, type[Message]] = {
+    message_type.__name__: message_type for message_type in (Setup, Spawn, Ready, Started, Exited)
+}
 
 
 def to_json(message: Message) -> str:
@@ -87,29 +90,29 @@ def to_json(message: Message) -> str:
 def from_json(line: bytes) -> Message:
     """Return the message that was sent as *line*."""
     fields: dict[str, Any] = json.loads(line)
-    kind: Any = _KINDS[fields.pop("kind")]
-    if kind is Ready and fields["options"] is not None:
-        fields["options"] = TorchrunOptions.from_json(fields["options"])
-    return cast(
-        "Message",
-        kind(**{name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}),
-    )
+    message_type = _TYPES[fields.pop("kind")]
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    if message_type is Ready:
+        fields["refused"] = tuple(RefusedModule(*module) for module in fields["refused"])
+        if fields["options"] is not None:
+            fields["options"] = TorchrunOptions.from_json(fields["options"])
+    return message_type(**fields)
 
 
-class Lines:
+class MessageChannel:
     """Messages over a stream socket."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
         self._rest = b""
 
     def send(self, message: Message) -> None:
         """Send one message."""
-        self.channel.sendall(to_json(message).encode() + b"\n")
+        self.connection.sendall(to_json(message).encode() + b"\n")
 
     def read(self) -> list[Message] | None:
         """Return the messages of one `recv`, or None at the end of the stream."""
-        data = self.channel.recv(1 << 16)
+        data = self.connection.recv(1 << 16)
         if not data:
             return None
         *whole, self._rest = (self._rest + data).split(b"\n")

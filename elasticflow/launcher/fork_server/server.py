@@ -18,10 +18,10 @@ import socket
 import sys
 import time
 import traceback
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from elasticflow.launcher.fork_server.preload import preload, unsafe_to_fork, warm_up
-from elasticflow.launcher.fork_server.protocol import Exited, Lines, Ready, Setup, Spawn, Started
+from elasticflow.launcher.fork_server.protocol import Exited, MessageChannel, Ready, Setup, Spawn, Started
 from elasticflow.launcher.fork_server.torchrun_arguments import (
     ArgumentsReader,
     TorchrunOptions,
@@ -29,19 +29,22 @@ from elasticflow.launcher.fork_server.torchrun_arguments import (
 )
 from elasticflow.system.processes import die_with_parent
 
+if TYPE_CHECKING:
+    from elasticflow.protocol.messages import RefusedModule
+
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> NoReturn:
     """Serve until the agent closes the socket or dies."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    connection = socket.socket(fileno=int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
     _ignore_signals()
-    lines = Lines(channel)
-    setup = _wait_for_setup(lines)
+    channel = MessageChannel(connection)
+    setup = _wait_for_setup(channel)
     sys.path[:0] = setup.path
     start_method = setup.start_method
-    refused: tuple[dict[str, str], ...] = ()
+    refused: tuple[RefusedModule, ...] = ()
     if start_method == "fork":
         warm_up(setup.seed)
     # Beside the imports of the job's modules, and before them: a child with threads of theirs might hang.
@@ -53,8 +56,8 @@ def main() -> NoReturn:
     options, refusal = _options(reader)
     gc.collect()
     gc.freeze()  # shared pages stay shared: the collector no longer writes into them
-    lines.send(Ready(refused, options, refusal))
-    serve(lines, setup.entry_point, start_method)
+    channel.send(Ready(refused, options, refusal))
+    serve(channel, setup.entry_point, start_method)
 
 
 def _options(reader: ArgumentsReader | None) -> tuple[TorchrunOptions | None, str]:
@@ -64,9 +67,9 @@ def _options(reader: ArgumentsReader | None) -> tuple[TorchrunOptions | None, st
         return None, error.reason
 
 
-def _wait_for_setup(lines: Lines) -> Setup:
+def _wait_for_setup(channel: MessageChannel) -> Setup:
     """Return the agent's first message; leaves the process when the agent is gone."""
-    while not (messages := lines.read()):
+    while not (messages := channel.read()):
         if messages is None:
             os._exit(0)
     assert isinstance(messages[0], Setup)
@@ -78,7 +81,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def serve(lines: Lines, entry_point: str, start_method: str) -> NoReturn:
+def serve(channel: MessageChannel, entry_point: str, start_method: str) -> NoReturn:
     """Fork a worker for each request and report each exit, until the agent is gone."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -86,13 +89,13 @@ def serve(lines: Lines, entry_point: str, start_method: str) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up to be written
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     while True:
-        ready, _, _ = select.select([lines.channel.fileno(), wake_read], [], [])
+        ready, _, _ = select.select([channel.connection.fileno(), wake_read], [], [])
         if wake_read in ready:
             os.read(wake_read, 4096)
             for report in reap():
-                lines.send(report)
-        if lines.channel.fileno() in ready:
-            messages = lines.read()
+                channel.send(report)
+        if channel.connection.fileno() in ready:
+            messages = channel.read()
             if messages is None:
                 os._exit(0)
             for message in messages:
@@ -100,8 +103,8 @@ def serve(lines: Lines, entry_point: str, start_method: str) -> NoReturn:
                 server = os.getpid()  # asked for before: a child may run first when its parent is dead
                 pid = os.fork()
                 if pid == 0:
-                    become_worker(server, lines.channel, message, entry_point, start_method)
-                lines.send(Started(message.local_rank, pid))
+                    become_worker(server, channel.connection, message, entry_point, start_method)
+                channel.send(Started(message.local_rank, pid))
 
 
 def reap() -> list[Exited]:
@@ -118,7 +121,7 @@ def reap() -> list[Exited]:
 
 
 def become_worker(
-    server: int, channel: socket.socket, request: Spawn, entry_point: str, start_method: str
+    server: int, connection: socket.socket, request: Spawn, entry_point: str, start_method: str
 ) -> NoReturn:
     """Turn this forked child into a worker and run the entry point; never returns.
 
@@ -133,7 +136,7 @@ def become_worker(
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        channel.close()
+        connection.close()
         os.setsid()
         for descriptor, path in ((1, request.stdout), (2, request.stderr)):
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

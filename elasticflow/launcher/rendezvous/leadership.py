@@ -1,7 +1,7 @@
-"""Where the agents of a launch meet: in the supervisor's own store, or in one that outlives it.
+"""Which process leads a job's next launch, and the control store of that launch.
 
-A store that outlives supervisors is etcd, or what `elasticflow rendezvous serve` serves. Several runs may use it, one
-of a job at a time, so its keys are apart:
+The store is the supervisor's own, or one that outlives supervisors: etcd, or what `elasticflow rendezvous serve` serves.
+Several jobs may use the same store, each with one launch at a time, so their keys are apart:
 
     elasticflow/<job>/claim/<n>   how many processes wanted to lead the n-th launch of the job; the first does
     elasticflow/<job>/newest      number of the newest launch
@@ -12,15 +12,17 @@ A supervisor changes `head` all the time. Once it is silent another process may 
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticflow.errors import LedElsewhereError, RendezvousError
-from elasticflow.launcher.rendezvous.liveness import SupervisorHeartbeat, SupervisorWatch
+from elasticflow.errors import INTERRUPTED, LedElsewhereError, RendezvousError
+from elasticflow.launcher.rendezvous.liveness import Beat, SupervisorWatch
 from elasticflow.launcher.rendezvous.network import listen
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, TOLD, join_store
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT, TOLD, join_store
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError, is_here
 
@@ -32,28 +34,29 @@ _NEWEST = "newest"
 _LOOK_S = 0.25
 _CLAIM_S = 5.0
 _ANSWER_S = 10.0
+_LONGEST_SILENCE_S = 20.0
 
 
 @dataclass
 class LaunchStore:
-    """Where the agents of one launch meet.
+    """The control store of one launch, as its supervisor has it.
 
     Attributes:
         address: Where this machine's agents find the launch's keys.
-        endpoint: What other machines are told; None if there are none.
-        server: What serves the store in this process; None if somebody else serves it.
+        endpoint: The address that other machines are told; None if none may join.
+        server: Serves the store in this process; None if somebody else serves it.
     """
 
     address: StoreAddress
     endpoint: str | None
     server: StoreServer | None = None
-    _signs: SupervisorHeartbeat | None = None
+    _beat: Beat | None = None
 
     def connect(self) -> ControlStore:
-        """Return the launch's keys as its supervisor uses them.
+        """Return the store as the launch's supervisor uses it.
 
         Raises:
-            StoreLostError: who serves them does not answer.
+            StoreLostError: who serves it does not answer.
         """
         if self.server is None:
             return join_store(self.address, looks_at=TOLD)
@@ -61,20 +64,20 @@ class LaunchStore:
         return self.server.store(self.address.prefix)
 
     def close(self) -> None:
-        """Be silent, and give the port back: another launch of this process may need it."""
-        if self._signs is not None:
-            self._signs.end()
+        """Give no sign of life any more, and give the port back: another launch of this process may need it."""
+        if self._beat is not None:
+            self._beat.stop()
         if self.server is not None:
             self.server.close()
 
     def outlive_store(self) -> None:
         """Let this process go on without the store: the launch is over, and what is left is to write that down."""
-        if self._signs is not None:
-            self._signs.outlive_store()
+        if self._beat is not None:
+            self._beat.outlive_store()
 
 
 def open_store(plan: LaunchPlan) -> LaunchStore:
-    """Return where the agents of a launch of *plan* meet; this process leads it from now on.
+    """Return the control store of a launch of *plan*, which this process leads from now on.
 
     Raises:
         PortTakenError: the endpoint's port is in use.
@@ -84,8 +87,9 @@ def open_store(plan: LaunchPlan) -> LaunchStore:
     if plan.endpoint is None:
         listener = listen("127.0.0.1", 0)
         address = store_address_of(plan, *listener.getsockname()[:2]).under("1")
-        # Nodes that are played on this machine may be joined by others on it.
-        return LaunchStore(address, None if plan.nodes_max == 1 else address.endpoint, StoreServer(listener))
+        # Nodes that are simulated on this machine may be joined by others on it.
+        endpoint = None if plan.nodes_max == 1 else address.endpoint
+        return LaunchStore(address, endpoint, StoreServer(listener))
     host, _, number = plan.endpoint.rpartition(":")
     address = store_address_of(plan, host, int(number))
     if not plan.is_store_outside:
@@ -95,29 +99,48 @@ def open_store(plan: LaunchPlan) -> LaunchStore:
         server = StoreServer(listener)
         return LaunchStore(address.under("1"), None if plan.nodes_max == 1 else plan.endpoint, server)
     try:
-        launch = address.under(str(_lead(connect(address), address)))
+        launch_address = address.under(str(_lead(connect(address), address)))
     except StoreLostError as error:
         raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
-    return LaunchStore(launch, plan.endpoint, _signs=SupervisorHeartbeat(launch))
+    return LaunchStore(launch_address, plan.endpoint, _beat=_start_beat(launch_address))
+
+
+def _start_beat(address: StoreAddress) -> Beat:
+    """Have this supervisor give signs of life in a store that somebody else serves; without it this process ends."""
+
+    def end_process() -> None:
+        sys.stderr.write(f"the store at {address.endpoint} does not answer: this launch ends\n")
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)
+
+    # A request that fails is no end: the supervisor sees that, too. One that never returns is.
+    beat = Beat(
+        lambda: join_store(address, looks_at=""),
+        SUPERVISOR_BEAT,
+        _LONGEST_SILENCE_S,
+        when_silent=end_process,
+    )
+    beat.start()
+    return beat
 
 
 def store_address_of(plan: LaunchPlan, host: str, port: int) -> StoreAddress:
-    """Return where runs of the job of *plan* meet in the store at *host*:*port*."""
+    """Return where the keys of the job of *plan* are in the store at *host*:*port*."""
     backend = "etcd-v2" if plan.rdzv_backend == "etcd-v2" else "c10d"
     address = StoreAddress(host, port, backend=backend, options=plan.rdzv_options)
     return address.under(plan.job_name)
 
 
 def connect(address: StoreAddress) -> ControlStore:
-    """Return the keys at *address* in a store that somebody else serves.
+    """Return a client of the store at *address*, which somebody else serves.
 
     Raises:
         RendezvousError: nobody does, or this version of elasticflow cannot use it.
     """
     try:
         socket.create_connection((address.host, address.port), timeout=_ANSWER_S).close()
-        keys = join_store(address, looks_at="", answer_s=_ANSWER_S)
-        keys.check([_NEWEST])
+        store = join_store(address, looks_at="", answer_s=_ANSWER_S)
+        store.check([_NEWEST])
     except (OSError, ImportError, StoreLostError) as error:
         raise RendezvousError(
             f"no store for the rendezvous at {address.endpoint}: {str(error).splitlines()[0]}",
@@ -125,21 +148,21 @@ def connect(address: StoreAddress) -> ControlStore:
             if address.backend == "etcd-v2"
             else f"start it there: elasticflow rendezvous serve --port {address.port}",
         ) from error
-    return keys
+    return store
 
 
-def newest_launch(keys: ControlStore) -> int:
-    """Return the number of the newest launch of the job whose keys these are; 0 if there was none."""
-    return int(keys.get(_NEWEST)) if keys.check([_NEWEST]) else 0
+def newest_launch(store: ControlStore) -> int:
+    """Return the number of the newest launch of the job that has *store*; 0 if there was none."""
+    return int(store.get(_NEWEST)) if store.check([_NEWEST]) else 0
 
 
-def _lead(keys: ControlStore, address: StoreAddress) -> int:
+def _lead(store: ControlStore, address: StoreAddress) -> int:
     """Return the number of the launch that this process leads from now on.
 
     Raises:
         LedElsewhereError: another process leads one.
     """
-    number = newest_launch(keys)
+    number = newest_launch(store)
     led = LedElsewhereError(
         f"a run of this job is led by another process, at {address.endpoint}",
         f"take part in it: elasticflow run JOB --join {address.endpoint}",
@@ -148,24 +171,24 @@ def _lead(keys: ControlStore, address: StoreAddress) -> int:
         raise led
     while True:
         number += 1
-        if keys.add(f"claim/{number}", 1) == 1:
-            keys.set(_NEWEST, str(number))
+        if store.add(f"claim/{number}", 1) == 1:
+            store.set(_NEWEST, str(number))
             # Nobody reads them any more, and the store outlives all runs.
             join_store(address.under(str(number - 2)), looks_at="").forget()
             return number
         deadline = time.monotonic() + _CLAIM_S
         while time.monotonic() < deadline:  # unless it died right after it claimed
-            if newest_launch(keys) >= number:
+            if newest_launch(store) >= number:
                 raise led
             time.sleep(_LOOK_S)
 
 
 def _is_led(address: StoreAddress) -> bool:
-    keys = join_store(address, looks_at="")
-    if keys.check([EXIT_CODE]):
+    store = join_store(address, looks_at="")
+    if store.check([EXIT_CODE]):
         return False
-    watch = SupervisorWatch(keys)
-    while not watch.is_silent():
+    watch = SupervisorWatch(store)
+    while not watch.look():
         if watch.has_changed:
             return True
         time.sleep(_LOOK_S)

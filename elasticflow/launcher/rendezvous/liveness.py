@@ -1,94 +1,150 @@
-"""Signs of life of a launch's supervisor, in a store that outlives it."""
+"""Signs of life through a control store: a `Beat` gives them, a `Silence` tells how long there has been none."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from elasticflow.errors import INTERRUPTED
-from elasticflow.launcher.rendezvous.store_keys import join_store
-from elasticflow.protocol.store_address import StoreLostError
+from elasticflow.launcher.rendezvous.store_keys import SUPERVISOR_BEAT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elasticflow.protocol.control_store import ControlStore
-    from elasticflow.protocol.store_address import StoreAddress
 
-_HEAD = "head"
-_BEAT_S = 0.25
+BEAT_S = 0.25
 _SILENT_S = 3.0
-_LONGEST_SILENCE_S = 20.0
 
 
-class SupervisorWatch:
-    """Whether the supervisor of the launch with *keys* gives signs of life; one with a store of its own gives none.
+class Silence:
+    """How long a process or a store has given no sign of life, as somebody sees it who looks again and again.
+
+    A pause of the one who looks, whose laptop slept for instance, is no silence: it is counted anew after one.
+
+    Args:
+        limit_s: Seconds that a silence may last.
+        now: On the monotonic clock, as in all methods.
 
     Attributes:
-        has_changed: It has given one since this was made.
+        has_changed: The sign of life has changed since the first one was seen.
     """
 
-    def __init__(self, keys: ControlStore) -> None:
-        self._keys = keys
-        self._last: bytes | None = None
-        self._since = self._looked = time.monotonic()
+    def __init__(self, limit_s: float, now: float) -> None:
+        self._limit_s = limit_s
+        self._sign: object = None
+        self._since = self._looked = now
         self.has_changed = False
 
-    def is_silent(self) -> bool:
-        """Return whether it has been silent for too long; looks a few times a second."""
-        now = time.monotonic()
-        if now < self._looked + _BEAT_S:
-            return False
-        paused, self._looked = now - self._looked > _SILENT_S / 2, now
-        if not self._keys.check([_HEAD]):
-            return False
-        beat = self._keys.get(_HEAD)
-        if beat != self._last or paused:
-            self.has_changed = self.has_changed or self._last not in (None, beat)
-            self._last, self._since = beat, now
-        return now - self._since > _SILENT_S
+    def look(self, sign: object, now: float) -> None:
+        """Take in *sign*, which is another one after each sign of life; None before the first."""
+        was_paused = now - self._looked > self._limit_s / 2
+        self._looked = now
+        if sign != self._sign or was_paused:
+            self.has_changed = self.has_changed or self._sign not in (None, sign)
+            self._sign, self._since = sign, now
+
+    def is_too_long(self, now: float) -> bool:
+        """Return whether there has been no sign of life for longer than the limit."""
+        return now - self._since > self._limit_s
 
 
-class SupervisorHeartbeat:
-    """Signs of life of this supervisor in a store that somebody else serves; without the store this process ends."""
+class Beat:
+    """Changes a number in a control store several times a second, and watches over whether the store answers.
 
-    _needs_store = True
+    In threads of its own, with a connection of its own: the main thread may be busy ending workers, or be inside a
+    request to a host that is cut off, which never returns.
 
-    def __init__(self, address: StoreAddress) -> None:
-        self._address = address
+    Args:
+        join: Returns a client of the store.
+        key: Where the number is.
+        limit_s: Seconds without an answer after which the store counts as lost.
+        when_silent: Called when it does.
+        when_failed: Called when a request has failed.
+        after_each: Called with the store after each change.
+    """
+
+    def __init__(
+        self,
+        join: Callable[[], ControlStore],
+        key: str,
+        limit_s: float,
+        *,
+        when_silent: Callable[[], None],
+        when_failed: Callable[[], None] = lambda: None,
+        after_each: Callable[[ControlStore], None] = lambda _: None,
+    ) -> None:
+        self._join, self._key, self._limit_s = join, key, limit_s
+        self._when_silent, self._when_failed, self._after_each = when_silent, when_failed, after_each
         self._is_over = threading.Event()
-        self._answered = time.monotonic()
-        for run in (self._beat, self._watch):
-            threading.Thread(target=run, daemon=True, name="head").start()
+        self._needs_store = True
+        self._answers = 0
+        self._threads: list[threading.Thread] = []
 
-    def end(self) -> None:
-        """Give none any more."""
+    def start(self) -> None:
+        """Begin."""
+        self._threads = [
+            threading.Thread(target=run, daemon=True, name="beat") for run in (self._beat, self._watch)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Give no sign of life any more, and do not mind what becomes of the store."""
         self._is_over.set()
 
+    def join(self) -> None:
+        """Wait a moment for the threads to end: one that is inside a request when the interpreter ends would abort it."""
+        for thread in self._threads:
+            thread.join(BEAT_S)
+
     def outlive_store(self) -> None:
-        """Do not end this process any more if the store does not answer."""
+        """Go on, but do not mind any more if the store does not answer."""
         self._needs_store = False
 
     def _beat(self) -> None:
-        with suppress(StoreLostError):  # seen by the supervisor, too
-            keys = join_store(self._address, looks_at="")
+        try:
+            store = self._join()
             for number in itertools.count():
-                keys.set(_HEAD, str(number))
-                self._answered = time.monotonic()
-                if self._is_over.wait(_BEAT_S):
+                store.set(self._key, str(number))
+                self._after_each(store)
+                self._answers += 1
+                if self._is_over.wait(BEAT_S):
                     return
+        except RuntimeError:
+            if not self._is_over.is_set():
+                self._when_failed()
 
     def _watch(self) -> None:
-        """End this process if the store does not answer: the supervisor may be inside a request that never returns."""
-        looked = time.monotonic()
-        while not self._is_over.wait(_BEAT_S):
-            before, looked = looked, time.monotonic()
-            if looked - before > _LONGEST_SILENCE_S / 2:
-                self._answered = looked  # this process was stopped for a while: no silence of the store's
-            elif self._needs_store and looked - self._answered > _LONGEST_SILENCE_S:
-                sys.stderr.write(f"the store at {self._address.endpoint} does not answer: this launch ends\n")
-                sys.stderr.flush()
-                os._exit(INTERRUPTED)
+        silence = Silence(self._limit_s, time.monotonic())
+        while not self._is_over.wait(BEAT_S):
+            now = time.monotonic()
+            silence.look(self._answers, now)
+            if self._needs_store and silence.is_too_long(now):
+                self._when_silent()
+
+
+class SupervisorWatch:
+    """Looks for signs of life of the supervisor of the launch in *store*; one that serves the store itself gives none."""
+
+    def __init__(self, store: ControlStore) -> None:
+        self._store = store
+        self._looked = time.monotonic()
+        self._silence = Silence(_SILENT_S, self._looked)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether it has given a sign of life since this was made."""
+        return self._silence.has_changed
+
+    def look(self) -> bool:
+        """Look, a few times a second at most; return whether the supervisor has been silent for too long."""
+        now = time.monotonic()
+        if now < self._looked + BEAT_S:
+            return False
+        self._looked = now
+        if not self._store.check([SUPERVISOR_BEAT]):
+            return False
+        self._silence.look(self._store.get(SUPERVISOR_BEAT), now)
+        return self._silence.is_too_long(now)

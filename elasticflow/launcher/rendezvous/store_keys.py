@@ -1,23 +1,24 @@
 """The keys by which the supervisor and the agents of a launch talk.
 
-All of it lies in one store under the launch's own prefix, in plain keys (`set`, `get`, `add`, `check` and
-`delete_key` only, so that etcd fits the same interface: `protocol/etcd_store.py`):
+All of them lie in one control store under the launch's own prefix, and are used by `set`, `get`, `add`, `check` and
+`delete_key` only, so that etcd fits the same interface (`protocol/etcd_store.py`):
 
     invitation              what another machine has to know to take part (`invitation.py`)
     exit_code               of the launch, once it is over
     noticed                 number of machines that have read it
-    head                    a number that the supervisor changes (`launcher/rendezvous/leadership.py`)
+    head                    a number that the supervisor changes while it lives (`leadership.py`)
     joined                  number of machines that have joined so far
-    told/feeds              number of agents so far
-    told/feed/<f>/<i>       messages of the f-th agent to the supervisor, in order
-    told/beat/<f>           a number that the f-th agent changes several times a second
-    orders/gone/<f>         the f-th agent is to leave: its node was let go, or is taken for lost
-    orders/rounds           number of decisions so far
-    orders/round/<i>        the i-th: a generation to form, or to stop
-    orders/drain/<g>        workers of this generation are asked to leave after a step
-    orders/stop/<g>         workers of this generation are to be killed now: a peer has failed
+    told/feeds              number of outboxes so far: one for each agent that was started, and each machine that joined
+    told/feed/<o>/<i>       the i-th message to the supervisor in outbox o (`protocol/messages.py`)
+    told/beat/<o>           a number that the agent with outbox o changes several times a second while it lives
+    orders/gone/<o>         the agent with outbox o is to leave: its node was let go, or counts as lost
+    orders/rounds           number of orders so far
+    orders/round/<i>        the i-th order to all agents (`protocol/messages.py`)
+    orders/drain/<g>        workers of generation g are asked to leave after a step
+    orders/stop/<g>         workers of generation g are to be killed now: another worker of it has failed
+    orders/stacks/<g>       agents are to tell where the workers of generation g stand
 
-Workers find the store of their own process group by it, under `run/<generation>/` (runtime/process/process_group.py).
+Workers find the store of their own process group through it, under `run/<generation>/` (runtime/process/process_group.py).
 """
 
 from __future__ import annotations
@@ -28,63 +29,65 @@ from elasticflow.protocol import control_store
 
 if TYPE_CHECKING:
     from elasticflow.protocol.control_store import ControlStore, RemoteControlStore
+    from elasticflow.protocol.messages import GenerationRequest
     from elasticflow.protocol.store_address import StoreAddress
 
 TOLD = "told"
 ORDERS = "orders"
-FEEDS = f"{TOLD}/feeds"
-ROUNDS = f"{ORDERS}/rounds"
 INVITATION = "invitation"
 EXIT_CODE = "exit_code"
 NOTICED = "noticed"
+SUPERVISOR_BEAT = "head"
+OUTBOX_COUNT = f"{TOLD}/feeds"
+ORDER_COUNT = f"{ORDERS}/rounds"
 
 
 def join_store(
     address: StoreAddress, *, looks_at: str = ORDERS, answer_s: float = control_store.ANSWER_S
 ) -> RemoteControlStore:
-    """Return a client of the store at *address*.
+    """Return a client of the control store at *address*.
 
     Args:
-        address: Where, and below which prefix.
+        address: Where it is served, and below which prefix its keys lie.
         looks_at: First word of the keys that are looked at all the time; empty for none.
         answer_s: Seconds that a server other than etcd has to answer in.
 
     Raises:
-        StoreLostError: it does not.
+        StoreLostError: it does not answer.
     """
     return control_store.connect(address, (looks_at,) if looks_at else (), answer_s)
 
 
-def feed_key(feed: int, number: int) -> str:
-    """Return the key of the *number*-th message of the *feed*-th agent."""
-    return f"{TOLD}/feed/{feed}/{number}"
+def message_key(outbox: int, number: int) -> str:
+    """Return the key of the *number*-th message in *outbox*."""
+    return f"{TOLD}/feed/{outbox}/{number}"
 
 
-def beat_key(feed: int) -> str:
-    """Return the key that the *feed*-th agent changes while it lives."""
-    return f"{TOLD}/beat/{feed}"
+def beat_key(outbox: int) -> str:
+    """Return the key that the agent with *outbox* changes while it lives."""
+    return f"{TOLD}/beat/{outbox}"
 
 
-def gone_key(feed: int) -> str:
-    """Return the key that has the *feed*-th agent leave."""
-    return f"{ORDERS}/gone/{feed}"
+def release_key(outbox: int) -> str:
+    """Return the key that has the agent with *outbox* leave."""
+    return f"{ORDERS}/gone/{outbox}"
 
 
-def round_key(number: int) -> str:
-    """Return the key of the *number*-th round."""
+def order_key(number: int) -> str:
+    """Return the key of the *number*-th order."""
     return f"{ORDERS}/round/{number}"
 
 
-def request_key(what: str, generation: int) -> str:
-    """Return the key that asks for `drain` or `stop` of *generation*."""
+def request_key(what: GenerationRequest, generation: int) -> str:
+    """Return the key that asks the workers of *generation* for *what*."""
     return f"{ORDERS}/{what}/{generation}"
 
 
-def is_requested(store: ControlStore, what: str, generation: int) -> bool:
-    """Return whether the supervisor asked for `drain` or `stop` of *generation*."""
+def is_requested(store: ControlStore, what: GenerationRequest, generation: int) -> bool:
+    """Return whether the supervisor has asked the workers of *generation* for *what*."""
     return bool(store.check([request_key(what, generation)]))
 
 
-def is_gone(store: ControlStore, feed: int) -> bool:
-    """Return whether the agent with this feed is to leave."""
-    return bool(store.check([gone_key(feed)]))
+def is_released(store: ControlStore, outbox: int) -> bool:
+    """Return whether the agent with *outbox* is to leave."""
+    return bool(store.check([release_key(outbox)]))

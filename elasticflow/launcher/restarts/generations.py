@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from elasticflow.launcher.restarts.failures import Failure, Report, first_failure
+
+if TYPE_CHECKING:
+    from elasticflow.events import EventRecord
+    from elasticflow.protocol.messages import StalledWorker, StartedWorker, WorkerEnd
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Generation:
         stopped: Why the job's own code ended training before its length, if it did.
         is_stopping: Its workers are being killed, since one has failed or a node is lost.
         raised: The `worker.raised` line of each rank that wrote one.
-        standing: Nodes whose workers have all stood still for too long.
+        stalled: Nodes whose workers have all made no progress for too long.
         stacks: Where the workers of each node stand that has said so, once it was asked.
         stacks_asked: When it was, on the monotonic clock.
         hung: In the form of a `worker.raised` line, what the rank was doing that all others wait for.
@@ -56,13 +60,13 @@ class Generation:
     is_finished: bool = False
     stopped: str | None = None
     is_stopping: bool = False
-    raised: dict[int, dict[str, Any]] = field(default_factory=dict)
-    standing: set[str] = field(default_factory=set)
-    stacks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    raised: dict[int, EventRecord] = field(default_factory=dict)
+    stalled: set[str] = field(default_factory=set)
+    stacks: dict[str, tuple[StalledWorker, ...]] = field(default_factory=dict)
     stacks_asked: float | None = None
-    hung: dict[int, dict[str, Any]] = field(default_factory=dict)
-    workers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hung: dict[int, EventRecord] = field(default_factory=dict)
+    workers: dict[str, tuple[StartedWorker, ...]] = field(default_factory=dict)
+    ended: dict[str, tuple[WorkerEnd, ...]] = field(default_factory=dict)
     lost: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
@@ -78,28 +82,26 @@ class Generation:
     @property
     def failed_at(self) -> float | None:
         """Unix time of the first end of a worker, as far as nodes have told."""
-        return min((w["at"] for m in self.ended.values() for w in m["workers"]), default=None)
+        return min((end.at for ends in self.ended.values() for end in ends), default=None)
 
     def cause(self) -> Cause | None:
         """Return why it failed: a lost node, else the worker that failed first; None if no worker failed by itself."""
         for node, (kind, error) in self.lost.items():
             return Cause(node, kind, error)
-        reports = [r for node, message in self.ended.items() for r in self._reports(node, message["workers"])]
+        reports = [self._report(node, end) for node, ends in self.ended.items() for end in ends]
         found = first_failure(reports, is_finished=self.is_finished)
         return None if found is None else Cause(found.node, found.failure_class, found.error, found)
 
-    def _reports(self, node: str, workers: list[dict[str, Any]]) -> list[Report]:
-        return [
-            Report(
-                rank=w["rank"],
-                exit_code=w["exit_code"],
-                raised=self.hung.get(w["rank"]) or self.raised.get(w["rank"]),
-                time=w["at"],
-                node=node,
-                pid=w["pid"],
-                ended_by_us=w["ended_by_us"] and w["rank"] not in self.hung,
-                oom_killed=w["oom_killed"],
-                stderr=w["stderr"],
-            )
-            for w in workers
-        ]
+    def _report(self, node: str, end: WorkerEnd) -> Report:
+        is_hung = end.rank in self.hung
+        return Report(
+            rank=end.rank,
+            exit_code=end.exit_code,
+            raised=self.hung.get(end.rank) or self.raised.get(end.rank),
+            time=end.at,
+            node=node,
+            pid=end.pid,
+            ended_by_us=end.ended_by_us and not is_hung,
+            oom_killed=end.oom_killed,
+            stderr=end.stderr,
+        )

@@ -1,29 +1,38 @@
-"""The supervisor's side of the launch's store: hears agents, publishes rounds. Keys: `keys.py`."""
+"""The supervisor's side of the launch's control store: it hears agents and publishes orders.
+
+The agents' side is `launcher/rendezvous/supervisor_channel.py`; the keys are described in `rendezvous/store_keys.py`.
+"""
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from elasticflow.launcher.rendezvous.rounds import Round
+from elasticflow.launcher.rendezvous.liveness import Silence
 from elasticflow.launcher.rendezvous.store_keys import (
     EXIT_CODE,
-    FEEDS,
     INVITATION,
     NOTICED,
-    ROUNDS,
+    ORDER_COUNT,
+    OUTBOX_COUNT,
     beat_key,
-    feed_key,
-    gone_key,
+    message_key,
+    order_key,
+    release_key,
     request_key,
-    round_key,
+)
+from elasticflow.protocol.messages import (
+    EndLaunch,
+    FormGeneration,
+    NodeReady,
+    message_from_json,
+    order_to_json,
 )
 
 if TYPE_CHECKING:
     from elasticflow.launcher.rendezvous.invitation import Invitation
     from elasticflow.protocol.control_store import ControlStore
+    from elasticflow.protocol.messages import GenerationRequest, Message, Order
 
 # An agent tells that it lives ten times in this; a loaded machine may keep it from doing so for a while.
 SILENT_S = 2.5
@@ -36,49 +45,48 @@ class AgentChannel:
 
     def __init__(self, store: ControlStore) -> None:
         self._store = store
-        self._taken: list[int] = []  # messages taken so far, by feed
-        self._feeds: dict[str, int] = {}  # the feed of each node that has joined
-        self._beats: dict[str, tuple[bytes, float]] = {}  # what each node said last, and when it was new
+        # Messages taken so far, by outbox.
+        self._taken: list[int] = []
+        # The outbox of each node that has joined.
+        self._outboxes: dict[str, int] = {}
+        self._silences: dict[str, Silence] = {}
         self._looked = 0.0
-        self._count = 0
+        self._order_count = 0
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[Message]:
         """Return the messages that agents have sent since the last call, and forget them."""
         messages = []
-        if self._store.check([FEEDS]):
-            self._taken += [0] * (int(self._store.get(FEEDS)) - len(self._taken))
+        if self._store.check([OUTBOX_COUNT]):
+            self._taken += [0] * (int(self._store.get(OUTBOX_COUNT)) - len(self._taken))
         for index in range(len(self._taken)):
-            while self._store.check([key := feed_key(index + 1, self._taken[index] + 1)]):
-                message = json.loads(self._store.get(key))
-                if message.get("type") == "node":
-                    self._feeds[message["node"]] = index + 1
-                    self._beats.pop(message["node"], None)
+            while self._store.check([key := message_key(index + 1, self._taken[index] + 1)]):
+                message = message_from_json(self._store.get(key))
+                if isinstance(message, NodeReady):
+                    self._outboxes[message.node] = index + 1
+                    self._silences.pop(message.node, None)
                 messages.append(message)
                 self._store.delete_key(key)
                 self._taken[index] += 1
         return messages
 
-    def silent(self) -> list[str]:
-        """Return the nodes that have given no sign of life for `SILENT_S`; looks a few times a second."""
+    def silent_nodes(self) -> list[str]:
+        """Look for signs of life, a few times a second at most; return the nodes that have given none for `SILENT_S`."""
         now = time.monotonic()
         if now < self._looked + _LOOK_S:
             return []
-        # A pause of this process, of a laptop that slept for instance, is no silence of theirs.
-        paused, self._looked = now - self._looked > SILENT_S / 2, now
-        found = []
-        for node, feed in self._feeds.items():
-            key = beat_key(feed)
-            beat = self._store.get(key) if self._store.check([key]) else b""
-            last = self._beats.get(node)
-            if last is None or beat != last[0] or paused:
-                self._beats[node] = (beat, now)
-            elif now - last[1] >= SILENT_S:
-                found.append(node)
-        return found
+        self._looked = now
+        silent = []
+        for node, outbox in self._outboxes.items():
+            key = beat_key(outbox)
+            silence = self._silences.setdefault(node, Silence(SILENT_S, now))
+            silence.look(self._store.get(key) if self._store.check([key]) else None, now)
+            if silence.is_too_long(now):
+                silent.append(node)
+        return silent
 
     def form(self, generation: int, nodes: tuple[tuple[str, int], ...], failed_at: float | None) -> None:
         """Have *nodes*, each with its number of workers, form *generation*."""
-        self._publish(Round(generation=generation, nodes=nodes, failed_at=failed_at))
+        self._publish(FormGeneration(generation, nodes, failed_at))
 
     def invite(self, invitation: Invitation) -> None:
         """Tell other machines what they need to take part."""
@@ -87,27 +95,27 @@ class AgentChannel:
     def stop(self, exit_code: int = 0) -> None:
         """Have every agent leave, and machines that joined with *exit_code*."""
         self._store.set(EXIT_CODE, str(exit_code))
-        self._publish(Round(stop=True))
+        self._publish(EndLaunch())
 
     def await_notice(self, nodes: set[str], patience_s: float) -> None:
         """Return once all machines but *nodes* have read the exit code, or after *patience_s*: the store goes then."""
         deadline = time.monotonic() + patience_s
-        others = len(self._feeds.keys() - nodes)
+        others = len(self._outboxes.keys() - nodes)
         while self._store.add(NOTICED, 0) < others and time.monotonic() < deadline:
             time.sleep(_NOTICE_POLL_S)
 
-    def request(self, what: str, generation: int) -> None:
-        """Ask the workers of *generation* to `drain`, or have them killed (`stop`)."""
+    def request(self, what: GenerationRequest, generation: int) -> None:
+        """Ask *what* of the workers of *generation*."""
         self._store.set(request_key(what, generation), "1")
 
     def release(self, node: str) -> None:
         """Have the agent of *node* leave; it is not listened for any more."""
-        feed = self._feeds.pop(node, None)
-        self._beats.pop(node, None)
-        if feed is not None:
-            self._store.set(gone_key(feed), "1")
+        outbox = self._outboxes.pop(node, None)
+        self._silences.pop(node, None)
+        if outbox is not None:
+            self._store.set(release_key(outbox), "1")
 
-    def _publish(self, round_: Round) -> None:
-        self._count += 1
-        self._store.set(round_key(self._count), json.dumps(asdict(round_)))
-        self._store.set(ROUNDS, str(self._count))
+    def _publish(self, order: Order) -> None:
+        self._order_count += 1
+        self._store.set(order_key(self._order_count), order_to_json(order))
+        self._store.set(ORDER_COUNT, str(self._order_count))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.launcher.supervisor.nodes import Nodes
+    from elasticflow.protocol.messages import GenerationRequest
 
 
 class Agents(Protocol):
@@ -21,8 +22,8 @@ class Agents(Protocol):
     def form(self, generation: int, nodes: tuple[tuple[str, int], ...], failed_at: float | None) -> None:
         """Have *nodes*, each with its number of workers, form *generation*."""
 
-    def request(self, what: str, generation: int) -> None:
-        """Ask the workers of *generation* to `drain`, or have them killed (`stop`)."""
+    def request(self, what: GenerationRequest, generation: int) -> None:
+        """Ask *what* of the workers of *generation*."""
 
     def release(self, node: str) -> None:
         """Let *node* go."""

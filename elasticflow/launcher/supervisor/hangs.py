@@ -7,15 +7,16 @@ is asked for stacks; when they are there, the rank that the others wait for is n
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.launcher.agent.hang_culprit import StalledWorker, find_culprit
+from elasticflow.launcher.supervisor.hang_culprit import find_culprit, own_frames, phase_of, stack_text
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.launcher.restarts.generations import Generation
     from elasticflow.launcher.supervisor.formation import Agents
+    from elasticflow.protocol.messages import Stacks, Standstill
 
 _ANSWER_S = 5.0
 
@@ -26,16 +27,18 @@ class Hangs:
     def __init__(self, journal: Journal, agents: Agents) -> None:
         self._journal, self._agents = journal, agents
 
-    def told(self, message: dict[str, Any], generation: Generation | None) -> None:
-        """Take in an agent's message: whether its node stands still, or where its workers stand."""
-        if generation is None or generation.number != message["generation"]:
-            return
-        if message["type"] == "stacks":
-            generation.stacks[message["node"]] = message["workers"]
-        elif message["is_so"]:
-            generation.standing.add(message["node"])
-        else:
-            generation.standing.discard(message["node"])
+    def standstill(self, message: Standstill, generation: Generation | None) -> None:
+        """Take in whether the workers of a node make progress."""
+        if generation is not None and generation.number == message.generation:
+            if message.is_so:
+                generation.stalled.add(message.node)
+            else:
+                generation.stalled.discard(message.node)
+
+    def stacks(self, message: Stacks, generation: Generation | None) -> None:
+        """Take in where the workers of a node stand."""
+        if generation is not None and generation.number == message.generation:
+            generation.stacks[message.node] = message.workers
 
     def is_found(self, generation: Generation) -> bool:
         """Return whether *generation* hangs and is to be killed: then the rank that is to blame has been told.
@@ -45,7 +48,7 @@ class Hangs:
         running = [node for node in generation.nodes if node not in generation.ended]
         now = time.monotonic()
         if generation.stacks_asked is None:
-            if running and generation.standing.issuperset(running):
+            if running and generation.stalled.issuperset(running):
                 generation.stacks_asked = now
                 self._agents.request("stacks", generation.number)
             return False
@@ -55,24 +58,24 @@ class Hangs:
         return True
 
     def _tell(self, generation: Generation) -> None:
-        found = [StalledWorker.of(each) for of_node in generation.stacks.values() for each in of_node]
-        if not found:  # killed all the same
+        stalled = [worker for workers in generation.stacks.values() for worker in workers]
+        if not stalled:  # killed all the same
             error = "no progress, and no node told where its workers stand"
             generation.hung[0] = {"class": "hang", "error": error}
             return
-        standing, reason = find_culprit(found)
-        phase, seconds = standing.doing, standing.seconds
+        worker, reason = find_culprit(stalled)
+        phase = phase_of(worker)
         self._journal.event(
             events.HANG_DETECTED,
-            rank=standing.rank,
-            node=standing.node,
+            rank=worker.rank,
+            node=worker.node,
             phase=phase,
-            step=standing.step,
-            seconds=seconds,
-            limit_s=standing.limit_s,
+            step=worker.step,
+            seconds=worker.seconds,
+            limit_s=worker.limit_s,
             reason=reason,
-            frames=[str(frame) for frame in standing.own_frames],
-            stacks=standing.log,
+            frames=[str(frame) for frame in own_frames(worker)],
+            stacks=worker.log,
         )
-        error = f"no progress for {seconds:.0f} s in phase {phase}: {reason}"
-        generation.hung[standing.rank] = {"class": "hang", "error": error, "traceback": standing.text()}
+        error = f"no progress for {worker.seconds:.0f} s in phase {phase}: {reason}"
+        generation.hung[worker.rank] = {"class": "hang", "error": error, "traceback": stack_text(worker)}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import events
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.events import EventRecord
     from elasticflow.launcher.journal.environment_record import EnvironmentRecord
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.launcher.journal.metrics import Metrics
@@ -21,9 +24,9 @@ class Ingest:
         self._metrics = metrics
         self._environment = environment
 
-    def lines(self, lines: list[dict[str, Any]], generation: Generation | None) -> None:
+    def lines(self, lines: Sequence[EventRecord], generation: Generation | None) -> None:
         """Take in followed lines of the rank logs, in the order they were written."""
-        measured: list[dict[str, Any]] = []
+        measured: list[EventRecord] = []
         for line in lines:
             if line["event"] in (events.STEP, events.EVALUATION):
                 measured.append(line)
@@ -33,7 +36,7 @@ class Ingest:
             self._said(line, generation)
         self._measured(measured, generation)
 
-    def _measured(self, lines: list[dict[str, Any]], generation: Generation | None) -> None:
+    def _measured(self, lines: list[EventRecord], generation: Generation | None) -> None:
         self._metrics.add(lines)
         for line in lines:
             self._journal.show(line)
@@ -42,7 +45,7 @@ class Ingest:
                     generation.step, generation.epoch = line["step"], line["epoch"]
                 self._journal.update(step=line["step"], epoch=line["epoch"], loss=line["loss"])
 
-    def _said(self, line: dict[str, Any], generation: Generation | None) -> None:
+    def _said(self, line: EventRecord, generation: Generation | None) -> None:
         name = line["event"]
         if name == events.WORKER_RAISED:
             if generation is not None:
@@ -71,12 +74,12 @@ class Ingest:
             )  # logging.every may leave the last out
         self._journal.copy(line)
 
-    def reports(self, reports: list[dict[str, Any]]) -> None:
+    def reports(self, reports: Sequence[EventRecord]) -> None:
         """Take in the snapshot writer's reports."""
         for report in reports:
-            name = report.pop("event")
+            name = report["event"]
             if name == events.SNAPSHOT_COMMITTED:
                 self._journal.update(at_once=True, snapshot=report["name"])
             if name in events.SCHEMA:
-                report.pop("generation", None)
-                self._journal.event(name, **report)
+                fields = {key: value for key, value in report.items() if key not in ("event", "generation")}
+                self._journal.event(name, **fields)

@@ -7,7 +7,7 @@ tested as a table.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
 from elasticflow.launcher.restarts.restart_policy import unready_end, would_end_again
@@ -17,6 +17,8 @@ from elasticflow.launcher.supervisor.hangs import Hangs
 from elasticflow.launcher.supervisor.outcomes import GenerationEnds, Verdicts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from elasticflow.launcher.agent.agent_process import AgentEnd
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.launcher.restarts.generations import Generation
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.supervisor.formation import Agents, Formation
     from elasticflow.launcher.supervisor.nodes import Node, Nodes
     from elasticflow.launcher.supervisor.outcomes import Verdict
+    from elasticflow.protocol.messages import RefusedModule, StartedWorker, WorkersEnded, WorkersStarted
 
 
 class Lifecycle:
@@ -74,7 +77,7 @@ class Lifecycle:
 
     # --- what happens -----------------------------------------------------------------------------------
 
-    def node_joined(self, node: Node, refused: list[dict[str, str]]) -> None:
+    def node_joined(self, node: Node, refused: Sequence[RefusedModule] = ()) -> None:
         """A node's agent is ready; its fork server has *refused* to import some modules beforehand."""
         generation = self.generation
         if generation is not None and node.name in generation.running:
@@ -86,7 +89,7 @@ class Lifecycle:
         self._nodes.join(node, time.monotonic())
         self._journal.event(events.NODE_JOINED, node=node.name, host=node.host, nproc=node.nproc)
         for module in refused:
-            self._journal.event(events.PRELOAD_REFUSED, **module)
+            self._journal.event(events.PRELOAD_REFUSED, module=module.module, reason=module.reason)
 
     def node_leaving(self, node: str) -> None:
         """A node is about to be taken away: its workers, and with them all others, leave after a step."""
@@ -130,21 +133,21 @@ class Lifecycle:
         self._nodes.expect(node)
         return self.verdict is None
 
-    def workers_started(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+    def workers_started(self, message: WorkersStarted) -> list[StartedWorker]:
         """Return all workers of the generation that runs, now that those of one more node have started."""
         generation = self.generation
-        if generation is None or generation.number != message["generation"]:
+        if generation is None or generation.number != message.generation:
             return []
-        generation.workers[message["node"]] = message["workers"]
-        return [worker for node in generation.nodes for worker in generation.workers.get(node, [])]
+        generation.workers[message.node] = message.workers
+        return [worker for node in generation.nodes for worker in generation.workers.get(node, ())]
 
-    def group_ended(self, message: dict[str, Any]) -> None:
+    def group_ended(self, message: WorkersEnded) -> None:
         """The workers of a generation have ended on one node, as its agent's message says."""
         generation = self.generation
-        if generation is None or generation.number != message["generation"]:
+        if generation is None or generation.number != message.generation:
             return
-        generation.ended[message["node"]] = message
-        if message["failed"]:
+        generation.ended[message.node] = message.workers
+        if message.failed:
             self._stop(generation)
         self._conclude(generation)
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from elasticflow import errors, events
 from elasticflow.errors import RendezvousError, RunFolderError
@@ -32,6 +32,18 @@ from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 from elasticflow.launcher.supervisor.lifecycle import Lifecycle
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Node, Nodes
+from elasticflow.protocol.messages import (
+    AgentDied,
+    LogLines,
+    NodeLeaving,
+    NodeReady,
+    ProcessLeftBehind,
+    Stacks,
+    Standstill,
+    WorkersEnded,
+    WorkersStarted,
+    WriterReports,
+)
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.writer.committer import FENCED
@@ -41,6 +53,7 @@ if TYPE_CHECKING:
 
     from elasticflow.launcher.supervisor.launch_record import Launch
     from elasticflow.launcher.supervisor.outcomes import Verdict
+    from elasticflow.protocol.messages import Message
 
 _POLL_S = 0.01
 _NOTICE_S = 2.0  # of machines that joined, to read the exit code
@@ -157,45 +170,49 @@ class Supervisor:
             self._hear(message, lifecycle)
         self._look_at_signals(lifecycle)
         self._agents.turn(lifecycle)
-        for node in channel.silent():
+        for node in channel.silent_nodes():
             if not self._agents.kill(node):  # one of ours hangs or was stopped: seen to at the next turn
                 lifecycle.node_lost(node, "node_lost", "it has given no sign of life")
         lifecycle.time_passed()
 
-    def _hear(self, message: dict[str, Any], lifecycle: Lifecycle) -> None:
-        match message["type"]:
-            case "node":
-                node = Node(message["node"], message["host"], message["nproc"], message.get("node_rank"))
-                lifecycle.node_joined(node, message["refused"])
-            case "died":
-                lifecycle.node_lost(message["node"], "agent_lost", message["error"])
-            case "leaving":
-                lifecycle.node_leaving(message["node"])
-            case "workers":
-                self._journal.update(at_once=True, workers=lifecycle.workers_started(message))
-            case "lines" | "writer" | "left_behind":
+    def _hear(self, message: Message, lifecycle: Lifecycle) -> None:
+        match message:
+            case NodeReady():
+                node = Node(message.node, message.host, message.nproc, message.node_rank)
+                lifecycle.node_joined(node, message.refused)
+            case AgentDied():
+                lifecycle.node_lost(message.node, "agent_lost", message.error)
+            case NodeLeaving():
+                lifecycle.node_leaving(message.node)
+            case WorkersStarted():
+                workers = [asdict(worker) for worker in lifecycle.workers_started(message)]
+                self._journal.update(at_once=True, workers=workers)
+            case LogLines() | WriterReports() | ProcessLeftBehind():
                 self._take_in(message, lifecycle)
-            case "standstill" | "stacks":
-                lifecycle.hangs.told(message, lifecycle.generation)
-            case "ended":
+            case Standstill():
+                lifecycle.hangs.standstill(message, lifecycle.generation)
+            case Stacks():
+                lifecycle.hangs.stacks(message, lifecycle.generation)
+            case WorkersEnded():
                 lifecycle.group_ended(message)
-            case other:
-                raise AssertionError(f"no such message: {other}")
+            case _:
+                assert_never(message)
 
-    def _take_in(self, message: dict[str, Any], lifecycle: Lifecycle) -> None:
+    def _take_in(self, message: LogLines | WriterReports | ProcessLeftBehind, lifecycle: Lifecycle) -> None:
         """Take in a message that tells, as against those that ask for a decision."""
-        match message["type"]:
-            case "lines":
-                self._journal.update(held=message["held"])
-                self._ingest.lines(message["lines"], lifecycle.generation)
-            case "writer":
-                fenced = [r["generation"] for r in message["reports"] if r.get("reason") == FENCED]
-                self._ingest.reports(message["reports"])
+        match message:
+            case LogLines():
+                self._journal.update(held=message.held)
+                self._ingest.lines(message.lines, lifecycle.generation)
+            case WriterReports():
+                fenced = [r["generation"] for r in message.reports if r.get("reason") == FENCED]
+                self._ingest.reports(message.reports)
                 for generation in fenced:
                     lifecycle.fenced(generation)
+            case ProcessLeftBehind():
+                self._journal.event(events.PROCESS_LEFT_BEHIND, **asdict(message))
             case _:
-                fields = {key: message[key] for key in ("node", "pid", "command", "was_killed")}
-                self._journal.event(events.PROCESS_LEFT_BEHIND, **fields)
+                assert_never(message)
 
     def _look_at_signals(self, lifecycle: Lifecycle) -> None:
         if len(self._asked.numbers) > 1:
@@ -229,7 +246,7 @@ class Supervisor:
         with contextlib.suppress(StoreLostError):
             channel.await_notice(self._agents.nodes, _NOTICE_S)
             for message in channel.take():
-                if message["type"] in ("lines", "writer", "left_behind"):
+                if isinstance(message, LogLines | WriterReports | ProcessLeftBehind):
                     self._take_in(message, lifecycle)
         return self._conclude(verdict)
 

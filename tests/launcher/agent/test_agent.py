@@ -14,19 +14,26 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
 
 from elasticflow.launcher.agent.agent import Agent, build_agent
 from elasticflow.launcher.agent.agent_process import AgentConfig
-from elasticflow.launcher.agent.hang_culprit import StalledWorker
 from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
 from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
+from elasticflow.protocol.messages import (
+    LogLines,
+    NodeReady,
+    Stacks,
+    Standstill,
+    WorkersEnded,
+    WorkersStarted,
+)
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import Warm, is_alive, wait_until
@@ -34,11 +41,13 @@ from tests.launcher.conftest import Warm, is_alive, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from elasticflow.protocol.messages import Message
     from elasticflow.snapshots.client.writer_process import WriterProcess
 
 pytestmark = pytest.mark.usefixtures("real_processes")
 
 HANG_S = 0.6
+M = TypeVar("M")
 
 
 @dataclass
@@ -50,24 +59,25 @@ class Node:
     warm: Warm
     folder: RunFolder
     thread: threading.Thread
-    told: list[dict[str, Any]] = field(default_factory=list)
+    told: list[Message] = field(default_factory=list)
     lost: list[HelperLostError] = field(default_factory=list)
 
     def form(self, generation: int, code: str) -> None:
         """Have the agent form *generation* of two workers that run *code*, and wait until they have started."""
         self.warm.write("import os, pathlib, signal, sys, time\n" + textwrap.dedent(code))
         self.channel.form(generation, (("n0", 2),), None)
-        self.message("workers", generation)
+        self.message(WorkersStarted, generation)
 
-    def message(self, kind: str, generation: int | None = None) -> dict[str, Any]:
-        """Return the agent's first message of that kind, for *generation* if one is given."""
+    def message(self, message_type: type[M], generation: int | None = None) -> M:
+        """Return the agent's first message of that type, for *generation* if one is given."""
 
-        def found() -> list[dict[str, Any]]:
+        def found() -> list[M]:
             self.told += self.channel.take()
             return [
                 m
                 for m in self.told
-                if m["type"] == kind and (generation is None or m["generation"] == generation)
+                if isinstance(m, message_type)
+                and (generation is None or cast("Any", m).generation == generation)
             ]
 
         wait_until(found)
@@ -75,8 +85,8 @@ class Node:
 
     def ended(self, generation: int) -> tuple[bool, list[tuple[int, bool]]]:
         """Return whether the generation failed, and each rank's exit code and whether the agent ended it."""
-        message = self.message("ended", generation)
-        return message["failed"], [(w["exit_code"], w["ended_by_us"]) for w in message["workers"]]
+        message = self.message(WorkersEnded, generation)
+        return message.failed, [(w.exit_code, w.ended_by_us) for w in message.workers]
 
 
 @pytest.fixture
@@ -170,7 +180,7 @@ def test_group_that_leaves_by_itself_has_not_failed(node: Node, temporary: Path)
 
 def test_streams_that_torchrun_would_tee_are_shown(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     """`--tee=0:1` of the launch: the first worker's output, after its name, to the last line of the last moment."""
-    assert 2 == node.message("node")["nproc"]
+    assert 2 == node.message(NodeReady).nproc
     node.form(1, 'print("rank", os.environ["RANK"], flush=True)\nos.write(1, b"last")\nos._exit(3)')
     assert node.ended(1)[0]
 
@@ -192,10 +202,10 @@ def test_root_cause_is_waited_for_a_moment(node: Node, monkeypatch: pytest.Monke
         raise ValueError("label 11 is no digit")
         """,
     )
-    message = node.message("ended", 1)
+    message = node.message(WorkersEnded, 1)
 
-    assert [False, False] == [w["ended_by_us"] for w in message["workers"]]
-    assert "ValueError: label 11 is no digit\n" == message["workers"][1]["stderr"].splitlines(True)[-1]
+    assert [False, False] == [w.ended_by_us for w in message.workers]
+    assert "ValueError: label 11 is no digit\n" == message.workers[1].stderr.splitlines(True)[-1]
 
 
 def test_each_generation_has_its_number_logs_and_workers(node: Node) -> None:
@@ -211,7 +221,7 @@ def test_each_generation_has_its_number_logs_and_workers(node: Node) -> None:
 
     said = {(g, r): node.folder.rank_log(g, r, "stderr").read_text() for g in (4, 9) for r in (0, 1)}
     assert {(g, r): f"{g} {r}\n" for g in (4, 9) for r in (0, 1)} == said
-    pids = [{w["pid"] for w in node.message("workers", g)["workers"]} for g in (4, 9)]
+    pids = [{w.pid for w in node.message(WorkersStarted, g).workers} for g in (4, 9)]
     assert not pids[0] & pids[1]
 
 
@@ -281,7 +291,7 @@ def test_drain_reaches_every_worker(node: Node) -> None:
 
 def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
     """Every rank that is asked writes its stacks, also one that is stopped; and nothing is killed unasked."""
-    node.agent._heartbeats.limits = HangTimeouts(HANG_S)
+    node.agent._heartbeats.hang_timeouts = HangTimeouts(HANG_S)
     node.form(
         1,
         """
@@ -292,9 +302,9 @@ def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
         read_a_label()
         """,
     )
-    assert node.message("standstill")["is_so"]
+    assert node.message(Standstill).is_so
     node.channel.request("stacks", 1)
-    stacks = [StalledWorker.of(each) for each in node.message("stacks")["workers"]]
+    stacks = node.message(Stacks).workers
 
     assert [("n0", 0, "start"), ("n0", 1, "start")] == [(s.node, s.rank, s.phase) for s in stacks]
     assert [False, True] == [s.state == "T" for s in stacks]
@@ -309,7 +319,7 @@ def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
 def test_stop_of_a_generation_kills_its_workers(node: Node) -> None:
     """A peer node has failed: the workers of this one go, and that is no failure of its own."""
     node.form(1, "time.sleep(60)")
-    pids = [w["pid"] for w in node.message("workers", 1)["workers"]]
+    pids = [w.pid for w in node.message(WorkersStarted, 1).workers]
     node.channel.request("stop", 1)
 
     assert (False, [(-9, True), (-9, True)]) == node.ended(1)
@@ -339,11 +349,10 @@ def test_lines_of_the_rank_logs_come_before_the_end(node: Node) -> None:
         os._exit(0)
         """,
     )
-    node.message("ended", 1)
+    node.message(WorkersEnded, 1)
 
-    kinds = [m["type"] for m in node.told]
-    assert "ended" == kinds[-1]
-    ranks = sorted(line["rank"] for m in node.told if m["type"] == "lines" for line in m["lines"])
+    assert isinstance(node.told[-1], WorkersEnded)
+    ranks = sorted(line["rank"] for m in node.told if isinstance(m, LogLines) for line in m.lines)
     assert [0, 1, *(80 * [2])] == ranks
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from elasticflow.launcher.agent import node_heartbeat
-from elasticflow.launcher.rendezvous import liveness
+from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat
+from elasticflow.launcher.rendezvous import leadership, liveness
+from elasticflow.launcher.rendezvous.liveness import Beat
+from elasticflow.protocol.store_address import StoreAddress
+
+if TYPE_CHECKING:
+    from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
 
 
 class _Ended(BaseException):
@@ -44,14 +50,18 @@ def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
 
     def run(pauses: list[float]) -> None:
         clock = _Clock(pauses)
-        module: Any = node_heartbeat if request.param == "agent" else liveness
-        kind: Any = module.NodeHeartbeat if request.param == "agent" else module.SupervisorHeartbeat
-        monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(module, "os", SimpleNamespace(_exit=_end))
-        watching = kind.__new__(kind)
-        watching._is_over, watching._is_gone, watching._answered = clock, False, clock.monotonic()
-        watching._address = SimpleNamespace(endpoint="head:29400")
-        watching._watch()
+        monkeypatch.setattr(liveness, "time", clock)
+        monkeypatch.setattr(Beat, "start", lambda _: None)
+        address = StoreAddress("head", 29400)
+        if request.param == "agent":
+            monkeypatch.setattr(node_heartbeat, "os", SimpleNamespace(_exit=_end))
+            config: Any = SimpleNamespace(node="n0", rendezvous=address.url)
+            beat = NodeHeartbeat(config, cast("Outbox", SimpleNamespace(number=1)))._beat
+        else:
+            monkeypatch.setattr(leadership, "os", SimpleNamespace(_exit=_end))
+            beat = leadership._start_beat(address)
+        monkeypatch.setattr(beat, "_is_over", clock)
+        beat._watch()
 
     return run
 

@@ -32,12 +32,12 @@ class Clock:
         """Return the time that was set."""
         return self.now
 
-    def stand_still(self, watched: WorkerHeartbeats, seconds: float, gone: tuple[int, ...] = ()) -> bool:
+    def look(self, watched: WorkerHeartbeats, seconds: float, gone: tuple[int, ...] = ()) -> bool:
         """Let so much time pass, looking all the while; return what the last look found."""
-        found = watched.stand_still(gone)
+        found = watched.look(gone)
         for _ in range(int(seconds / LOOK_S)):
             self.now += LOOK_S
-            found = watched.stand_still(gone)
+            found = watched.look(gone)
         return found
 
 
@@ -82,13 +82,13 @@ def test_all_ranks_standing_are_found(watched: WorkerHeartbeats, clock: Clock) -
     ranks = [Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)]
     ranks[1].phase("evaluate")
     ranks[1].beat(7)
-    assert not clock.stand_still(watched, 4)
+    assert not clock.look(watched, 4)
     ranks[0].beat(8)
-    assert not clock.stand_still(watched, CEILING_S)
-    assert clock.stand_still(watched, 2 * LOOK_S)
+    assert not clock.look(watched, CEILING_S)
+    assert clock.look(watched, 2 * LOOK_S)
 
-    assert [(0, "start", 8), (1, "evaluate", 7)] == [stand[:3] for stand in watched.stands()]
-    assert [CEILING_S + 2 * LOOK_S, CEILING_S + 4 + 2 * LOOK_S] == [s.seconds for s in watched.stands()]
+    assert [(0, "start", 8), (1, "evaluate", 7)] == [stand[:3] for stand in watched.progress()]
+    assert [CEILING_S + 2 * LOOK_S, CEILING_S + 4 + 2 * LOOK_S] == [s.seconds for s in watched.progress()]
 
 
 def test_one_that_moves_is_what_the_others_wait_for(watched: WorkerHeartbeats, clock: Clock) -> None:
@@ -97,15 +97,15 @@ def test_one_that_moves_is_what_the_others_wait_for(watched: WorkerHeartbeats, c
     rank1.phase("evaluate")
     for _ in range(10):
         rank0.phase("evaluate")
-        assert not clock.stand_still(watched, CEILING_S - LOOK_S)
+        assert not clock.look(watched, CEILING_S - LOOK_S)
 
 
 def test_ranks_that_have_left_count_no_more(watched: WorkerHeartbeats, clock: Clock) -> None:
     """The last one that stands is found; when all have left there is none."""
     Heartbeat(watched.fd, 1).phase("leave")
 
-    assert clock.stand_still(watched, CEILING_S + LOOK_S, gone=(0,))
-    assert not watched.stand_still((0, 1))
+    assert clock.look(watched, CEILING_S + LOOK_S, gone=(0,))
+    assert not watched.look((0, 1))
 
 
 def test_beats_between_two_looks_count_though_the_looks_are_late(
@@ -116,29 +116,29 @@ def test_beats_between_two_looks_count_though_the_looks_are_late(
     Heartbeat(watched.fd, 0).beat(1)
     Heartbeat(watched.fd, 1).beat(1)
 
-    assert not watched.stand_still(())
+    assert not watched.look(())
 
 
 def test_machine_that_slept_is_no_hang(watched: WorkerHeartbeats, clock: Clock) -> None:
     """Neither agent nor workers ran for an hour: the workers have all their time once both do."""
-    clock.stand_still(watched, 5)
+    clock.look(watched, 5)
     clock.now += 3600
 
-    assert not clock.stand_still(watched, CEILING_S - 5)
-    assert clock.stand_still(watched, 2 * LOOK_S)
+    assert not clock.look(watched, CEILING_S - 5)
+    assert clock.look(watched, 2 * LOOK_S)
 
 
 def test_next_generation_starts_anew_with_what_was_learned(watched: WorkerHeartbeats, clock: Clock) -> None:
     """The standstill of a generation that is gone is not counted against the next; its limits are kept."""
     rank = Heartbeat(watched.fd, 1)
     rank.phase("step")
-    clock.stand_still(watched, 3)
+    clock.look(watched, 3)
     rank.beat(5)
-    clock.stand_still(watched, CEILING_S + LOOK_S)
+    clock.look(watched, CEILING_S + LOOK_S)
     watched.reset(1)
 
-    assert not clock.stand_still(watched, CEILING_S)
-    assert (1, 3.0) == watched.limits.learned()["step"]
+    assert not clock.look(watched, CEILING_S)
+    assert (1, 3.0) == watched.hang_timeouts.learned()["step"]
 
 
 def test_memory_holds_the_most_workers_a_node_may_have(watched: WorkerHeartbeats) -> None:
@@ -186,9 +186,9 @@ def test_alarm_is_not_raised_twice_for_the_same_thing() -> None:
     limits = HangTimeouts(600)
     for _ in range(ENOUGH):
         limits.note("step", 0.01)
-    limits.concede("step", 61)
+    limits.allow_as_long("step", 61)
     assert 600 == limits.of("step")
-    limits.concede("step", 601)
+    limits.allow_as_long("step", 601)
     assert 600 == limits.of("step")
 
 

@@ -26,7 +26,7 @@ def refused_of(folder: Path, modules: dict[str, str], *names: str) -> tuple[dict
         sys.path.insert(0, sys.argv[1])
         refused = preload.preload(json.loads(sys.argv[2]), [sys.argv[1]])
         kept = [name for name in json.loads(sys.argv[3]) if name in sys.modules]
-        print(json.dumps([{r["module"]: r["reason"] for r in refused}, kept]))
+        print(json.dumps([dict(refused), kept]))
     """
     done = subprocess.run(
         [sys.executable, "-c", program, str(folder), json.dumps(names), json.dumps(list(modules))],

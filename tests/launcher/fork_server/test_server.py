@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
-from elasticflow.launcher.agent.workers import ForkedWorkers, State
+from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState
 from elasticflow.launcher.fork_server.client import ForkServer
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
@@ -40,9 +40,9 @@ def child():
 """
 
 
-def ended(group: ForkedWorkers) -> State:
+def ended(group: ForkedWorkers) -> GroupState:
     """Return how the group ended."""
-    wait_until(lambda: group.poll() is not State.RUNNING)
+    wait_until(lambda: group.poll() is not GroupState.RUNNING)
     return group.poll()
 
 
@@ -72,7 +72,7 @@ def test_workers_that_leave_by_os_exit_end_the_group_in_under_a_second(start: An
     began = time.monotonic()
     group = start("import os, torch; torch.ones(2).sum(); os._exit(0)")
 
-    assert ended(group) is State.FINISHED
+    assert ended(group) is GroupState.FINISHED
     assert time.monotonic() - began < 1.0
 
 
@@ -94,7 +94,7 @@ def test_exit_codes_and_signals_are_told_by_rank(start: Any) -> None:
 
     assert {0: 3, 1: -9, 2: 1, 3: 1, 4: 0} == {rank: code for rank, (code, _) in group.exits().items()}
     assert group.stderrs[2].read_text().endswith("ValueError: no such layer\n")
-    assert group.poll() is State.FAILED
+    assert group.poll() is GroupState.FAILED
 
 
 def test_what_the_jobs_modules_draw_at_import_follows_from_the_seed(start: Any, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_server_ignores_signals_to_its_group(start: Any, warm: Warm) -> None:
     """A signal to the whole process group must not end it: its workers would die in the middle of a drain."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(warm.server.process.pid, number)
-    assert ended(start("pass")) is State.FINISHED
+    assert ended(start("pass")) is GroupState.FINISHED
     assert warm.server.process.poll() is None
 
 
@@ -314,7 +314,7 @@ def test_killed_server_ends_the_agent_and_not_the_budget(tmp_path: Path) -> None
         wait_until(lambda: not is_alive(pid), 5)
 
         with pytest.raises(HelperLostError, match="its fork server was killed by SIGKILL"):
-            wait_until(lambda: group.poll() is State.FAILED, 5)
+            wait_until(lambda: group.poll() is GroupState.FAILED, 5)
         with pytest.raises(HelperLostError, match="its fork server was killed by SIGKILL"):
             server.spawn(0, {}, "/dev/null", "/dev/null")
     finally:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leadership, "_CLAIM_S", 0.1)
     monkeypatch.setattr(leadership, "_LOOK_S", 0.02)
-    monkeypatch.setattr(liveness, "_BEAT_S", 0.02)
+    monkeypatch.setattr(liveness, "BEAT_S", 0.02)
     monkeypatch.setattr(liveness, "_SILENT_S", 0.3)
 
 
@@ -151,15 +151,15 @@ def test_head_is_silent_once_its_number_stands_still(served: StoreAddress) -> No
     began = time.monotonic()
     while time.monotonic() < began + 0.5:
         keys.set("head", str(time.monotonic()))
-        assert not watch.is_silent()
+        assert not watch.look()
         time.sleep(0.01)
     assert watch.has_changed
     time.sleep(0.1)
-    while not watch.is_silent():
+    while not watch.look():
         assert time.monotonic() < began + 5
         time.sleep(0.01)
 
-    assert not mute.is_silent()
+    assert not mute.look()
 
 
 def test_store_that_speaks_otherwise_is_refused(

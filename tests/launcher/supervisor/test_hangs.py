@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elasticflow import events
 from elasticflow.launcher.supervisor.nodes import SETTLE_S
+from elasticflow.protocol.messages import Frame, Stacks, StalledWorker, Standstill, WorkersEnded
 from tests.launcher.lifecycle_trial import worker
 
 if TYPE_CHECKING:
     from tests.launcher.lifecycle_trial import Trial
 
-CODE = ["/r/examples/net.py", 12, "forward"]
-COLLECTIVE = ["/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3, "all_reduce"]
+CODE = Frame("/r/examples/net.py", 12, "forward")
+COLLECTIVE = Frame("/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3, "all_reduce")
 
 
 @pytest.fixture
@@ -31,36 +32,37 @@ def pair(trial: Trial) -> Trial:
 
 def stand(trial: Trial, node: str, *, is_so: bool = True, generation: int = 1) -> None:
     """Have a node say whether it stands still."""
-    message = {"type": "standstill", "generation": generation, "node": node, "is_so": is_so}
-    trial.lifecycle.hangs.told(message, trial.lifecycle.generation)
+    trial.lifecycle.hangs.standstill(Standstill(generation, node, is_so=is_so), trial.lifecycle.generation)
     trial.wait(0)
 
 
-def show(trial: Trial, node: str, *frames: list[Any]) -> None:
+def show(trial: Trial, node: str, *frames: Frame) -> None:
     """Have a node tell where its two workers stand."""
     first = 2 * int(node[1])
-    facts = {
-        "node": node,
-        "phase": "step",
-        "step": 7,
-        "seconds": 61.0,
-        "limit_s": 60.0,
-        "state": "S",
-        "loaders": [],
-    }
-    found = [facts | {"rank": first + i, "frames": [f], "log": f"/{first + i}"} for i, f in enumerate(frames)]
-    trial.lifecycle.hangs.told(
-        {"type": "stacks", "generation": 1, "node": node, "workers": found}, trial.lifecycle.generation
+    workers = tuple(
+        StalledWorker(
+            node=node,
+            rank=rank,
+            phase="step",
+            step=7,
+            seconds=61.0,
+            limit_s=60.0,
+            state="S",
+            frames=(frame,),
+            loaders=(),
+            log=f"/{rank}",
+        )
+        for rank, frame in enumerate(frames, first)
     )
+    trial.lifecycle.hangs.stacks(Stacks(1, node, workers), trial.lifecycle.generation)
     trial.wait(0)
 
 
 def end(trial: Trial) -> None:
     """Have both nodes say that they killed their workers."""
     for number, node in enumerate(("n0", "n1")):
-        found = [worker(2 * number + i, -9, ended_by_us=True) for i in range(2)]
-        message = {"generation": 1, "node": node, "failed": False, "workers": found}
-        trial.lifecycle.group_ended(message)
+        workers = tuple(worker(2 * number + i, -9, ended_by_us=True) for i in range(2))
+        trial.lifecycle.group_ended(WorkersEnded(1, node, failed=False, workers=workers))
 
 
 def test_one_node_that_moves_is_waited_for(pair: Trial) -> None:

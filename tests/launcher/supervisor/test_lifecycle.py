@@ -11,6 +11,7 @@ from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED
 from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.launcher.supervisor.drains import UNTRAINED_S
+from elasticflow.protocol.messages import RefusedModule
 from tests.launcher.lifecycle_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def test_first_generation_waits_for_a_node_and_no_longer(trial: Trial) -> None:
 
 def test_refused_modules_are_told(trial: Trial) -> None:
     """What the fork server would not import beforehand becomes an event each."""
-    trial.join(refused=({"module": "m", "reason": "reads RANK at import"},))
+    trial.join(refused=(RefusedModule("m", "reads RANK at import"),))
 
     assert ("m", "reads RANK at import") == (trial.records[-1]["module"], trial.records[-1]["reason"])
 

@@ -6,16 +6,17 @@ import socket
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from torch.distributed.rendezvous import rendezvous
 
 from elasticflow.launcher.fork_server.helpers import HelperLostError
-from elasticflow.launcher.rendezvous.rounds import Assignment, Outbox, Rounds
 from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
 from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.launcher.rendezvous.supervisor_channel import Assignment, Orders, Outbox
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
+from elasticflow.protocol.messages import LogLines, NodeReady
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.runtime.process import process_group
 from elasticflow.runtime.process.identity import Identity
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.protocol.control_store import RemoteControlStore
+    from elasticflow.protocol.messages import Message
 
 
 @dataclass
@@ -34,12 +36,12 @@ class Launch:
     channel: AgentChannel
     address: StoreAddress
 
-    def agent(self, node: str = "n0") -> Rounds:
-        """Return the rounds as another agent reads them."""
-        return Rounds(join_store(self.address), node)
+    def agent(self, node: str = "n0") -> Orders:
+        """Return the orders as another agent reads them."""
+        return Orders(join_store(self.address), node)
 
 
-def generation_of(agent: Rounds) -> int:
+def generation_of(agent: Orders) -> int:
     """Return the number of the next generation that the agent takes part in."""
     assignment = agent.wait_for_next()
     assert assignment is not None
@@ -120,7 +122,7 @@ def test_workers_reach_rank_0_where_it_is(
     assert expected == process_group._own_address(identity, keys)
 
 
-def test_agent_started_late_skips_old_rounds(launch: Launch) -> None:
+def test_agent_started_late_skips_old_orders(launch: Launch) -> None:
     """An agent that takes over forms the generation decided after it joined, not its predecessor's."""
     launch.channel.form(1, (("n0", 2),), None)
     launch.channel.form(2, (("n0", 2),), None)
@@ -132,7 +134,7 @@ def test_agent_started_late_skips_old_rounds(launch: Launch) -> None:
 
 
 def test_first_agent_has_nothing_to_skip(launch: Launch) -> None:
-    """Before any round is published, skipping changes nothing."""
+    """Before any order is published, skipping changes nothing."""
     agent = launch.agent()
     agent.skip_old()
     launch.channel.form(1, (("n0", 2),), None)
@@ -140,7 +142,7 @@ def test_first_agent_has_nothing_to_skip(launch: Launch) -> None:
     assert 1 == generation_of(agent)
 
 
-def test_rounds_without_this_node_are_passed_over(launch: Launch) -> None:
+def test_orders_without_this_node_are_passed_over(launch: Launch) -> None:
     """A node takes part when it is named, at its place in the order of nodes."""
     agent = launch.agent("n1")
     launch.channel.form(1, (("n0", 2),), None)
@@ -185,27 +187,28 @@ def test_drain_is_asked_of_one_generation_only(launch: Launch) -> None:
 
 def test_messages_arrive_once_and_in_order(launch: Launch) -> None:
     """Each message is taken once, those of one agent in the order of posting."""
-    feeds = [Outbox(join_store(launch.address)) for _ in range(2)]
-    taken: list[dict[str, Any]] = []
+    outboxes = [Outbox(join_store(launch.address)) for _ in range(2)]
+    taken: list[Message] = []
 
     def all_of(count: int) -> bool:
         taken.extend(launch.channel.take())
         return len(taken) >= count
 
     for number in range(6):
-        feeds[number % 2].post({"number": number})
+        outboxes[number % 2].post(LogLines((), held=number))
     wait_until(lambda: all_of(6))
-    feeds[0].post({"number": 6})
+    outboxes[0].post(LogLines((), held=6))
     wait_until(lambda: all_of(7))
 
-    assert [0, 2, 4, 6] == [m["number"] for m in taken if m["number"] % 2 == 0]
-    assert [1, 3, 5] == [m["number"] for m in taken if m["number"] % 2 == 1]
+    numbers = [m.held for m in taken if isinstance(m, LogLines) and m.held is not None]
+    assert [0, 2, 4, 6] == [number for number in numbers if number % 2 == 0]
+    assert [1, 3, 5] == [number for number in numbers if number % 2 == 1]
     assert [] == launch.channel.take()
 
 
 def test_agent_killed_before_it_spoke_holds_up_nobody(launch: Launch) -> None:
     """The next agent's messages arrive, whatever the one before it was about to say."""
     Outbox(join_store(launch.address))
-    Outbox(join_store(launch.address)).post({"type": "node", "node": "n0"})
+    Outbox(join_store(launch.address)).post(NodeReady("n0", "host", 2))
 
-    wait_until(lambda: [{"type": "node", "node": "n0"}] == launch.channel.take(), 5)
+    wait_until(lambda: [NodeReady("n0", "host", 2)] == launch.channel.take(), 5)

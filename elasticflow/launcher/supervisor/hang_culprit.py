@@ -1,0 +1,125 @@
+"""Which of the workers that make no progress the others wait for; pure but for the source lines in `stack_text`."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.protocol.messages import Frame, StalledWorker
+
+# Where a rank waits for others, or for the store that it shares with them.
+_WAITS = re.compile(
+    r"/torch/distributed/|/torch/nn/parallel/distributed\.py$|/elasticflow/runtime/(?:replica_checks/captured|training/fixed_order_sum|snapshot/writer_connection)\.py$"
+)
+# Within it DistributedDataParallel waits.
+_BACKWARD = "_engine_run_backward"
+_READS_DATA = re.compile(r"/elasticflow/runtime/data/(?:sample_reader|shard_reader|loader_processes)\.py$")
+_NOT_THE_JOBS = re.compile(
+    r"^<|/elasticflow/(?:runtime|launcher|snapshots)/|/site-packages/|/lib/python3[^/]*/"
+)
+_LIBRARY = re.compile(r"^<|/site-packages/|/lib/python3[^/]*/")
+# States of a process, as the kernel names them.
+_STOPPED, _IN_KERNEL = ("T", "t"), "D"
+
+
+class Culprit(NamedTuple):
+    """The worker that the others wait for, and why it is that one."""
+
+    worker: StalledWorker
+    reason: str
+
+
+def find_culprit(workers: Sequence[StalledWorker]) -> Culprit:
+    """Return which of *workers*, all of a generation and at least one, the others wait for."""
+    for worker in workers:
+        if _is_stopped(worker):
+            return Culprit(worker, "its process was stopped (SIGSTOP)")
+    for worker in workers:
+        if _does_not_answer(worker):
+            is_in_kernel = worker.state == _IN_KERNEL
+            why = "is in a call of the kernel that does not return" if is_in_kernel else "does not answer"
+            return Culprit(worker, f"its process {why}")
+    if busy := [worker for worker in workers if not _waits_for_others(worker)]:
+        culprit = min(busy, key=lambda w: (w.step, -w.seconds, w.rank))
+        return Culprit(culprit, f"it is at {location(culprit)}{_others(len(workers) - len(busy))}")
+    return _in_another_collective(workers)
+
+
+def phase_of(worker: StalledWorker) -> str:
+    """Return the worker's phase; reading data within a step is `data`."""
+    reads_data = any(_READS_DATA.search(frame.file) for frame in worker.frames)
+    return "data" if worker.phase == "step" and reads_data else worker.phase
+
+
+def own_frames(worker: StalledWorker) -> tuple[Frame, ...]:
+    """Return the frames of the job's own code, innermost first: of a loader process where the worker waits for one."""
+    return tuple(frame for frame in _all_frames(worker) if not _NOT_THE_JOBS.search(frame.file))
+
+
+def location(worker: StalledWorker) -> Frame:
+    """Return the innermost frame outside of torch and Python, in a loader process where the worker waits for one."""
+    outside = (frame for frame in _all_frames(worker) if not _LIBRARY.search(frame.file))
+    return next(outside, worker.frames[0])
+
+
+def stack_text(worker: StalledWorker) -> str:
+    """Return the worker's stack, and those of its loader processes, as Python writes them."""
+    stacks = [("Stack", worker.frames)]
+    stacks += [(f"Loader process {loader.pid}", loader.frames) for loader in worker.loaders]
+    return "\n".join(_as_traceback(title, frames) for title, frames in stacks if frames)
+
+
+def _is_stopped(worker: StalledWorker) -> bool:
+    return worker.state in _STOPPED
+
+
+def _does_not_answer(worker: StalledWorker) -> bool:
+    return not worker.frames
+
+
+def _waits_for_others(worker: StalledWorker) -> bool:
+    innermost = worker.frames[0]
+    return _WAITS.search(innermost.file) is not None or innermost.function == _BACKWARD
+
+
+def _in_another_collective(workers: Sequence[StalledWorker]) -> Culprit:
+    """Return the worker that waits in another collective than most; where no more wait here than there, in the job's own."""
+
+    def collective(worker: StalledWorker) -> tuple[int, Frame]:
+        return worker.step, location(worker)
+
+    counts = Counter(map(collective, workers))
+    culprit = min(workers, key=lambda w: (counts[collective(w)], -len(own_frames(w)), w.rank))
+    if len(counts) == 1:
+        reason = f"all ranks wait for each other at {location(culprit)}: is the network between them cut?"
+        return Culprit(culprit, reason)
+    other = next(worker for worker in workers if collective(worker) != collective(culprit))
+    reason = f"it waits for others at {location(culprit)}, and rank {other.rank} at {location(other)}"
+    return Culprit(culprit, reason)
+
+
+def _others(waiting: int) -> str:
+    if waiting == 0:
+        return ""
+    return ", and the other rank waits for it" if waiting == 1 else f", and {waiting} other ranks wait for it"
+
+
+def _all_frames(worker: StalledWorker) -> list[Frame]:
+    """Return the frames of the loader processes, then those of the worker itself."""
+    return [
+        frame for frames in (*(loader.frames for loader in worker.loaders), worker.frames) for frame in frames
+    ]
+
+
+def _as_traceback(title: str, frames: Sequence[Frame]) -> str:
+    lines = [f"{title} (most recent call last):"]
+    for file, line, function in reversed(frames):
+        lines.append(f'  File "{file}", line {line}, in {function}')
+        if source := linecache.getline(file, line).strip():
+            lines.append(f"    {source}")
+    return "\n".join(lines)
