@@ -64,14 +64,14 @@ class Takes(NamedTuple):
     """What an argument takes.
 
     Attributes:
-        kinds: Any of them, the first that fits.
+        types: Any of them, the first that fits.
         choices: It is one of these.
         item: What the items of a list are.
         config: A dataclass of the same file, of which it is an object.
         is_guess: Only the argument's name says it: what is given in quotes or brackets is taken as it stands.
     """
 
-    kinds: tuple[ValueType, ...]
+    types: tuple[ValueType, ...]
     choices: tuple[Any, ...] = ()
     item: Takes | None = None
     config: str | None = None
@@ -84,15 +84,15 @@ class Takes(NamedTuple):
             return f"an object of {self.config}"
         if self.choices:
             return "one of " + ", ".join(map(str, self.choices))
-        words = " or ".join(_WORDS[kind] for kind in self.kinds)
-        if self.item is not None and self.kinds == ("list",):
+        words = " or ".join(_WORDS[each] for each in self.types)
+        if self.item is not None and self.types == ("list",):
             words += f", each {self.item.words}"
         return words
 
     @property
     def is_object(self) -> bool:
         """Whether a job file cannot give it."""
-        return self.kinds == ("object",) and self.config is None
+        return self.types == ("object",) and self.config is None
 
 
 ANY = Takes(("any",))
@@ -197,12 +197,12 @@ class _OneFile:
 
 def inherited_in_file(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.ClassDef]:
     """Return a class and those of the same file that it inherits from, in the order Python looks methods up."""
-    found = []
+    nodes = []
     with contextlib.suppress(CannotTellError):  # in a circle, or in no order: as far as it goes
         for each in classes_of(Definition(_FILE, node), _OneFile(classes), skips_unreadable=True):
             assert isinstance(each.node, ast.ClassDef)
-            found.append(each.node)
-    return found
+            nodes.append(each.node)
+    return nodes
 
 
 def constant(node: ast.expr | None) -> Any:
@@ -257,20 +257,20 @@ def _generic(name: str, parts: list[ast.expr], text: str, configs: Mapping[str, 
 def _either(parts: list[ast.expr], text: str, configs: Mapping[str, Config]) -> Takes:
     """Return what one of several annotations takes; TOML has no null, so None is left out."""
     given = [p for p in parts if not (isinstance(p, ast.Constant) and p.value is None)]
-    found = [each for part in given if not (each := takes_of(part, text, configs)).is_object]
-    if len(found) < 2:
-        return found[0] if found else OBJECT
-    kinds = tuple(dict.fromkeys(kind for each in found for kind in each.kinds))
-    order = sorted(kinds, key=lambda kind: kind in {"str", "any"})  # any text is a text
-    return Takes(tuple(order), item=next((each.item for each in found if each.item), None))
+    takes = [each for part in given if not (each := takes_of(part, text, configs)).is_object]
+    if len(takes) < 2:
+        return takes[0] if takes else OBJECT
+    types = tuple(dict.fromkeys(name for each in takes for name in each.types))
+    order = sorted(types, key=lambda name: name in {"str", "any"})  # any text is a text
+    return Takes(tuple(order), item=next((each.item for each in takes if each.item), None))
 
 
 def _like(value: Any) -> Takes:
     """Return what an argument takes whose default is *value*."""
     if isinstance(value, list):
         return Takes(("list",), item=_like(value[0]) if value else None, is_guess=True)
-    kinds: dict[type, tuple[ValueType, ...]] = {bool: ("bool",), int: ("int", "float"), float: ("float",)}
-    return Takes(kinds.get(type(value), ("str",)), is_guess=True)
+    types: dict[type, tuple[ValueType, ...]] = {bool: ("bool",), int: ("int", "float"), float: ("float",)}
+    return Takes(types.get(type(value), ("str",)), is_guess=True)
 
 
 def _by_use(name: str, function: ast.FunctionDef, configs: Mapping[str, Config]) -> Takes:
@@ -322,11 +322,11 @@ def coerced(takes: Takes, text: str) -> Any:
             if text in {str(each), repr(each), f'"{each}"', str(each).lower()}:
                 return each
         raise ValueError(text)
-    if takes.is_guess and text[:1] in {'"', "'", "[", "{"} and "str" not in takes.kinds:
+    if takes.is_guess and text[:1] in {'"', "'", "[", "{"} and "str" not in takes.types:
         return _any(text)
-    for kind in takes.kinds:
+    for name in takes.types:
         try:
-            return _items(text, takes.item or ANY) if kind == "list" else _READERS[kind](text)
+            return _items(text, takes.item or ANY) if name == "list" else _READERS[name](text)
         except ValueError:
             continue
     raise ValueError(text)

@@ -60,17 +60,17 @@ class Option:
     """A candidate and where it stands.
 
     Attributes:
-        place: Its module.
+        location: Its module.
         candidate: What was found there.
     """
 
-    place: ModuleLocation
+    location: ModuleLocation
     candidate: Candidate
 
     @property
     def entry(self) -> str:
         """How a job file names it."""
-        return f"{self.place.module}:{self.candidate.name}"
+        return f"{self.location.module}:{self.candidate.name}"
 
 
 def options_in(model_file: Path, root: Path) -> list[Option]:
@@ -79,17 +79,19 @@ def options_in(model_file: Path, root: Path) -> list[Option]:
     Raises:
         ScaffoldError: the file cannot be read, is no Python, or lies outside of the project.
     """
-    place = locate_module(model_file, root)
-    found = [Option(place, each) for each in _read(model_file, lambda name: _is_module(name, place, root))]
+    location = locate_module(model_file, root)
+    options = [
+        Option(location, each) for each in _read(model_file, lambda name: _is_module(name, location, root))
+    ]
     for path in sorted(model_file.parent.glob("*.py"))[:_MOST_NEIGHBOURS]:
         if path.resolve() == model_file.resolve() or path.name.startswith(("test_", "conftest")):
             continue
         try:
             inside = [] if _is_made_up(path) else _read(path)
-            found += [Option(locate_module(path, root), each) for each in inside if each.kind == "dataset"]
+            options += [Option(locate_module(path, root), each) for each in inside if each.role == "dataset"]
         except (ScaffoldError, OSError):
             continue  # not asked for
-    return found
+    return options
 
 
 def refuse_pair(options: Sequence[Option]) -> None:
@@ -114,7 +116,7 @@ def own_optimizers(model: Option) -> str | None:
     made, name = model.candidate.made, "configure_optimizers"
     if made is None or method_of(made, name, model.candidate.classes) is None:
         return None
-    return f"{model.place.module}:{made.name}.{name}"
+    return f"{model.location.module}:{made.name}.{name}"
 
 
 def option_named(entry: str, root: Path, path: str) -> Option | None:
@@ -123,8 +125,8 @@ def option_named(entry: str, root: Path, path: str) -> Option | None:
     base = root / path / Path(*module.split("."))
     for file in (base.with_suffix(".py"), base / "__init__.py"):
         if file.is_file():
-            found = candidates_named(_text_of(file), name, "dataset")
-            return None if found is None else Option(ModuleLocation(module, path), found)
+            candidate = candidates_named(_text_of(file), name, "dataset")
+            return None if candidate is None else Option(ModuleLocation(module, path), candidate)
     return None
 
 
@@ -161,7 +163,7 @@ def long_losses(model_file: Path) -> list[ast.FunctionDef]:
     return losses_in(_text_of(model_file))
 
 
-def _is_module(name: str, place: ModuleLocation, root: Path) -> bool:
+def _is_module(name: str, location: ModuleLocation, root: Path) -> bool:
     """Return whether a class inherits from torch's module through other files."""
     from elasticflow.jobfile.python_source.classes import classes_of
     from elasticflow.jobfile.python_source.modules import (
@@ -172,9 +174,9 @@ def _is_module(name: str, place: ModuleLocation, root: Path) -> bool:
     )
     from elasticflow.jobfile.python_source.resolve import Resolver
 
-    resolver = Resolver(Finder((root / place.path,), installed_folders()))
+    resolver = Resolver(Finder((root / location.path,), installed_folders()))
     try:
-        found = resolver.entry(place.module, name)
+        found = resolver.entry(location.module, name)
         if not isinstance(found, Definition) or not isinstance(found.node, ast.ClassDef):
             return False
         classes = list(classes_of(found, resolver))
@@ -241,10 +243,10 @@ def write(files: Mapping[Path, str]) -> None:
     Raises:
         ScaffoldError: one exists, or cannot be written.
     """
-    there = next((path for path in files if path.exists()), None)
-    if there is not None:
+    existing = next((path for path in files if path.exists()), None)
+    if existing is not None:
         raise ScaffoldError(
-            f"{there} exists already", "nothing was written; choose another name: --name or -o"
+            f"{existing} exists already", "nothing was written; choose another name: --name or -o"
         )
     for path, text in files.items():
         try:
@@ -295,6 +297,6 @@ def hook(root: Path) -> tuple[dict[Path, str], str]:
     return {}, "\n".join(_HOOK.splitlines()[1:])
 
 
-def first(options: Sequence[Option], kind: str) -> Option | None:
-    """Return the most likely candidate of a kind."""
-    return next((each for each in options if each.candidate.kind == kind), None)
+def first(options: Sequence[Option], role: str) -> Option | None:
+    """Return the most likely candidate for a role."""
+    return next((each for each in options if each.candidate.role == role), None)

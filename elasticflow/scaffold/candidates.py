@@ -27,7 +27,7 @@ class Candidate:
     """A class or function that could stand in a job file.
 
     Attributes:
-        kind: As what.
+        role: As what.
         name: Its name in the module.
         node: Its definition.
         arguments: What it takes, in order.
@@ -37,7 +37,7 @@ class Candidate:
         configs: The dataclasses of the file, by name.
     """
 
-    kind: Role
+    role: Role
     name: str
     node: ast.ClassDef | ast.FunctionDef
     arguments: tuple[Argument, ...] = ()
@@ -54,8 +54,8 @@ class Candidate:
     @property
     def defaults(self) -> dict[str, int | float]:
         """Numbers that its arguments have as defaults."""
-        found = {each.name: each.default for each in self.arguments}
-        return {name: value for name, value in found.items() if isinstance(value, int | float)}
+        defaults = {each.name: each.default for each in self.arguments}
+        return {name: value for name, value in defaults.items() if isinstance(value, int | float)}
 
     @property
     def needs_objects(self) -> tuple[str, ...]:
@@ -76,13 +76,13 @@ def candidates(text: str, is_model: Callable[[str], bool] = lambda _: False) -> 
     return _File(ast.parse(text), text, is_model).candidates()
 
 
-def candidates_named(text: str, name: str, kind: Role) -> Candidate | None:
+def candidates_named(text: str, name: str, role: Role) -> Candidate | None:
     """Return the class or function *name* of a module as a candidate, whatever it looks like; None if it has none.
 
     Raises:
         SyntaxError: it is not Python of this version.
     """
-    return _File(ast.parse(text), text, lambda _: False).named(name, kind)
+    return _File(ast.parse(text), text, lambda _: False).named(name, role)
 
 
 class _File:
@@ -100,33 +100,33 @@ class _File:
         self._models = self._model_classes(is_model)
 
     def candidates(self) -> list[Candidate]:
-        found = [each for node in self._nodes if (each := self._candidate(node)) is not None]
-        used = _used_by_others(found)
-        found = [replace(each, is_part=each.name in used) for each in found]
+        candidates = [each for node in self._nodes if (each := self._candidate(node)) is not None]
+        used = _used_by_others(candidates)
+        candidates = [replace(each, is_part=each.name in used) for each in candidates]
         return sorted(
-            found, key=lambda each: (each.name.startswith("_"), each.is_part, bool(each.needs_objects))
+            candidates, key=lambda each: (each.name.startswith("_"), each.is_part, bool(each.needs_objects))
         )
 
-    def named(self, name: str, kind: Role) -> Candidate | None:
+    def named(self, name: str, role: Role) -> Candidate | None:
         node = next((each for each in self._nodes if each.name == name), None)
-        return None if node is None else self._made(node, kind, None)
+        return None if node is None else self._made(node, role, None)
 
-    def _made(self, node: ast.ClassDef | ast.FunctionDef, kind: Role, made: ast.ClassDef | None) -> Candidate:
-        arguments = () if kind in {"loss", "step"} else self._arguments(node)
+    def _made(self, node: ast.ClassDef | ast.FunctionDef, role: Role, made: ast.ClassDef | None) -> Candidate:
+        arguments = () if role in {"loss", "step"} else self._arguments(node)
         return Candidate(
-            kind, node.name, node, arguments, made=made, classes=self._classes, configs=self._configs
+            role, node.name, node, arguments, made=made, classes=self._classes, configs=self._configs
         )
 
     def _model_classes(self, is_model: Callable[[str], bool]) -> set[str]:
-        found = {
+        models = {
             name
             for name, node in self._classes.items()
             if any(self._has_module_base(each) for each in inherited_in_file(node, self._classes))
         }
-        return found | {
+        return models | {
             name
             for name, node in self._classes.items()
-            if name not in found and node.bases and is_model(name)
+            if name not in models and node.bases and is_model(name)
         }
 
     def _has_module_base(self, node: ast.ClassDef) -> bool:
@@ -145,19 +145,19 @@ class _File:
     def _candidate(self, node: ast.ClassDef | ast.FunctionDef) -> Candidate | None:
         made: ast.ClassDef | None
         if isinstance(node, ast.ClassDef):
-            kind, made = self._kind_of_class(node), node
+            role, made = self._role_of_class(node), node
         else:
-            kind = self._kind_of_function(node)
-            told = sorted(_returned_names(node) & self._models)
-            made_by = self._class_made_by(node, set()) or next(iter(told), None)
-            if kind is None and made_by is not None:
-                kind = "model"
-            made = self._classes.get(made_by or "") if kind == "model" else None
-        if kind is None:
+            role = self._role_of_function(node)
+            annotated = sorted(_returned_names(node) & self._models)
+            made_by = self._class_made_by(node, set()) or next(iter(annotated), None)
+            if role is None and made_by is not None:
+                role = "model"
+            made = self._classes.get(made_by or "") if role == "model" else None
+        if role is None:
             return None
-        return self._made(node, kind, made if kind == "model" else None)
+        return self._made(node, role, made if role == "model" else None)
 
-    def _kind_of_class(self, node: ast.ClassDef) -> Role | None:
+    def _role_of_class(self, node: ast.ClassDef) -> Role | None:
         last = {names[-1] for base in node.bases if (names := dotted_names(base))}
         methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
         if node.name in self._models:
@@ -167,7 +167,7 @@ class _File:
             return "dataset" if last & {"TensorDataset"} or "__getitem__" in methods else None
         return None
 
-    def _kind_of_function(self, node: ast.FunctionDef) -> Role | None:
+    def _role_of_function(self, node: ast.FunctionDef) -> Role | None:
         returned = _returned_names(node)
         name = node.name.lower()
         num_required, num_places = len(node.args.args) - len(node.args.defaults), len(node.args.args)
@@ -191,14 +191,14 @@ class _File:
             if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call):
                 names = dotted_names(each.value.func)[-1:]
                 made |= {t.id: names[0] for t in each.targets if isinstance(t, ast.Name) and names}
-        found = set()
+        classes = set()
         for value in returns_of(node):
             names = dotted_names(value.func) if isinstance(value, ast.Call) else []
             name = made.get(value.id, "") if isinstance(value, ast.Name) else ".".join(names)
             if name in self._functions:
                 name = self._class_made_by(self._functions[name], {*seen, node.name}) or ""
-            found.add(name if name in self._models else "")
-        return found.pop() if len(found) == 1 and "" not in found else None
+            classes.add(name if name in self._models else "")
+        return classes.pop() if len(classes) == 1 and "" not in classes else None
 
     def _arguments(self, node: ast.ClassDef | ast.FunctionDef) -> tuple[Argument, ...]:
         if isinstance(node, ast.FunctionDef):
@@ -209,14 +209,14 @@ class _File:
         return () if function is None else arguments_of(function, self._text, self._configs, skip=1)
 
 
-def trained_together(found: Iterable[Candidate]) -> list[str]:
+def trained_together(candidates: Iterable[Candidate]) -> list[str]:
     """Return the names of models that seem to be trained against each other, as a GAN's; empty if none do.
 
     They are two or more wholes of one file, and one of them is called a generator, a discriminator or a critic.
     """
     names: dict[str, str] = {}
-    for each in found:
-        if each.kind == "model" and each.made is not None and not each.is_part and each.name[0] != "_":
+    for each in candidates:
+        if each.role == "model" and each.made is not None and not each.is_part and each.name[0] != "_":
             names.setdefault(each.made.name, each.name)
     parts = {part.group().lower() if (part := _OF_A_PAIR.search(name)) else "" for name in names}
     # Several generators and nothing else are variants, of which one is trained.
@@ -250,15 +250,15 @@ def _returned_names(node: ast.FunctionDef) -> set[str]:
     texts = [
         e.value for e in ast.walk(node.returns) if isinstance(e, ast.Constant) and isinstance(e.value, str)
     ]
-    found = {
+    names_of_types = {
         names[-1] for e in ast.walk(node.returns) if isinstance(e, ast.expr) and (names := dotted_names(e))
     }
-    return found | {text.rpartition(".")[2].strip() for text in texts}
+    return names_of_types | {text.rpartition(".")[2].strip() for text in texts}
 
 
-def _used_by_others(found: Iterable[Candidate]) -> set[str]:
+def _used_by_others(candidates: Iterable[Candidate]) -> set[str]:
     """Return the names of models that others here call: parts, not the whole."""
-    models = [each for each in found if each.kind == "model"]
+    models = [each for each in candidates if each.role == "model"]
     names = {each.name for each in models}
     return {
         inner.id

@@ -52,8 +52,8 @@ class _Layer(NamedTuple):
     numbers: tuple[int | None, ...]
     named: Mapping[str, int | None]
 
-    def number(self, place: int, name: str) -> int | None:
-        return self.numbers[place] if place < len(self.numbers) else self.named.get(name)
+    def number(self, position: int, name: str) -> int | None:
+        return self.numbers[position] if position < len(self.numbers) else self.named.get(name)
 
 
 def shapes_of(model: Candidate, given: Mapping[str, object]) -> Shapes | None:
@@ -73,11 +73,11 @@ def shapes_of(model: Candidate, given: Mapping[str, object]) -> Shapes | None:
     if isinstance(size, int):
         channels = next((numbers[name] for name in _CHANNELS if name in numbers), 3)
         return Shapes((int(channels), size, size), outputs)
-    for place, layer in enumerate(layers):
+    for position, layer in enumerate(layers):
         if layer.name in model.classes:
             return None  # layers made elsewhere come first
         if layer.name in _FIRST:
-            return _taken_by(layer, layers[:place], layers, numbers, outputs)
+            return _taken_by(layer, layers[:position], layers, numbers, outputs)
     return None
 
 
@@ -108,23 +108,23 @@ def _taken_by(
 
 def _numbers(model: Candidate, given: Mapping[str, object]) -> dict[str, int | float]:
     """Return the numbers that arguments stand for, and fields of those that are objects: `config.vocab_size`."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     if model.made is not None and model.made is not model.node:
         # A function: what it gives the class is not followed, so the class's own defaults count.
         maker = method_of(model.made, "__init__", model.classes)
-        found |= (
+        values |= (
             {} if maker is None else {each.name: each.default for each in arguments_of(maker, "", {}, skip=1)}
         )
-    found |= model.defaults
+    values |= model.defaults
     for each in model.arguments:
         config = model.configs.get(each.takes.config or "")
         for field in config.fields if config else ():
-            found[f"{each.name}.{field.name}"] = field.default
+            values[f"{each.name}.{field.name}"] = field.default
     for name, value in given.items():
-        found[name] = value
+        values[name] = value
         fields = value.get("args", {}) if isinstance(value, dict) else {}
-        found |= {f"{name}.{key}": inner for key, inner in fields.items()}
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+        values |= {f"{name}.{key}": inner for key, inner in fields.items()}
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 def _layers(node: ast.AST, env: Mapping[str, int | float]) -> Iterator[_Layer]:
@@ -168,11 +168,11 @@ def _value(node: ast.expr, env: Mapping[str, int | float]) -> int | None:
         case ast.Constant(value=int() as value):
             return int(value)
         case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name):
-            found = env.get(name)
-            return found if isinstance(found, int) else None
+            value_of_name = env.get(name)
+            return value_of_name if isinstance(value_of_name, int) else None
         case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=name):
-            found = env.get(f"{owner}.{name}")
-            return found if isinstance(found, int) else None
+            value_of_name = env.get(f"{owner}.{name}")
+            return value_of_name if isinstance(value_of_name, int) else None
         case ast.BinOp(left=left, op=op, right=right):
             one, two = _value(left, env), _value(right, env)
             if one is None or two is None or abs(one) > 1 << 20 or abs(two) > 1 << 20:

@@ -118,15 +118,15 @@ def _matched(
         return None
     names = [each.id if isinstance(each, ast.Name) else "" for each in outputs.elts]
     wanted = [each.arg for each in function.args.args]
-    known = {name: f"outputs[{number}]" for number, name in enumerate(names) if name in wanted}
-    known |= {inputs[0]: "inputs"} if inputs[0] in wanted else {}
-    open_names = [name for name in wanted if name not in known]
-    rest = [number for number, name in enumerate(names) if name not in known]
+    expressions = {name: f"outputs[{number}]" for number, name in enumerate(names) if name in wanted}
+    expressions |= {inputs[0]: "inputs"} if inputs[0] in wanted else {}
+    open_names = [name for name in wanted if name not in expressions]
+    rest = [number for number, name in enumerate(names) if name not in expressions]
     if len(open_names) != 1 or len(rest) != 1:
         return None
-    known[open_names[0]] = f"outputs[{rest[0]}]"
+    expressions[open_names[0]] = f"outputs[{rest[0]}]"
     is_sum = "reduction='sum'" in ast.unparse(function)
-    call = f"{function.name}({', '.join(known[name] for name in wanted)})"
+    call = f"{function.name}({', '.join(expressions[name] for name in wanted)})"
     lines = [
         "inputs = batch[0] if isinstance(batch, list | tuple) else batch",
         "outputs = model(inputs)",
@@ -144,10 +144,10 @@ def _matched(
 
 def _draft(model: Candidate, inputs: list[str], targets: str | None, outputs: ast.Tuple | None) -> Step:
     takes = [*inputs, *([targets] if targets else [])]
-    told = [f"takes {', '.join(takes)}"]
+    facts = [f"takes {', '.join(takes)}"]
     if outputs is not None:
-        told.append(f"returns ({', '.join(ast.unparse(each) for each in outputs.elts)})")
-    text = " and ".join(told)
+        facts.append(f"returns ({', '.join(ast.unparse(each) for each in outputs.elts)})")
+    text = " and ".join(facts)
     lines = [
         f"# {model.name}.forward {text}: call it with what `batch` holds, and return the loss.",
         f'raise NotImplementedError("write the loss of {model.name} here")',
@@ -201,12 +201,12 @@ def _returned(forward: ast.FunctionDef | None) -> list[ast.expr]:
     for each in ast.walk(forward):
         if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name):
             assigned[each.targets[0].id] = each.value
-    found = []
+    values = []
     for value in returns_of(forward):
         meant = assigned.get(value.id, value) if isinstance(value, ast.Name) else value
         is_telling = not isinstance(value, ast.Name) or not _IS_LOSS.search(value.id)
-        found.append(meant if is_telling else value)
-    return found
+        values.append(meant if is_telling else value)
+    return values
 
 
 def _loss_in(value: ast.expr) -> str | None:

@@ -52,7 +52,7 @@ def test_what_a_file_offers() -> None:
     """Kind by kind, parts that others build upon and private names last; what is nothing of these is left out."""
     found: dict[str, list[str]] = {}
     for each in candidates(FILE):
-        found.setdefault(each.kind, []).append(each.name)
+        found.setdefault(each.role, []).append(each.name)
     assert {
         "model": ["Deep", "Stack", "build", "Block", "Net", "_Hidden"],
         "dataset": ["Faces", "Plain", "load_data"],

@@ -132,7 +132,7 @@ class _Choice:
             self.notes.append(f"{own} was not taken for the optimizer; to take it: {told}")
         own_step = begin.first(self.options, "step")
         if own_step is None and self.asked.loss is None:
-            module = model.place.module
+            module = model.location.module
             self.step = step_for(model.candidate, begin.long_losses(self.file), module)
         dataset, loss = self._data(model)
         loss, is_guessed = self._loss(model, loss)
@@ -141,7 +141,7 @@ class _Choice:
             entry = self._write_step(self.step)
         draft = Draft(
             name=name,
-            path=model.place.path,
+            path=model.location.path,
             model=model.entry,
             dataset=dataset,
             loss=loss,
@@ -181,13 +181,13 @@ class _Choice:
         """Return the dataset's entry, and the loss that goes with it if that is known."""
         found = None
         if self.asked.dataset is not None and ":" in self.asked.dataset:
-            found = begin.option_named(self.asked.dataset, self.root, model.place.path)
+            found = begin.option_named(self.asked.dataset, self.root, model.location.path)
             if found is None:
                 self._take_as_given("dataset")
                 return self.asked.dataset, None
         found = found or self._pick("dataset", self.asked.dataset)
         if found is not None:
-            if found.place.path != model.place.path:
+            if found.location.path != model.location.path:
                 raise ScaffoldError(f"{found.entry} and {model.entry} are not found from the same folder")
             self._fill("dataset", found)
             return found.entry, begin.loss_by_samples(found)
@@ -228,7 +228,7 @@ class _Choice:
 
     def _pick(self, kind: str, name: str | None) -> Option | None:
         """Return the candidate that is named, the only one, the one chosen by a person, or the likeliest."""
-        offered = [each for each in self.options if each.candidate.kind == kind]
+        offered = [each for each in self.options if each.candidate.role == kind]
         if name is not None:
             found = next((each for each in offered if name in {each.candidate.name, each.entry}), None)
             if found is None:
@@ -287,7 +287,7 @@ class _Choice:
         """
         objects = [each.name for each in missing if each.takes.is_object]
         if objects:
-            made = option.candidate.kind
+            made = option.candidate.role
             raise ScaffoldError(
                 f"{option.entry} needs the argument {objects[0]}, an object that a job file cannot give",
                 f"write a function without it that returns the {made}, and name it: --{made} NAME",
@@ -329,7 +329,7 @@ class _Choice:
             names = ", ".join(each.name for each in config.fields)
             message = f"{config.name} has no {wrong[0].removeprefix(path + '.')}; it has {names}"
             raise click.BadParameter(message, param_hint="--set")
-        return {"entry": f"{option.place.module}:{config.name}", "args": fields}
+        return {"entry": f"{option.location.module}:{config.name}", "args": fields}
 
     def _asked(self, argument: Argument, option: Option) -> Any:
         """Return what a person gives for an argument; asked again until it is what the argument takes."""

@@ -61,10 +61,10 @@ def check_tables(source: Source, tables: Tables) -> list[Diagnostic]:
 
 def check_lengths(source: Source, tables: Tables) -> list[Diagnostic]:
     """Return what does not fit the length of training; of a trial, cut short by a flag, only what fails or is a flag's."""
-    found = [*check_schedule(source, tables), *check_intervals(source, tables)]
+    problems = [*check_schedule(source, tables), *check_intervals(source, tables)]
     key = "steps" if "steps" in inside(source.raw, "train") else "epochs"
-    is_trial = not found or source.problem("", "", ("train", key)).is_flag
-    return [each for each in found if each.severity == "error" or each.is_flag or not is_trial]
+    is_trial = not problems or source.problem("", "", ("train", key)).is_flag
+    return [each for each in problems if each.severity == "error" or each.is_flag or not is_trial]
 
 
 def _batch(source: Source, tables: Tables) -> Iterator[Diagnostic]:

@@ -82,9 +82,9 @@ def _batch(
 
 def nearest_divisors(size: int, shards: int, fewest: int = 1) -> str:
     """Return the divisors of *size* next to *shards* that are at least *fewest*."""
-    found = {d for d in _divisors(size) if d >= fewest}
-    below = max((d for d in found if d < shards), default=0)
-    above = min((d for d in found if d > shards), default=0)
+    divisors = {d for d in _divisors(size) if d >= fewest}
+    below = max((d for d in divisors if d < shards), default=0)
+    above = min((d for d in divisors if d > shards), default=0)
     return " or ".join(str(d) for d in (below, above) if d)
 
 

@@ -37,16 +37,16 @@ _WHOLE = {"T_max", "total_steps", "total_iters"}
 def check_schedule(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
     """Yield what is wrong between a schedule's length and training's, where both are known."""
     scheduler, train = tables.get("lr_scheduler"), tables.get("train")
-    found = None if scheduler is None else re.fullmatch(_ENTRY, scheduler.entry)
-    if scheduler is None or train is None or found is None:
+    match = None if scheduler is None else re.fullmatch(_ENTRY, scheduler.entry)
+    if scheduler is None or train is None or match is None:
         return
     # An epoch that is begun and not ended is no step of a schedule: only `epochs` tells how many those are.
     steps = horizon_of(train, tables.get("dataset")).steps
     count = steps if scheduler.interval == "step" else train.epochs
     if count is None:
         return
-    comparison = _Comparison(source, found[1], scheduler.interval, count)
-    for path, end in _ends(found[1], scheduler.args):
+    comparison = _Comparison(source, match[1], scheduler.interval, count)
+    for path, end in _ends(match[1], scheduler.args):
         yield from comparison.of(path, end)
 
 

@@ -28,8 +28,8 @@ def check_uris(source: Source, keys: tuple[tuple[str, str], ...]) -> Iterator[Di
     """Yield the values of *keys*, URIs and paths, that name no place."""
     for table, key in keys:
         value, written = _text(source.raw, table, key), _text(source.written or source.raw, table, key)
-        if found := _unexpanded(written, key) or _wrong(value, key):
-            message, remedy = found
+        if problem := _unexpanded(written, key) or _wrong(value, key):
+            message, remedy = problem
             path = (table, key)
             yield source.problem(codes.NO_SUCH_PLACE, f"{dotted(path)} {message}", path, remedy=remedy)
 
@@ -42,12 +42,12 @@ def _text(raw: dict[str, Any], table: str, key: str) -> str:
 
 def _unexpanded(uri: str, key: str) -> tuple[str, str] | None:
     """Return the variable that a URI, as it is written, holds in the way of a shell."""
-    found = _VARIABLE.search(_PASSWORD.sub(lambda password: "x" * len(password[0]), uri))
-    if found:
-        name = found[1] or found[2]
+    match = _VARIABLE.search(_PASSWORD.sub(lambda password: "x" * len(password[0]), uri))
+    if match:
+        name = match[1] or match[2]
         name = "HOME" if name == "USERPROFILE" else name
-        meant = f"{uri[: found.start()]}${{env:{name}}}{uri[found.end() :]}"
-        return f"holds {found[0]}, which nothing expands", f"write {key} = {_pasteable(meant)}"
+        meant = f"{uri[: match.start()]}${{env:{name}}}{uri[match.end() :]}"
+        return f"holds {match[0]}, which nothing expands", f"write {key} = {_pasteable(meant)}"
     if key != "uri" and uri.startswith("~"):
         meant = "${env:HOME}" + uri[1:]
         return "begins with ~, which nothing expands", f"write {key} = {_pasteable(meant)}"
@@ -68,8 +68,8 @@ def _wrong(uri: str, key: str) -> tuple[str, str] | None:
 
 def _wrong_protocol(uri: str, key: str) -> tuple[str, str] | None:
     first = uri.rpartition("::")[2]  # what fsspec reads through: simplecache::s3://bucket
-    found = _PROTOCOL.match(first)
-    if found is None:
+    match = _PROTOCOL.match(first)
+    if match is None:
         few = _FEW_SLASHES.match(first)
         if few is None or few[1].lower() not in _WELL_KNOWN:
             return None  # a path
@@ -80,7 +80,7 @@ def _wrong_protocol(uri: str, key: str) -> tuple[str, str] | None:
             "would be a folder of that name: two slashes follow a protocol",
             f"write {key} = {_pasteable(meant)}",
         )
-    protocol, rest = found[1].lower(), first[found.end() :]
+    protocol, rest = match[1].lower(), first[match.end() :]
     if not _is_known(protocol):
         near = nearest(protocol, _WELL_KNOWN, 0.5)
         meant = f"did you mean {_pasteable(near[0] + '://' + rest)}?\n" if near else ""
@@ -110,10 +110,12 @@ def _protocols() -> str:
     by_extra: dict[str, list[str]] = {}
     for protocol, extra in EXTRAS.items():
         by_extra.setdefault(extra, []).append(f"{protocol}://")
-    told = [
+    listed = [
         f"{', '.join(names)} (elasticflow[{extra}])" for extra, names in by_extra.items() if extra != "http"
     ]
-    return f"there are {', '.join(told[:2])},\n{', '.join(told[2:])}, others that fsspec knows, and folders"
+    return (
+        f"there are {', '.join(listed[:2])},\n{', '.join(listed[2:])}, others that fsspec knows, and folders"
+    )
 
 
 def _pasteable(uri: str) -> str:

@@ -33,9 +33,9 @@ def read_axes(source: Source) -> tuple[list[Axis], list[Diagnostic]]:
     axes: list[Axis] = []
     problems: list[Diagnostic] = []
     for path, value in leaves(source.raw["matrix"].get("axes", {})):
-        found = list(_axis_problems(source, path, value))
-        problems += found
-        if not found:
+        wrong = list(_axis_problems(source, path, value))
+        problems += wrong
+        if not wrong:
             axes.append(Axis(path, value))
     return axes, problems
 
@@ -50,18 +50,18 @@ def leaves(table: dict[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath,
 
 
 def _axis_problems(source: Source, path: KeyPath, values: object) -> Iterator[Diagnostic]:
-    place, name = (*AXES, *path), dotted(path)
+    where, name = (*AXES, *path), dotted(path)
     dots = [part for part in path if isinstance(part, str) and "." in part]
     if dots:
         message = f"{show(dots[0])} in quotes is one key with dots in it"
         remedy = f"write it without quotes: {dots[0]} = ..."
-        yield source.problem(codes.AXIS, message, place, at_key=True, remedy=remedy)
+        yield source.problem(codes.AXIS, message, where, at_key=True, remedy=remedy)
     elif not isinstance(values, list) or not values:
         message = f"the axis {name} must be a list of values, not {show(values)}"
         example = (
             f"{name} = [{show(values)}]" if isinstance(values, str | int | float) else f"{name} = [1, 2]"
         )
-        yield source.problem(codes.AXIS, message, place, remedy=f"write {example}")
+        yield source.problem(codes.AXIS, message, where, remedy=f"write {example}")
     else:
         seen: set[object] = set()
         for number, value in enumerate(values):
@@ -71,10 +71,10 @@ def _axis_problems(source: Source, path: KeyPath, values: object) -> Iterator[Di
                 remedy = (
                     "an axis has numbers, texts, true or false; others are given by name: [matrix.cases.NAME]"
                 )
-                yield source.problem(codes.AXIS, message, (*place, number), remedy=remedy)
+                yield source.problem(codes.AXIS, message, (*where, number), remedy=remedy)
             elif mark in seen:
                 message = f"the axis {name} has {show(value)} twice"
-                yield source.problem(codes.AXIS, message, (*place, number), remedy="keep one of them")
+                yield source.problem(codes.AXIS, message, (*where, number), remedy="keep one of them")
             seen.add(mark)
 
 
@@ -107,11 +107,11 @@ def read_exclusions(source: Source, axes: list[Axis]) -> tuple[Exclusions, list[
     numbers: _Numbers = {
         axis.path: {mark_of(value): n for n, value in enumerate(axis.values)} for axis in axes
     }
-    for place, table in enumerate(source.raw["matrix"].get("exclude", [])):
+    for position, table in enumerate(source.raw["matrix"].get("exclude", [])):
         given = dict(leaves(table))
-        found = list(_exclusion_problems(source, ("matrix", "exclude", place), given, axes, numbers))
-        problems += found
-        if not found:
+        wrong = list(_exclusion_problems(source, ("matrix", "exclude", position), given, axes, numbers))
+        problems += wrong
+        if not wrong:
             paths = tuple(sorted(given, key=str))
             chosen = tuple(numbers[path][mark_of(given[path])] for path in paths)
             exclusions.groups.setdefault(paths, set()).add(chosen)
@@ -119,24 +119,24 @@ def read_exclusions(source: Source, axes: list[Axis]) -> tuple[Exclusions, list[
 
 
 def _exclusion_problems(
-    source: Source, place: KeyPath, given: dict[KeyPath, object], axes: list[Axis], numbers: _Numbers
+    source: Source, where: KeyPath, given: dict[KeyPath, object], axes: list[Axis], numbers: _Numbers
 ) -> Iterator[Diagnostic]:
     if not given:
         message = "an exclusion without keys would leave out every combination"
         remedy = "name values of axes, such as { job.seed = 2 }"
-        yield source.problem(codes.EXCLUSION, message, place, remedy=remedy)
+        yield source.problem(codes.EXCLUSION, message, where, remedy=remedy)
     for path, value in given.items():
         if path not in numbers:
             message = f"{dotted(path)} is no axis, so this leaves nothing out"
             meant = [dotted(axis) for axis in numbers if axis[-len(path) :] == path]
             remedy = f"axes of this matrix: {', '.join(map(dotted, numbers)) or 'none'}"
             remedy = f'did you mean "{meant[0]}"?' if meant else remedy
-            yield source.problem(codes.EXCLUSION, message, (*place, *path), at_key=True, remedy=remedy)
+            yield source.problem(codes.EXCLUSION, message, (*where, *path), at_key=True, remedy=remedy)
         elif mark_of(value) not in numbers[path]:
             message = f"the axis {dotted(path)} has no {show(value)}, so this leaves nothing out"
             values = next(axis.values for axis in axes if axis.path == path)
             remedy = f"it has {', '.join(map(show, values[:8]))}"
-            yield source.problem(codes.EXCLUSION, message, (*place, *path), remedy=remedy)
+            yield source.problem(codes.EXCLUSION, message, (*where, *path), remedy=remedy)
 
 
 MOST_CASES = 5_000
@@ -155,13 +155,13 @@ class Case:
         name: Unique within the matrix.
         raw: The keys it changes.
         moves: Where they stand in [matrix], by the beginnings of their paths.
-        place: Where to point at when the case as a whole is meant.
+        path: Where to point at when the case as a whole is meant.
     """
 
     name: str
     raw: dict[str, Any]
     moves: dict[KeyPath, KeyPath]
-    place: KeyPath
+    path: KeyPath
 
     def changes(self) -> dict[KeyPath, Any]:
         """Return the keys it changes by their whole paths."""
@@ -195,8 +195,8 @@ def expand(source: Source, *, checks_keys: bool = True) -> tuple[list[Case], lis
     cases = [each for each in _combinations(axes) if not excluded.covers(each[1])]
     named = [_of_axes(name, chosen) for name, chosen in cases]
     for name, keys in given.items():
-        place = ("matrix", "cases", name)
-        named.append(Case(name, keys, {(): place}, place))
+        path = ("matrix", "cases", name)
+        named.append(Case(name, keys, {(): path}, path))
     if not named:
         message = f"the matrix makes no case{': all combinations of its axes are excluded' if axes else ''}"
         remedy = "give it axes, such as optimizer.args.lr = [1e-3, 3e-3] in [matrix.axes], or take it out"
@@ -233,14 +233,14 @@ def _of_axes(name: str, chosen: Chosen) -> Case:
 
 def _labels(axes: list[Axis]) -> dict[KeyPath, str]:
     """Return what each axis is called in names: its key's last part, or as many as tell it from the others."""
-    found = {}
+    labels = {}
     for axis in axes:
         others = [each.path for each in axes if each is not axis]
         length = next(
             n for n in range(1, len(axis.path) + 1) if not any(o[-n:] == axis.path[-n:] for o in others)
         )
-        found[axis.path] = ".".join(map(str, axis.path[-length:]))
-    return found
+        labels[axis.path] = ".".join(map(str, axis.path[-length:]))
+    return labels
 
 
 def _part(label: str, value: object) -> str:
@@ -260,11 +260,11 @@ def _own_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
     """Yield the keys that no case may change."""
     given = source.raw["matrix"].get("cases", {})
     for path, why in _OWN.items():
-        found = [("matrix", "axes", *path)] if any(axis.path[: len(path)] == path for axis in axes) else []
-        found += [("matrix", "cases", name, *path) for name, keys in given.items() if _has(keys, path)]
-        for place in found:
+        paths = [("matrix", "axes", *path)] if any(axis.path[: len(path)] == path for axis in axes) else []
+        paths += [("matrix", "cases", name, *path) for name, keys in given.items() if _has(keys, path)]
+        for where in paths:
             message = f"a case cannot change {dotted(path)}: {why}"
-            yield source.problem(codes.CASE_KEY, message, place, at_key=True, remedy="take it out")
+            yield source.problem(codes.CASE_KEY, message, where, at_key=True, remedy="take it out")
 
 
 def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
@@ -283,10 +283,10 @@ def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
         if not is_known and axis.path not in _OWN and axis.path[0] not in {"matrix", *RESERVED_TABLES}:
             from elasticflow.jobfile.tables.pydantic_messages import unknown_key
 
-            found = unknown_key(axis.path[:2], axis.values)
-            remedy = found.belongs.in_axis() if found.belongs else None
+            problem = unknown_key(axis.path[:2], axis.values)
+            remedy = problem.suggestion.in_axis() if problem.suggestion else None
             yield source.problem(
-                found.code, found.message, (*AXES, *axis.path[:2]), at_key=True, remedy=remedy
+                problem.code, problem.message, (*AXES, *axis.path[:2]), at_key=True, remedy=remedy
             )
 
 
@@ -325,7 +325,7 @@ def _names(source: Source, cases: list[Case]) -> Iterator[Diagnostic]:
         whole = f"{name}-{case.name}" if isinstance(name, str) else case.name
         if case.name in seen:
             message = f"two cases would be called {show(case.name)}"
-            yield source.problem(codes.CASE_NAME, message, case.place, at_key=True, remedy=remedy)
+            yield source.problem(codes.CASE_NAME, message, case.path, at_key=True, remedy=remedy)
         elif not (NAME.fullmatch(case.name) and len(whole) <= MOST_LETTERS) and not is_told:
             is_told = True
             message = f"a case's job would be called {show(whole)}: a name has at most {MOST_LETTERS} letters"
@@ -333,5 +333,5 @@ def _names(source: Source, cases: list[Case]) -> Iterator[Diagnostic]:
                 message = (
                     f'{show(case.name)} is no name for a case: it may have letters, digits, ".", "_" and "-"'
                 )
-            yield source.problem(codes.CASE_NAME, message, case.place, at_key=True, remedy=remedy)
+            yield source.problem(codes.CASE_NAME, message, case.path, at_key=True, remedy=remedy)
         seen.add(case.name)

@@ -41,7 +41,7 @@ class References:
     Attributes:
         source: The merged job.
         case: Its case, if it is one of a matrix.
-        environment: Variables by name. None: they are not looked up, so that a file is judged alike on every machine;
+        environment: Variables by name. None: they are not looked up, so that a file is validated alike on every machine;
             a hook or CI does not have them, and what is not set there is no mistake of the file.
         problems: What is wrong with them.
         hidden: Secrets that were looked up: no message may show them.
@@ -63,12 +63,12 @@ class References:
         }
         return replace(self.source, raw=raw, written=self.source.raw)
 
-    def mask(self, found: Diagnostic) -> Diagnostic:
+    def mask(self, diagnostic: Diagnostic) -> Diagnostic:
         """Return a diagnostic without the secrets that were looked up."""
         if not self.hidden:
-            return found
-        return found._replace(
-            message=self._masked(found.message), help=found.help and self._masked(found.help)
+            return diagnostic
+        return diagnostic._replace(
+            message=self._masked(diagnostic.message), help=diagnostic.help and self._masked(diagnostic.help)
         )
 
     def _masked(self, text: str) -> str:
@@ -90,19 +90,19 @@ class References:
         return [self._value(each, (*path, number)) for number, each in enumerate(value)]
 
     def _text(self, text: str, path: KeyPath) -> str:
-        place = _marker(path)
-        if place is None and any(found[0] != "$${" for found in _MARK.finditer(text)):
+        mark = _marker(path)
+        if mark is None and any(reference[0] != "$${" for reference in _MARK.finditer(text)):
             self._refuse_here(path)
             return text
         is_open, last = False, 0
         spelled: list[str | Variable] = []
         secrets: dict[Variable, str] = {}
-        for found in _MARK.finditer(text):
-            spelled.append(text[last : found.start()])
-            last = found.end()
-            value = "${" if found[0] == "$${" else self._look_up(found, path, secrets)
+        for reference in _MARK.finditer(text):
+            spelled.append(text[last : reference.start()])
+            last = reference.end()
+            value = "${" if reference[0] == "$${" else self._look_up(reference, path, secrets)
             is_open |= value is None
-            spelled.append(found[0] if value is None else value)
+            spelled.append(reference[0] if value is None else value)
         spelled.append(text[last:])
         result = "".join(secrets[each] if isinstance(each, Variable) else each for each in spelled)
         self.hidden |= {value for value in secrets.values() if len(value) >= _LEAST}
@@ -112,13 +112,13 @@ class References:
             message = "snapshots.uri: a looked-up secret holds characters that end a password in a URL"
             remedy = "percent-encode it in the variable: / is %2F, @ is %40, : is %3A"
             self._say(codes.SECRET_RECORDED, message, path, remedy)
-        return place.instead if is_open and place is not None and place.instead else result
+        return mark.instead if is_open and mark is not None and mark.instead else result
 
     def _look_up(
-        self, found: re.Match[str], path: KeyPath, secrets: dict[Variable, str]
+        self, reference: re.Match[str], path: KeyPath, secrets: dict[Variable, str]
     ) -> str | Variable | None:
         """Return what a reference stands for, a variable if that is secret; None if that is not known here."""
-        inside = found["inside"]
+        inside = reference["inside"]
         if inside is None:
             self._say(
                 codes.NO_REFERENCE,
@@ -136,8 +136,8 @@ class References:
             return None
         name, default = variable["name"], variable["default"]
         is_told_secret = is_secret(name) or any(is_secret(str(part)) for part in path[2:])
-        if is_told_secret and not self._stays_out(found[0], path):
-            self._recorded(found[0], path)
+        if is_told_secret and not self._stays_out(reference[0], path):
+            self._recorded(reference[0], path)
             return None
         value = default if self.environment is None else self.environment.get(name)
         if default is not None:
@@ -156,7 +156,7 @@ class References:
         return {key: value for key, value in facts.items() if isinstance(value, str)}
 
     def _stays_out(self, reference: str, path: KeyPath) -> bool:
-        """Return whether records leave out what stands here (`secrecy.without_secrets`)."""
+        """Return whether records leave out what stands here (`redaction.without_password`)."""
         if path == ("snapshots", "uri"):
             written = self._written(path).replace(reference, "REFERENCE")
             return "REFERENCE" not in without_password(written)
@@ -210,8 +210,8 @@ def _marker(path: KeyPath) -> MayRefer | None:
     """Return the mark of the key that *path* is, or lies in; None where no references may stand."""
     if len(path) < 2 or path[0] not in Job.model_fields:
         return None
-    known = model_of(str(path[0])).model_fields.get(str(path[1]))
-    return next((mark for mark in known.metadata if isinstance(mark, MayRefer)), None) if known else None
+    key = model_of(str(path[0])).model_fields.get(str(path[1]))
+    return next((mark for mark in key.metadata if isinstance(mark, MayRefer)), None) if key else None
 
 
 def _keys_with_references() -> list[str]:

@@ -42,14 +42,14 @@ def mask_secrets(line: str) -> str:
     return re.sub(_VALUE, _masked, line)
 
 
-def _masked(found: re.Match[str]) -> str:
-    key = found["key"].lower()
-    if not (key == "key" or is_secret(key)) or "tokeniz" in key or re.fullmatch(_NUMBER, found["bare"] or ""):
-        return found[0]
-    before = found["key"] + found["equals"]
-    if found["bare"] is not None:
-        return before + "*" * len(found["bare"])
-    return f"{before}{found['quote']}{'*' * len(found['value'])}{found['end']}"
+def _masked(match: re.Match[str]) -> str:
+    key = match["key"].lower()
+    if not (key == "key" or is_secret(key)) or "tokeniz" in key or re.fullmatch(_NUMBER, match["bare"] or ""):
+        return match[0]
+    before = match["key"] + match["equals"]
+    if match["bare"] is not None:
+        return before + "*" * len(match["bare"])
+    return f"{before}{match['quote']}{'*' * len(match['value'])}{match['end']}"
 
 
 def printable(text: str) -> str:

@@ -57,17 +57,17 @@ class _SpotFinder:
         self.text = text
         self.spots: dict[KeyPath, Spot] = {}
         self.counts: dict[KeyPath, int] = {}  # newest element of each array of tables
-        at, here = 0, KeyPath()
+        at, table = 0, KeyPath()
         while (at := self._after(_SKIP, at)) < len(text):
             if text[at] == "[":
-                here, at = self._header(at)
+                table, at = self._header(at)
             else:
-                at = self._pair(here, at)
+                at = self._pair(table, at)
 
     def _after(self, pattern: re.Pattern[str], at: int) -> int:
-        found = pattern.match(self.text, at)
-        assert found is not None, "tomli accepted what this index cannot read"
-        return found.end()
+        match = pattern.match(self.text, at)
+        assert match is not None, "tomli accepted what this index cannot read"
+        return match.end()
 
     def _header(self, at: int) -> tuple[KeyPath, int]:
         is_array = self.text.startswith("[[", at)
@@ -136,6 +136,6 @@ class _SpotFinder:
         return at + 1
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    code = found[1] or found[2] or found[3]
-    return chr(int(code, 16)) if code else _PLAIN.get(found[4], found[4])
+def _unescaped(match: re.Match[str]) -> str:
+    code = match[1] or match[2] or match[3]
+    return chr(int(code, 16)) if code else _PLAIN.get(match[4], match[4])

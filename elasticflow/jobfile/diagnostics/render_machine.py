@@ -80,18 +80,18 @@ def _rule(code: str) -> dict[str, Any]:
 
 def _result(each: Diagnostic, index: int) -> dict[str, Any]:
     text = each.message + (f"\nhelp: {each.help}" if each.help else "")
-    found: dict[str, Any] = {"ruleId": each.code, "ruleIndex": index, "level": each.severity}
-    return found | {"message": {"text": text}, "locations": [_location(each)]}
+    result: dict[str, Any] = {"ruleId": each.code, "ruleIndex": index, "level": each.severity}
+    return result | {"message": {"text": text}, "locations": [_location(each)]}
 
 
 def _location(each: Diagnostic) -> dict[str, Any]:
     if each.is_flag:
         return {"logicalLocations": [{"name": each.file, "kind": "parameter"}]}
     path = PurePath(each.file)
-    place: dict[str, Any] = {"uri": quote(path.as_posix()), "uriBaseId": "%SRCROOT%"}
+    artifact: dict[str, Any] = {"uri": quote(path.as_posix()), "uriBaseId": "%SRCROOT%"}
     if path.is_absolute():
-        place = {"uri": f"file://{quote(path.as_posix())}"}
-    location: dict[str, Any] = {"artifactLocation": place}
+        artifact = {"uri": f"file://{quote(path.as_posix())}"}
+    location: dict[str, Any] = {"artifactLocation": artifact}
     if each.line is not None:
         location["region"] = {
             "startLine": each.line,

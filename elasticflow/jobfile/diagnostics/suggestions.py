@@ -14,11 +14,11 @@ SHORT_MODULES = {
 """Modules by the names that scripts give them."""
 
 
-def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> list[str]:
-    """Return the one of *known* that *word* is most likely a slip of; none if none is so much like it (0 to 1)."""
+def nearest(word: str, words: Iterable[str], likeness: float = 0.6) -> list[str]:
+    """Return the one of *words* that *word* was most likely meant to be; none if none is that much like it (0 to 1)."""
     import difflib  # most files hold no mistake
 
-    return difflib.get_close_matches(word, list(known), 1, likeness)
+    return difflib.get_close_matches(word, list(words), 1, likeness)
 
 
 def is_table(value: object) -> bool:

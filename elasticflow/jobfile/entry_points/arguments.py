@@ -38,89 +38,91 @@ class ArgumentCheck:
         depends_on_others: What was found is of other keys of the job, too, than the entry and its arguments.
     """
 
-    def __init__(self, entry: EntryPoint, found: Definition, signature: Signature) -> None:
-        self._entry, self._found, self._signature = entry, found, signature
+    def __init__(self, entry: EntryPoint, definition: Definition, signature: Signature) -> None:
+        self._entry, self._definition, self._signature = entry, definition, signature
         # A step's third argument, where it is no method: the optimizers, if it is called so.
         self._third_of_step: str | None = None
         self.depends_on_others = False
 
-    def all(self) -> list[Diagnostic]:
+    def problems(self) -> list[Diagnostic]:
         """Return what is wrong with them."""
-        given = len(self._entry.use.given)
+        given = len(self._entry.call.given)
         beside: list[Diagnostic] = []
         names = [each.name for each in (*self._signature.positional_only, *self._signature.positional)]
-        if self._entry.use.path == ("model", "step") and given == 2:
+        if self._entry.call.path == ("model", "step") and given == 2:
             self._third_of_step = next(iter(names[2:3]), None)
-        if self._entry.use.path == ("model", "step") and takes_optimizers(names):
+        if self._entry.call.path == ("model", "step") and takes_optimizers(names):
             self.depends_on_others, given = True, given + 1
             beside = list(check_own_step(self._entry.source))
         arguments = self._entry.named_arguments()
         beside += [
             self._plain(each) for each in dataclasses_meant(self._signature, arguments, self._entry.resolver)
         ]
-        twice = [Misfit("twice", name) for name in self._entry.use.named if name in arguments]
-        arguments = {**arguments, **dict.fromkeys(self._entry.use.named, 0)}
+        twice = [Misfit("twice", name) for name in self._entry.call.named if name in arguments]
+        arguments = {**arguments, **dict.fromkeys(self._entry.call.named, 0)}
         return beside + [
             self._misfit(each, arguments)
             for each in [*twice, *misfits(self._signature, given, arguments)]
-            if not (each.kind == "missing" and self._entry.use.is_partial)
+            if not (each.kind == "missing" and self._entry.call.is_partial)
             if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
             if each.kind != "unknown" or each.name.isidentifier()  # else said already
         ]
 
-    def _plain(self, meant: tuple[str, Definition]) -> Diagnostic:
+    def _plain(self, argument: tuple[str, Definition]) -> Diagnostic:
         """Return what is wrong with a plain table where a dataclass is taken."""
-        name, kind = meant
+        name, kind = argument
         assert isinstance(kind.node, ast.ClassDef)
-        message = f'{self._entry.use.text} takes {kind.node.name} as "{name}", not a plain table'
+        message = f'{self._entry.call.text} takes {kind.node.name} as "{name}", not a plain table'
         entry = f"{kind.module.name}:{kind.node.name}"
-        remedy = f'write {name} = {{ entry = "{entry}", args = {{ ... }} }}\ndefined at {self._found.place}'
-        where = (*(self._entry.use.args or ()), name)
+        remedy = (
+            f'write {name} = {{ entry = "{entry}", args = {{ ... }} }}\ndefined at {self._definition.where}'
+        )
+        where = (*(self._entry.call.args or ()), name)
         return self._entry.source.problem(codes.BAD_ARGUMENT_TYPE, message, where, remedy=remedy)
 
     def _misfit(self, misfit: Misfit, arguments: dict[str, Any]) -> Diagnostic:
-        here = f"defined at {self._found.place}"
-        at_key = (*(self._entry.use.args or ()), misfit.name)
-        if misfit.name in self._entry.use.named and misfit.kind != "twice":
-            message = f'{self._entry.use.text} takes no whole number as "{misfit.name}"'
+        defined = f"defined at {self._definition.where}"
+        at_key = (*(self._entry.call.args or ()), misfit.name)
+        if misfit.name in self._entry.call.named and misfit.kind != "twice":
+            message = f'{self._entry.call.text} takes no whole number as "{misfit.name}"'
             remedy = "with dataset.shards it is called for each data shard, with shard (its number, from 0) and shards (how many)"
-            return self._entry.problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
+            return self._entry.problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{defined}")
         match misfit.kind:
             case "unknown":
-                message = f'{self._entry.use.text} takes no argument "{misfit.name}"'
-                remedy = f"{self._instead(misfit, at_key)}\n{here}"
+                message = f'{self._entry.call.text} takes no argument "{misfit.name}"'
+                remedy = f"{self._instead(misfit, at_key)}\n{defined}"
                 return self._entry.problem(codes.BAD_ARGUMENT, message, remedy, path=at_key)
             case "twice":
-                message = f'{self._entry.use.text} gets "{misfit.name}" from elasticflow already'
+                message = f'{self._entry.call.text} gets "{misfit.name}" from elasticflow already'
                 return self._entry.problem(codes.BAD_ARGUMENT, message, "leave it out", path=at_key)
             case "type":
-                message = f'{self._entry.use.text} takes {misfit.wanted} as "{misfit.name}", not {show(arguments[misfit.name])}'
+                message = f'{self._entry.call.text} takes {misfit.wanted} as "{misfit.name}", not {show(arguments[misfit.name])}'
                 value = arguments[misfit.name]
-                remedy = f"did you mean {misfit.near}?\n{here}" if misfit.near else here
+                remedy = f"did you mean {misfit.near}?\n{defined}" if misfit.near else defined
                 if misfit.near and isinstance(value, str) and misfit.near[0] not in "\"'[":
-                    remedy = f"without quotes: {misfit.name} = {misfit.near}\n{here}"
+                    remedy = f"without quotes: {misfit.name} = {misfit.near}\n{defined}"
                 return self._entry.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
             case "missing":
-                message = f'{self._entry.use.text} needs the argument "{misfit.name}"'
+                message = f'{self._entry.call.text} needs the argument "{misfit.name}"'
                 remedy = self._how_to_give(misfit.name)
-                return self._entry.problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{here}")
+                return self._entry.problem(codes.BAD_ARGUMENT, message, f"{remedy}\n{defined}")
             case "places":
-                given, number = ", ".join(self._entry.use.given), len(self._entry.use.given)
+                given, number = ", ".join(self._entry.call.given), len(self._entry.call.given)
                 several = "s" if number > 1 else ""
-                message = f"{self._entry.use.text} is called with {number} argument{several} ({given}), but takes {misfit.wanted}"
-                return self._entry.problem(codes.BAD_ARGUMENT, message, f"let it take {given}\n{here}")
+                message = f"{self._entry.call.text} is called with {number} argument{several} ({given}), but takes {misfit.wanted}"
+                return self._entry.problem(codes.BAD_ARGUMENT, message, f"let it take {given}\n{defined}")
 
     def _how_to_give(self, name: str) -> str:
         """Return how an argument that is needed gets a value."""
-        if self._entry.use.args is not None:
-            if self._entry.use.is_argument:
-                return f"add to {dotted(self._entry.use.args)}: {name} = ..."
-            return f"add to [{self._entry.use.path[0]}]: args = {{ {name} = ... }}"
+        if self._entry.call.args is not None:
+            if self._entry.call.is_argument:
+                return f"add to {dotted(self._entry.call.args)}: {name} = ..."
+            return f"add to [{self._entry.call.path[0]}]: args = {{ {name} = ... }}"
         if name == self._third_of_step:
             return 'call it "optimizers" to be given what optimizer.entry returns'
-        given = ", ".join(self._entry.use.given) or "nothing"
+        given = ", ".join(self._entry.call.given) or "nothing"
         return (
-            f"{'.'.join(map(str, self._entry.use.path))} is called with {given}: give the argument a default"
+            f"{'.'.join(map(str, self._entry.call.path))} is called with {given}: give the argument a default"
         )
 
     def _instead(self, misfit: Misfit, path: KeyPath) -> str:
@@ -152,9 +154,9 @@ def dataclasses_meant(
         value = arguments.get(parameter.name)
         # What has an `entry` is an object, or told as what only looks like one.
         if isinstance(value, dict) and not isinstance(value, ObjectTable) and "entry" not in value:
-            found = _dataclass(parameter, resolver)
-            if found is not None:
-                yield parameter.name, found
+            definition = _dataclass(parameter, resolver)
+            if definition is not None:
+                yield parameter.name, definition
 
 
 def _dataclass(parameter: Parameter, resolver: Resolver) -> Definition | None:

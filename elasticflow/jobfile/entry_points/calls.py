@@ -133,22 +133,22 @@ class EntryPoint:
     Attributes:
         source: The job's keys, each with its place.
         resolver: Finds what the entry names.
-        use: Where it stands, and what it is called with.
+        call: Where it stands, and what it is called with.
         module: What stands before the colon.
         attribute: What stands after it.
     """
 
-    def __init__(self, source: Source, resolver: Resolver, use: EntryCall, known: EntryPointCache) -> None:
-        self.source, self.resolver, self.use = source, resolver, use
-        self.module, _, self.attribute = use.text.partition(":")
-        self._known = known
+    def __init__(self, source: Source, resolver: Resolver, call: EntryCall, cache: EntryPointCache) -> None:
+        self.source, self.resolver, self.call = source, resolver, call
+        self.module, _, self.attribute = call.text.partition(":")
+        self._cache = cache
 
     def named_arguments(self) -> dict[str, Any]:
         """Return what is passed by name, as the job file has it, objects marked."""
-        if self.use.args is None:
+        if self.call.args is None:
             return {}
         value: Any = self.source.raw
-        for part in self.use.args:
+        for part in self.call.args:
             if isinstance(part, int) and isinstance(value, list):
                 value = value[part]
             else:
@@ -157,15 +157,15 @@ class EntryPoint:
 
     def once(self, what: str, make: Callable[[], _Result], *more: object) -> _Result:
         """Return what *make* makes of the entry, made once for all jobs of a file that name it alike."""
-        return self._known.once(make, what, self.resolver.finder.own, self.use.text, *more)
+        return self._cache.once(make, what, self.resolver.finder.own, self.call.text, *more)
 
     def problem(
         self, code: str, message: str, remedy: str | None, severity: Severity = "error", path: KeyPath = ()
     ) -> Diagnostic:
         """Return what is wrong, shown at the entry, or at the key *path*."""
-        where = path or self.use.path
+        where = path or self.call.path
         return self.source.problem(code, message, where, at_key=bool(path), severity=severity, remedy=remedy)
 
     def note(self, reason: str) -> Diagnostic:
         """Return that the entry is not checked, and why."""
-        return self.problem(codes.CANNOT_TELL, f"{self.use.text} is not checked: {reason}", None, "note")
+        return self.problem(codes.CANNOT_TELL, f"{self.call.text} is not checked: {reason}", None, "note")

@@ -56,16 +56,16 @@ if TYPE_CHECKING:
 _MOST_NAMED = 8
 
 
-def check_entry_points(source: Source, root: Path, known: EntryPointCache | None = None) -> list[Diagnostic]:
+def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None = None) -> list[Diagnostic]:
     """Return what is wrong with the job's entry points, also in tables that have other problems.
 
-    *known*: what was found out about other jobs of the file; added to.
+    *cache*: what checking other jobs has found out; added to.
     """
-    known = known or EntryPointCache()
+    cache = cache or EntryPointCache()
     parts = inside(source.raw, "job").get("path", ["."])
     parts = [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
     is_there = ["\0" not in part and (root / part).is_dir() for part in parts]
-    found = [
+    problems = [
         source.problem(
             codes.NO_FOLDER,
             f"the folder {show(part)} of job.path does not exist",
@@ -76,41 +76,41 @@ def check_entry_points(source: Source, root: Path, known: EntryPointCache | None
         if not is_there[number]
     ]
     own = tuple(root / part for part, good in zip(parts, is_there, strict=True) if good)
-    if own not in known.resolvers:
-        known.resolvers[own] = Resolver(Finder(own, installed_folders()))
-    for use in entry_calls(source.raw):
-        entry = EntryPoint(source, known.resolvers[own], use, known)
-        check, call = _EntryPointCheck(entry), (own, use, content_of(entry.named_arguments()))
-        if re.fullmatch(ENTRY, use.text) and call not in known.clean:
-            problems = check.run()
-            found += problems
-            known.clean |= set() if problems or check.depends_on_others else {call}
-    return found
+    if own not in cache.resolvers:
+        cache.resolvers[own] = Resolver(Finder(own, installed_folders()))
+    for call in entry_calls(source.raw):
+        entry = EntryPoint(source, cache.resolvers[own], call, cache)
+        check, key = _EntryPointCheck(entry), (own, call, content_of(entry.named_arguments()))
+        if re.fullmatch(ENTRY, call.text) and key not in cache.clean:
+            wrong = check.problems()
+            problems += wrong
+            cache.clean |= set() if wrong or check.depends_on_others else {key}
+    return problems
 
 
 class _EntryPointCheck:
     """The check of one entry point."""
 
     def __init__(self, entry: EntryPoint) -> None:
-        self._entry, self.source, self.resolver, self.use = entry, entry.source, entry.resolver, entry.use
+        self._entry, self.source, self.resolver, self.call = entry, entry.source, entry.resolver, entry.call
         self.module, self.attribute = entry.module, entry.attribute
         self.depends_on_others = False  # on other keys of the job than the entry and its arguments
 
-    def run(self) -> list[Diagnostic]:
+    def problems(self) -> list[Diagnostic]:
         """Return its problems; a note where reading does not tell."""
         try:
-            if self.use.is_object:
+            if self.call.is_object:
                 return self._object()
             found = self._entry.once("entry", lambda: self.resolver.entry(self.module, self.attribute))
             if isinstance(found, Definition):
-                if self.use.args is None and isinstance(found.node, ast.ClassDef):
+                if self.call.args is None and isinstance(found.node, ast.ClassDef):
                     return [self._a_class(found)]
                 return self._kind(found) or [*self._arguments(found), *self._length(found)]
             return [self._not_callable(found)]
         except NoModuleError as error:
             return [self._no_module(error)]
         except NoAttributeError as error:
-            methods = error.methods if self.use.as_method is not None else ()
+            methods = error.methods if self.call.as_method is not None else ()
             beside = sorted({*error.beside, *methods})
             near = nearest(error.name, beside)
             remedy = f'did you mean "{near[0]}"?' if near else listing(beside)
@@ -123,21 +123,23 @@ class _EntryPointCheck:
         except NotInstalledError as error:
             return [self._not_installed(str(error))]
         except MethodError as error:
-            return [self._entry.note(str(error))] if self.use.as_method is None else self._method(error)
+            return [self._entry.note(str(error))] if self.call.as_method is None else self._method(error)
         except CannotTellError as error:
             return [self._entry.note(str(error))]
 
-    def _method(self, found: MethodError) -> list[Diagnostic]:
+    def _method(self, method: MethodError) -> list[Diagnostic]:
         """Return what is wrong with a method that is called on the model."""
-        owner = found.owner.node
+        owner = method.owner.node
         model = self._class_of_model()
-        if model is None or found.owner in model:
-            self._entry.use = self.use = self.use._replace(given=self.use.as_method or ())
-            return self._arguments(found.definition)
+        if model is None or method.owner in model:
+            self._entry.call = self.call = self.call._replace(given=self.call.as_method or ())
+            return self._arguments(method.definition)
         assert isinstance(owner, ast.ClassDef)
         entry = inside(self.source.raw, "model").get("entry")
-        message = f"{self.use.text} is a method of {owner.name}, but the model is made by {entry}"
-        remedy = f"name a method of the model's own class, or a function\ndefined at {found.definition.place}"
+        message = f"{self.call.text} is a method of {owner.name}, but the model is made by {entry}"
+        remedy = (
+            f"name a method of the model's own class, or a function\ndefined at {method.definition.where}"
+        )
         return [self._entry.problem(codes.FOREIGN_METHOD, message, remedy)]
 
     def _class_of_model(self) -> list[Definition] | None:
@@ -155,30 +157,32 @@ class _EntryPointCheck:
         return None
 
     def _object(self) -> list[Diagnostic]:
-        found = why_not_stateful(self.resolver, self.module, self.attribute)
-        if found is None:
+        reason_and_where = why_not_stateful(self.resolver, self.module, self.attribute)
+        if reason_and_where is None:
             return []
-        reason, place = found
+        reason, where = reason_and_where
         remedy = "name an object of the module that has the methods state_dict() and load_state_dict(state)"
-        at = "" if place is None else f"\ndefined at {place}"
-        return [self._entry.problem(codes.NO_STATE, f"{self.use.text} {reason}", f"{remedy}{at}")]
+        at = "" if where is None else f"\ndefined at {where}"
+        return [self._entry.problem(codes.NO_STATE, f"{self.call.text} {reason}", f"{remedy}{at}")]
 
-    def _a_class(self, found: Definition) -> Diagnostic:
-        given = ", ".join(self.use.given) or "nothing"
-        message = f"{self.use.text} is a class, and is called with {given}: that makes an object of it"
+    def _a_class(self, definition: Definition) -> Diagnostic:
+        given = ", ".join(self.call.given) or "nothing"
+        message = f"{self.call.text} is a class, and is called with {given}: that makes an object of it"
         from elasticflow.jobfile.python_source.bare_names import with_module
 
         function = "name a function"
-        if self.use.path == ("model", "loss"):
-            near = with_module(self.use.path, self.attribute, is_exact=True)
+        if self.call.path == ("model", "loss"):
+            near = with_module(self.call.path, self.attribute, is_exact=True)
             function = f'name a function, such as "{near or "torch.nn.functional:cross_entropy"}"'
-        return self._entry.problem(codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {found.place}")
+        return self._entry.problem(
+            codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {definition.where}"
+        )
 
     def _not_callable(self, found: Module | PlainValue) -> Diagnostic:
         words, inside = found.words if isinstance(found, PlainValue) else "a module", ""
         if isinstance(found, Module):
             inside = f' in it: "{found.name}:..."'
-        message = f"{self.use.text} cannot be called: it is {words}"
+        message = f"{self.call.text} cannot be called: it is {words}"
         return self._entry.problem(codes.NOT_CALLABLE, message, f"name a class or a function{inside}")
 
     def _no_module(self, error: NoModuleError) -> Diagnostic:
@@ -201,7 +205,7 @@ class _EntryPointCheck:
             return self._entry.note(f"{top} is not installed as files")
         near = nearest(top, finder.names())
         if not near:
-            message = f"{self.use.text} is not checked: {top} is not installed here"
+            message = f"{self.call.text} is not checked: {top} is not installed here"
             return self._entry.problem(codes.NOT_INSTALLED, message, install_help(top, finder), "note")
         message = f"there is no module {top} on the job's path, and it is not installed here"
         remedy = f'did you mean "{near[0]}"? (looked in {looked_in(finder)})'
@@ -221,26 +225,26 @@ class _EntryPointCheck:
             return False
         return True
 
-    def _arguments(self, found: Definition) -> list[Diagnostic]:
+    def _arguments(self, definition: Definition) -> list[Diagnostic]:
         try:
-            signature = self._entry.once("signature", lambda: signature_of(found, self.resolver))
+            signature = self._entry.once("signature", lambda: signature_of(definition, self.resolver))
         except NotInstalledError as error:
             return [self._not_installed(str(error))]
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError) as error:
             return [self._entry.note(str(error))]
-        check = ArgumentCheck(self._entry, found, signature)
-        problems = check.all()
+        check = ArgumentCheck(self._entry, definition, signature)
+        problems = check.problems()
         self.depends_on_others = check.depends_on_others
         return problems
 
-    def _kind(self, found: Definition) -> list[Diagnostic]:
+    def _kind(self, definition: Definition) -> list[Diagnostic]:
         wrong = self._entry.once(
-            "kind", lambda: wrong_kind(self.use.path, found, self.resolver), *self.use.path
+            "kind", lambda: wrong_kind(self.call.path, definition, self.resolver), *self.call.path
         )
         if wrong is None:
             return []
-        key, wanted = dotted(self.use.path), wrong.wanted
-        message = f"{self.use.text} {wrong.found}, and {key} names what makes {wanted.words} ({wanted.base})"
+        key, wanted = dotted(self.call.path), wrong.wanted
+        message = f"{self.call.text} {wrong.found}, and {key} names what makes {wanted.words} ({wanted.base})"
         near = wrong.beside if len(wrong.beside) == 1 else nearest(self.attribute, wrong.beside)
         remedy = f"name a class that inherits from {wanted.base}, or a function that makes one"
         if near:
@@ -249,19 +253,19 @@ class _EntryPointCheck:
             remedy = "name the dataset itself: its samples are shared out and put into batches by elasticflow"
         elif wrong.beside:
             remedy = f"name {wanted.words} instead: {', '.join(wrong.beside[:_MOST_NAMED])}"
-        return [self._entry.problem(codes.WRONG_KIND, message, f"{remedy}\ndefined at {found.place}")]
+        return [self._entry.problem(codes.WRONG_KIND, message, f"{remedy}\ndefined at {definition.where}")]
 
-    def _length(self, found: Definition) -> list[Diagnostic]:
-        if self.use.path not in {("dataset", "entry"), ("evaluation", "entry")} or self.use.named:
+    def _length(self, definition: Definition) -> list[Diagnostic]:
+        if self.call.path not in {("dataset", "entry"), ("evaluation", "entry")} or self.call.named:
             return []
         try:
-            reason = self._entry.once("length", lambda: why_not_map_style(found, self.resolver))
+            reason = self._entry.once("length", lambda: why_not_map_style(definition, self.resolver))
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
             return []
         if reason is None:
             return []
         remedy = "a dataset needs __len__ and __getitem__, so that every sample is seen once at any number of workers"
-        if self.use.path == ("dataset", "entry"):
+        if self.call.path == ("dataset", "entry"):
             remedy += ";\ndata that can only be read in order is read in shards: set dataset.shards (elasticflow explain EF309)"
-        message = f"{self.use.text} {reason}"
-        return [self._entry.problem(codes.NO_LENGTH, message, f"{remedy}\ndefined at {found.place}")]
+        message = f"{self.call.text} {reason}"
+        return [self._entry.problem(codes.NO_LENGTH, message, f"{remedy}\ndefined at {definition.where}")]

@@ -62,9 +62,9 @@ def _is_meant(value: dict[str, Any]) -> bool:
 def objects_in(arguments: object, path: KeyPath) -> Iterator[ObjectArgument]:
     """Yield every object among arguments, also inside other objects, lists and dicts; the outer ones first."""
     for inner_path, value in _tables_in(arguments, path):
-        found = object_of(value, inner_path)
-        if found is not None:
-            yield found
+        argument = object_of(value, inner_path)
+        if argument is not None:
+            yield argument
 
 
 def objects_of(raw: dict[str, Any]) -> Iterator[ObjectArgument]:

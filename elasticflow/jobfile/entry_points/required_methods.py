@@ -46,16 +46,16 @@ def why_not_map_style(definition: Definition, resolver: Resolver) -> str | None:
 
 def _own_nodes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.AST]:
     """Return the nodes of a function's body, not those of functions inside it."""
-    found: list[ast.AST] = []
+    nodes: list[ast.AST] = []
     pending: list[ast.AST] = list(function.body)
     while pending:
         each = pending.pop()
-        found.append(each)
+        nodes.append(each)
         if not isinstance(
             each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.GeneratorExp
         ):
             pending += ast.iter_child_nodes(each)
-    return found
+    return nodes
 
 
 def _class_name(statement: ast.Return) -> str | None:
@@ -108,7 +108,7 @@ def why_not_stateful(resolver: Resolver, module: str, attribute: str) -> tuple[s
         return _why_not_made(resolver, error)
     if isinstance(found, Definition):
         kind = "class" if isinstance(found.node, ast.ClassDef) else "function"
-        return f"is a {kind}, not an object with state", found.place
+        return f"is a {kind}, not an object with state", found.where
     return f"is {'a module' if isinstance(found, Module) else found.words}, not an object with state", None
 
 
@@ -121,7 +121,7 @@ def _why_not_made(resolver: Resolver, made: MadeByCallError) -> tuple[str, str |
         raise made  # what a function returns is not read
     for method in METHODS:
         if not _has(resolver, found, method):
-            return f"is a {found.node.name}, which has no `{method}`", found.place
+            return f"is a {found.node.name}, which has no `{method}`", found.where
     return None
 
 

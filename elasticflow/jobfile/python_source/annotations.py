@@ -86,8 +86,8 @@ def _fits_generic(value: object, name: str, parts: list[ast.expr], module: Modul
     if name in {"typing.Annotated", "typing.Final"}:
         return fits(value, parts[0], module)
     if name in {"typing.Literal", "typing_extensions.Literal"}:
-        known = [part.value for part in parts if isinstance(part, ast.Constant)]
-        return len(known) < len(parts) or value in known
+        listed = [part.value for part in parts if isinstance(part, ast.Constant)]
+        return len(listed) < len(parts) or value in listed
     if not _fits_plain(value, name):
         return False
     if isinstance(value, list) and name in _LISTS | _ANY_LISTS:
@@ -104,10 +104,10 @@ def _is_ellipsis(node: ast.expr) -> bool:
 
 def in_words(annotation: ast.expr, module: Module) -> str:
     """Return what an annotation takes: choices as the job file writes them, else the annotation itself."""
-    known = choices(annotation, module)
-    if not known:
+    listed = choices(annotation, module)
+    if not listed:
         return ast.unparse(annotation)
-    *others, last = [show(each) for each in known]
+    *others, last = [show(each) for each in listed]
     return f"{', '.join(others)} or {last}" if others else last
 
 
@@ -130,8 +130,8 @@ def choices(annotation: ast.expr, module: Module) -> list[object]:
 
 def nearest_choice(value: object, annotation: ast.expr, module: Module) -> str | None:
     """Return the listed value that is nearly *value*, as the job file writes it."""
-    known = [each for each in choices(annotation, module) if isinstance(each, str)]
-    near = nearest(value, known) if isinstance(value, str) else []
+    listed = [each for each in choices(annotation, module) if isinstance(each, str)]
+    near = nearest(value, listed) if isinstance(value, str) else []
     return show(near[0]) if near else None
 
 

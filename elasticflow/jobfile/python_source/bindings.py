@@ -42,15 +42,15 @@ def parse_python(text: str) -> list[ast.stmt]:
 
 def bindings(text: str, name: str) -> tuple[list[ast.stmt], bool]:
     """Return the statements that bind *name* at module level, last first, and whether all of them always run."""
-    if is_large(text) and (one := _slice(text, name)):
-        return [one], True
-    found: list[ast.stmt] = []
+    if is_large(text) and (definition := _slice(text, name)):
+        return [definition], True
+    always: list[ast.stmt] = []
     inner: list[ast.stmt] = []
     for statement in parse_python(text):
         if _binds(statement, name):
-            found.append(statement)
+            always.append(statement)
         inner += [each for each in _conditional(statement) if _binds(each, name)]
-    return [*reversed(found), *reversed(inner)], not inner
+    return [*reversed(always), *reversed(inner)], not inner
 
 
 def _slice(text: str, name: str) -> ast.stmt | None:
@@ -74,14 +74,14 @@ def _slice(text: str, name: str) -> ast.stmt | None:
 
 def _lines(text: str, start: str, then: str) -> list[int]:
     """Return where lines begin with *start* and one of the characters *then*; many times faster than a pattern."""
-    found, at = [], 0 if text.startswith(start) else text.find(f"\n{start}") + 1
+    offsets, at = [], 0 if text.startswith(start) else text.find(f"\n{start}") + 1
     while at or text.startswith(start, at):
         if text[at + len(start) : at + len(start) + 1] in then:
-            found.append(at)
+            offsets.append(at)
         at = text.find(f"\n{start}", at) + 1
         if not at:
             break
-    return found
+    return offsets
 
 
 def _conditional(statement: ast.stmt) -> list[ast.stmt]:
@@ -185,7 +185,7 @@ def _table(text: str) -> dict[str, str]:
         statements = _imports_of_large(text) if is_large(text) else parse_python(text)
     except SyntaxError:
         return {}
-    found: dict[str, str] = {}
+    origins: dict[str, str] = {}
     own = set(re.findall(r"^(?:class|def) (\w+)", text, re.MULTILINE)) if is_large(text) else set()
     pending = list(statements)
     while pending:
@@ -196,20 +196,20 @@ def _table(text: str) -> dict[str, str]:
             targets = each.targets if isinstance(each, ast.Assign) else [each.target]
             own |= {target.id for target in targets if isinstance(target, ast.Name)}
         elif isinstance(each, ast.Import | ast.ImportFrom):
-            found |= _imported(each)
+            origins |= _imported(each)
         elif isinstance(each, ast.If | ast.Try | ast.With):
             pending += (inner for inner in ast.iter_child_nodes(each) if isinstance(inner, ast.stmt))
             pending += (inner for handler in getattr(each, "handlers", []) for inner in handler.body)
-    return found | dict.fromkeys(own, "")
+    return origins | dict.fromkeys(own, "")
 
 
 def _imports_of_large(text: str) -> list[ast.stmt]:
     """Return the import statements of a text that is too large to be parsed as a whole."""
-    found: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     for each in re.findall(r"^[ \t]*((?:from|import)[ \t][^\n(]*(?:\([^)]*\))?)", text, re.MULTILINE):
         with contextlib.suppress(SyntaxError):
-            found += parse_python(each)
-    return found
+            statements += parse_python(each)
+    return statements
 
 
 def _imported(statement: ast.Import | ast.ImportFrom) -> dict[str, str]:
@@ -224,11 +224,7 @@ def _imported(statement: ast.Import | ast.ImportFrom) -> dict[str, str]:
 
 
 def refuse_decorators(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-    """Return only when no decorator may change what is called.
-
-    Raises:
-        CannotTellError: one may.
-    """
+    """Raise CannotTellError if a decorator may change what is called."""
     for mark in node.decorator_list:
         if origin(module, mark.func if isinstance(mark, ast.Call) else mark) not in _TRANSPARENT:
             raise CannotTellError(f"{node.name} is decorated")

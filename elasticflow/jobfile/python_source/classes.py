@@ -91,19 +91,19 @@ class _Walk(NamedTuple):
 
     def _bases(self, definition: Definition) -> list[Definition]:
         assert isinstance(definition.node, ast.ClassDef)
-        found = []
+        bases = []
         for base, name in zip(definition.node.bases, base_names(definition), strict=True):
             if name in _EMPTY or self.is_left_out(name):
                 continue
             try:
-                found.append(self._base(definition, base, name))
+                bases.append(self._base(definition, base, name))
             except RecursionError as error:  # class Net(Net.Inner)
                 if not self.skips_unreadable:
                     raise CannotTellError(_CIRCLE) from error
             except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
                 if not self.skips_unreadable:
                     raise
-        return found
+        return bases
 
     def _base(self, definition: Definition, base: ast.expr, name: str) -> Definition:
         assert isinstance(definition.node, ast.ClassDef)

@@ -80,7 +80,7 @@ class Definition(NamedTuple):
     preset: tuple[str, ...] = ()
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """File and line, the file as seen from the current folder where it lies inside."""
         return f"{file_seen_from_here(self.module)}:{self.node.lineno}"
 

@@ -118,10 +118,10 @@ def _kinds(definition: Definition, resolver: Resolver) -> set[Kind]:
 
 
 def _kinds_of_name(module: Module, name: ast.expr, resolver: Resolver) -> set[Kind]:
-    known = _BASES.get(origin(module, name))
+    kind = _BASES.get(origin(module, name))
     names = dotted_names(name)
-    if known or not names:
-        return {known} if known else set()
+    if kind or not names:
+        return {kind} if kind else set()
     try:
         found = resolver.dotted(module, names)
     except (*_NOT_TOLD, RecursionError):

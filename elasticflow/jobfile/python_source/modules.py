@@ -91,11 +91,10 @@ class Finder:
         return module
 
     def refuse_namespace(self, module: Module, name: str, beside: list[str]) -> None:
-        """Return only when a name that is missing in *module* is missing for certain.
+        """Raise CannotTellError unless a name that is missing in *module* is missing for certain.
 
-        Raises:
-            CannotTellError: a folder without __init__.py gives way to an installed package of its name, and
-                without torch this is not the environment the job trains in.
+        A folder without __init__.py gives way to an installed package of its name, and without torch this is not the
+        environment the job trains in.
         """
         is_sure = module.file is not None or (self.has_torch and not _has_editable_installs())
         if not is_sure and not nearest(name, beside):
@@ -106,7 +105,7 @@ class Finder:
     @property
     def has_torch(self) -> bool:
         """Whether torch is installed: this may be the environment that the job trains in."""
-        return any((place / "torch").is_dir() for place in self.installed)
+        return any((folder / "torch").is_dir() for folder in self.installed)
 
     def names(self) -> list[str]:
         """Return the top-level modules on the job's own path."""
@@ -120,9 +119,9 @@ def is_found_by_hooks(top: str) -> bool:
     """
     archives = [each for each in sys.path if each and Path(each).is_file()]
     for finder in sys.meta_path:
-        place = archives if finder is importlib.machinery.PathFinder else None
+        searched = archives if finder is importlib.machinery.PathFinder else None
         with contextlib.suppress(Exception):  # other people's code
-            if finder.find_spec(top, place) is not None:
+            if finder.find_spec(top, searched) is not None:
                 return True
     return False
 
@@ -132,17 +131,17 @@ def _has_editable_installs() -> bool:
     return any("__editable__" in getattr(each, "__module__", "") for each in sys.meta_path)
 
 
-def _look_for(name: str, part: str, places: tuple[Path, ...], own: tuple[Path, ...]) -> Module | None:
+def _look_for(name: str, part: str, parents: tuple[Path, ...], own: tuple[Path, ...]) -> Module | None:
     """Return the module; like Python, a folder without __init__.py only when no other place has more."""
     namespace: list[Path] = []
-    for place in places:
-        is_own = any(place.is_relative_to(root) for root in own)
-        folder = place / part
+    for parent in parents:
+        is_own = any(parent.is_relative_to(root) for root in own)
+        folder = parent / part
         if (folder / "__init__.py").is_file():
             return Module(name, folder / "__init__.py", (folder,), is_own)
-        if (place / f"{part}.py").is_file():
-            return Module(name, place / f"{part}.py", (), is_own)
-        if any((place / f"{part}{end}").is_file() for end in _compiled()):
+        if (parent / f"{part}.py").is_file():
+            return Module(name, parent / f"{part}.py", (), is_own)
+        if any((parent / f"{part}{end}").is_file() for end in _compiled()):
             raise CannotTellError(f"{name} is compiled")
         if folder.is_dir():
             namespace.append(folder)
@@ -156,10 +155,10 @@ def _compiled() -> tuple[str, ...]:
     return (*importlib.machinery.EXTENSION_SUFFIXES, ".pyc")
 
 
-def _names_in(places: tuple[Path, ...]) -> list[str]:
+def _names_in(folders: tuple[Path, ...]) -> list[str]:
     names = set()
-    for place in places:
-        for each in place.iterdir() if place.is_dir() else ():
+    for folder in folders:
+        for each in folder.iterdir() if folder.is_dir() else ():
             if each.suffix == ".py" or (each.is_dir() and each.name.isidentifier()):
                 names.add(each.stem)
     return sorted(names - {"__init__", "__pycache__"})
@@ -209,7 +208,7 @@ def install_help(top: str, finder: Finder) -> str:
 
 def looked_in(finder: Finder) -> str:
     """Return the folders of the job's own code, as a sentence has them."""
-    return ", ".join(seen_from_here(place) for place in finder.own)
+    return ", ".join(seen_from_here(folder) for folder in finder.own)
 
 
 def seen_from_here(folder: Path) -> str:

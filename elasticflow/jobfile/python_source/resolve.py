@@ -50,7 +50,7 @@ _DYNAMIC = re.compile(
 @functools.lru_cache(maxsize=256)
 def _hidden_stars(text: str) -> tuple[int, ...]:
     """Return the lines, from 0, that import everything under a condition: a millisecond for torch's large modules."""
-    return tuple(text.count("\n", 0, found.start()) for found in re.finditer(HIDDEN_STAR, text, re.MULTILINE))
+    return tuple(text.count("\n", 0, star.start()) for star in re.finditer(HIDDEN_STAR, text, re.MULTILINE))
 
 
 class Resolver:
@@ -133,8 +133,8 @@ class Resolver:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 return Definition(module, statement)
             case ast.Import(names=names):
-                one = next(each for each in names if (each.asname or each.name.partition(".")[0]) == name)
-                return self.finder.find(one.name if one.asname else name)
+                alias = next(each for each in names if (each.asname or each.name.partition(".")[0]) == name)
+                return self.finder.find(alias.name if alias.asname else name)
             case ast.ImportFrom(names=names):
                 original = next(each.name for each in names if (each.asname or each.name) == name)
                 source = self._imported(module, statement)
@@ -208,8 +208,8 @@ def member_of(owner: Definition, name: str, resolver: DottedNames) -> Definition
     if owner.node.decorator_list or owner.node.keywords:
         raise CannotTellError(f"{name} may come from a decorator of {owner.node.name}")
     methods = {method for each in classes if each.module.is_own for method in _plain_methods(each)}
-    place = f"{owner.module.name}:{owner.node.name}"
-    raise NoAttributeError(place, name, _callable_names(owner), tuple(sorted(methods)))
+    owner_name = f"{owner.module.name}:{owner.node.name}"
+    raise NoAttributeError(owner_name, name, _callable_names(owner), tuple(sorted(methods)))
 
 
 def _own_member(owner: Definition, name: str) -> Definition | None:

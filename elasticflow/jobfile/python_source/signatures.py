@@ -72,8 +72,8 @@ class Signature:
         by_place = by_place[max(0, num_places - len(self.positional_only)) :]
         if num_places > len(self.positional_only) + len(self.positional) and not self.takes_any_positional:
             raise CannotTellError("more arguments are given in advance than it takes")
-        known = [each.name for each in (*by_place, *self.named)]
-        if not self.takes_any_named and not set(names) <= set(known):
+        names_taken = [each.name for each in (*by_place, *self.named)]
+        if not self.takes_any_named and not set(names) <= set(names_taken):
             raise CannotTellError("arguments are given in advance that it does not take")
         given = [each._replace(is_optional=each.is_optional or each.name in names) for each in by_place]
         first = next((n for n, each in enumerate(given) if each.name in names), len(given))
@@ -125,9 +125,9 @@ def from_arguments(arguments: ast.arguments, module: Module, *, skip: int = 0) -
 def misfits(signature: Signature, num_places: int, arguments: dict[str, object]) -> list[Misfit]:
     """Return what does not fit when called with *num_places* positional and the named arguments."""
     by_place = [*signature.positional_only, *signature.positional]
-    found: list[Misfit] = []
+    wrong: list[Misfit] = []
     if num_places > len(by_place) and not signature.takes_any_positional:
-        found.append(Misfit("places", "", f"{len(by_place)} ({_listed([each.name for each in by_place])})"))
+        wrong.append(Misfit("places", "", f"{len(by_place)} ({_listed([each.name for each in by_place])})"))
     filled = {
         each.name for each in signature.positional[: max(0, num_places - len(signature.positional_only))]
     }
@@ -136,20 +136,20 @@ def misfits(signature: Signature, num_places: int, arguments: dict[str, object])
     }
     for name, value in arguments.items():
         if name in filled:
-            found.append(Misfit("twice", name))
+            wrong.append(Misfit("twice", name))
         elif parameter := open_names.get(name):
-            found += _wrong_type(parameter, value)
+            wrong += _wrong_type(parameter, value)
         elif name not in open_names and not signature.takes_any_named:
             near_names = nearest(name, open_names)
-            found.append(Misfit("unknown", name, _listed(list(open_names)), next(iter(near_names), None)))
+            wrong.append(Misfit("unknown", name, _listed(list(open_names)), next(iter(near_names), None)))
     only = signature.positional_only[num_places:]
     required = [*only, *open_names.values()]
-    found += [
+    wrong += [
         Misfit("missing", each.name)
         for each in required
         if not each.is_optional and (each in only or each.name not in arguments)
     ]
-    return found
+    return wrong
 
 
 def _wrong_type(parameter: Parameter, value: object) -> list[Misfit]:
@@ -205,7 +205,7 @@ def _own_constructor(definition: Definition, resolver: Resolver) -> Signature | 
 
 
 def _refuse_hidden_constructor(node: ast.ClassDef) -> None:
-    """A constructor that is assigned, or defined under a condition, is not read."""
+    """Raise CannotTellError if a constructor is assigned, or defined under a condition."""
     for each in node.body:
         if isinstance(each, ast.Assign) and _MAKERS & {getattr(at, "id", "") for at in each.targets}:
             raise CannotTellError(f"{node.name} is given its constructor")
@@ -227,12 +227,12 @@ def _dataclass_options(node: ast.ClassDef, module: Module) -> dict[str, object] 
 
 
 def _constants(name: str, keywords: list[ast.keyword]) -> dict[str, object]:
-    found = {}
+    options = {}
     for each in keywords:
         if each.arg is None or (each.arg in {"init", "kw_only"} and not isinstance(each.value, ast.Constant)):
             raise CannotTellError(f"{name} computes its options")
-        found[each.arg] = getattr(each.value, "value", None)
-    return found
+        options[each.arg] = getattr(each.value, "value", None)
+    return options
 
 
 def _of_dataclass(definition: Definition, resolver: Resolver) -> Signature:
@@ -308,11 +308,11 @@ def signature_of(definition: Definition, resolver: Resolver) -> Signature:
     """
     node = definition.node
     if isinstance(node, ast.ClassDef):
-        found = constructor_of(definition, resolver)
+        signature = constructor_of(definition, resolver)
     else:
         if not isinstance(node, ast.Lambda):
             refuse_decorators(definition.module, node)
-        found = from_arguments(node.args, definition.module)
+        signature = from_arguments(node.args, definition.module)
     if definition.num_bound or definition.preset:
-        found = found.after(definition.num_bound, definition.preset)
-    return found
+        signature = signature.after(definition.num_bound, definition.preset)
+    return signature

@@ -311,8 +311,8 @@ def meanings() -> dict[str, Meaning]:
 
 def meaning_of(name: str) -> Meaning | None:
     """Return what a name of another tool is in a job file; None for one that no tool has."""
-    known, wanted = meanings(), plain(name)
-    return known.get(wanted) or known.get(wanted.removeprefix("pet_"))  # torchrun's options as variables
+    by_name, wanted = meanings(), plain(name)
+    return by_name.get(wanted) or by_name.get(wanted.removeprefix("pet_"))  # torchrun's options as variables
 
 
 # By the option's name, with underscores; a test compares them with torch's own parser.

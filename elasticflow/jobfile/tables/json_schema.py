@@ -29,7 +29,7 @@ BEYOND = (
     "5.0 where a whole number is asked for: one number to JSON, two types to TOML; tombi tells them apart, taplo not",
     "nan and inf: no numbers to JSON; what an editor says of them is its own",
 )
-"""What the models refuse and no JSON Schema can say. What needs several tables or other files is `checks.py`'s."""
+"""What the models refuse and no JSON Schema can say. What needs several tables or other files is for `jobfile/checks/`."""
 
 
 def job_schema() -> dict[str, Any]:

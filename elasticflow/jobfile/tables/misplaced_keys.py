@@ -33,7 +33,7 @@ _LONG = 6  # of a name, letters: a slip of a shorter one may be any word
 
 
 class KeySuggestion(NamedTuple):
-    """Where something belongs.
+    """What was meant by a key that its table does not have.
 
     Attributes:
         keys: The keys that may be meant, the whole path of each; one if it is certain, none if no key is.
@@ -167,27 +167,27 @@ def flag_for(option: str, text: str) -> str | None:
     path = tuple(name.split("."))
     if len(path) > 1 and path[-1] in keys_at(path[:-1]):
         return f"keys of the job file are set by --set {name}={text or '...'}"
-    place = suggest_key((name,), value_at((name,), layer.raw))
-    if len(place.keys) > 1:
-        return f"keys of the job file are set by --set: {' or '.join(f'{dotted(key)}=...' for key in place.keys)}"
-    if len(place.keys) == 1 and len(place.keys[0]) > 1:
-        return place.in_flag(None)
-    return place.note if meaning_of(name) is not None else None
+    suggestion = suggest_key((name,), value_at((name,), layer.raw))
+    if len(suggestion.keys) > 1:
+        return f"keys of the job file are set by --set: {' or '.join(f'{dotted(key)}=...' for key in suggestion.keys)}"
+    if len(suggestion.keys) == 1 and len(suggestion.keys[0]) > 1:
+        return suggestion.in_flag(None)
+    return suggestion.note if meaning_of(name) is not None else None
 
 
 def suggest_key(path: KeyPath, value: object) -> KeySuggestion:
-    """Return where the unknown key at *path* belongs, which has this value."""
+    """Return what was meant by the unknown key at *path*, which has this value."""
     around, name = path[:-1], str(path[-1])
-    known = keys_at(around) if around else [*Job.model_fields, "extends"]
+    names = keys_at(around) if around else [*Job.model_fields, "extends"]
     if around == ("torchrun",) and plain(name) in DECIDED_ELSEWHERE:
         return KeySuggestion((), note=DECIDED_ELSEWHERE[plain(name)])
-    same = [each for each in known if plain(each) == plain(name)]
-    if same or (near := nearest(name, known, _SURE)):
+    same = [each for each in names if plain(each) == plain(name)]
+    if same or (near := nearest(name, names, _SURE)):
         return KeySuggestion(((*around, (same or near)[0]),), _value(path, name, value), is_slip=True)
     if around[:1] == ("matrix",):
         return _in_matrix(path, value)
     if (
-        local := next((key for key, names in LOCAL.items() if key in known and plain(name) in names), None)
+        local := next((key for key, others in LOCAL.items() if key in names and plain(name) in others), None)
     ) is not None:
         return KeySuggestion(((*around, local),), _value((*around, local), name, value))
     if plain(name) in {"nnodes", "nodes", "num_nodes"} and (ends := _range(value)):
@@ -199,17 +199,17 @@ def suggest_key(path: KeyPath, value: object) -> KeySuggestion:
         return _meant(meaning, name, value)
     if homes := _homes(name, around):
         return KeySuggestion(homes, _value(homes[0], name, value) if len(homes) == 1 else "")
-    if near := nearest(name, known):
+    if near := nearest(name, names):
         return KeySuggestion(((*around, near[0]),), is_slip=True)
     if len(name) >= _LONG and (near := nearest(name, meanings(), _SURE)):
         return _meant(meanings()[near[0]], near[0], value)
-    return KeySuggestion((), note=_listed(around, known))
+    return KeySuggestion((), note=_listed(around, names))
 
 
 def _range(value: object) -> tuple[str, str] | None:
     """Return both ends of torchrun's MIN:MAX."""
-    found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", str(value))
-    return (found[1], found[2] or found[1]) if found and not isinstance(value, bool) else None
+    match = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", str(value))
+    return (match[1], match[2] or match[1]) if match and not isinstance(value, bool) else None
 
 
 def _meant(meaning: Meaning, name: str, value: object) -> KeySuggestion:
@@ -293,10 +293,10 @@ def _in_matrix(path: KeyPath, value: object) -> KeySuggestion:
     )
 
 
-def _listed(around: KeyPath, known: Sequence[str]) -> str:
+def _listed(around: KeyPath, names: Sequence[str]) -> str:
     if around:
-        return f"[{dotted(around)}] takes: {', '.join(known)}"
-    return f"a job file has the tables: {', '.join(each for each in known if each != 'extends')}"
+        return f"[{dotted(around)}] takes: {', '.join(names)}"
+    return f"a job file has the tables: {', '.join(each for each in names if each != 'extends')}"
 
 
 def value_at(path: KeyPath, raw: Any) -> Any:

@@ -52,8 +52,8 @@ class TableProblem(NamedTuple):
         message: What is wrong.
         path: The key it is about.
         at_key: Point at the key, not at its value.
-        remedy: What to do; None: what `belongs` says.
-        belongs: Where the key belongs that stands here, if that is known.
+        remedy: What to do; None: what `suggestion` says.
+        suggestion: Which key was meant by this one, if that is known.
     """
 
     code: str
@@ -61,7 +61,7 @@ class TableProblem(NamedTuple):
     path: KeyPath
     at_key: bool
     remedy: str | None
-    belongs: KeySuggestion | None = None
+    suggestion: KeySuggestion | None = None
 
 
 def problem_of(error: ErrorDetails, table: str, raw: object) -> TableProblem:
@@ -158,8 +158,8 @@ def _remedy(path: KeyPath, value: object) -> str | None:
         return f"write [{dotted(path)}] on a line of its own, its keys below"
     if isinstance(value, str) and "module:name" in expected and re.fullmatch(r"[\w./-]+", value):
         return _with_name(key, value)
-    known = [str(each) for each in choices(annotation)]
-    near = nearest(value, known) if isinstance(value, str) else []
+    words = [str(each) for each in choices(annotation)]
+    near = nearest(value, words) if isinstance(value, str) else []
     return f'did you mean "{near[0]}"?' if near else None
 
 
@@ -215,54 +215,56 @@ def _value_at(path: KeyPath, raw: Any) -> object:
     return raw
 
 
-def place_problems(source: Source, findings: list[TableProblem]) -> list[Diagnostic]:
+def place_problems(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:
     """Return the findings at their places, each mistake once."""
-    meant = {key for each in findings if each.belongs for key in each.belongs.keys}
-    if ("extends",) in meant:  # whatever is missing may stand in the file it names
-        findings = [each for each in findings if not _wanted(each)]
-    kept = [each for each in findings if meant.isdisjoint(_wanted(each))]
+    suggested = {key for each in problems if each.suggestion for key in each.suggestion.keys}
+    if ("extends",) in suggested:  # whatever is missing may stand in the file it names
+        problems = [each for each in problems if not _wanted(each)]
+    kept = [each for each in problems if suggested.isdisjoint(_wanted(each))]
     wrong = {each.path for each in kept if each.code == codes.OUT_OF_RANGE}
     kept = [each for each in kept if each.code != codes.EXCLUSIVE or each.path not in wrong]
     return [_diagnostic(source, _swallowed(source, each)) for each in _together(kept)]
 
 
-def _together(findings: list[TableProblem]) -> list[TableProblem]:
+def _together(problems: list[TableProblem]) -> list[TableProblem]:
     """Return the findings; of keys that belong in one table that is not there yet, each names all: one line is pasted."""
     tables: dict[KeyPath, dict[str, str]] = {}
-    for each in findings:
-        if each.belongs and len(each.belongs.keys) == 1 and each.belongs.value:
-            *table, key = each.belongs.keys[0]
-            tables.setdefault(tuple(table), {})[str(key)] = each.belongs.value
+    for each in problems:
+        if each.suggestion and len(each.suggestion.keys) == 1 and each.suggestion.value:
+            *table, key = each.suggestion.keys[0]
+            tables.setdefault(tuple(table), {})[str(key)] = each.suggestion.value
     return [
-        each._replace(belongs=each.belongs._replace(others=tuple(tables[each.belongs.keys[0][:-1]].items())))
-        if each.belongs and each.belongs.keys and each.belongs.keys[0][:-1] in tables
+        each._replace(
+            suggestion=each.suggestion._replace(others=tuple(tables[each.suggestion.keys[0][:-1]].items()))
+        )
+        if each.suggestion and each.suggestion.keys and each.suggestion.keys[0][:-1] in tables
         else each
-        for each in findings
+        for each in problems
     ]
 
 
-def _wanted(finding: TableProblem) -> list[KeyPath]:
+def _wanted(problem: TableProblem) -> list[KeyPath]:
     """Return the keys, any of which would do, whose absence the finding is about."""
-    if finding.code == codes.MISSING:
-        return [finding.path]
-    if finding.code == codes.EXCLUSIVE and len(finding.path) == 1:
-        return [(*finding.path, key) for key in ONE_OF[str(finding.path[0])]]
+    if problem.code == codes.MISSING:
+        return [problem.path]
+    if problem.code == codes.EXCLUSIVE and len(problem.path) == 1:
+        return [(*problem.path, key) for key in ONE_OF[str(problem.path[0])]]
     return []
 
 
-def _swallowed(source: Source, finding: TableProblem) -> TableProblem:
+def _swallowed(source: Source, problem: TableProblem) -> TableProblem:
     """Return the finding; about the key itself where it stands in a table below the one that misses it."""
-    for wanted in _wanted(finding):
+    for wanted in _wanted(problem):
         table = source.raw.get(str(wanted[0]))
         if len(wanted) != 2 or not isinstance(table, dict):
             continue
         for path in _below(table, (wanted[0],)):
             if path[-1] == wanted[-1] and len(path) > 2:
-                message = f"{finding.message}: {path[-1]} stands in [{dotted(path[:-1])}]"
-                return finding._replace(
-                    message=message, path=path, at_key=True, remedy=None, belongs=KeySuggestion((wanted,))
+                message = f"{problem.message}: {path[-1]} stands in [{dotted(path[:-1])}]"
+                return problem._replace(
+                    message=message, path=path, at_key=True, remedy=None, suggestion=KeySuggestion((wanted,))
                 )
-    return finding
+    return problem
 
 
 def _below(table: dict[str, Any], path: KeyPath) -> Iterator[KeyPath]:
@@ -272,22 +274,24 @@ def _below(table: dict[str, Any], path: KeyPath) -> Iterator[KeyPath]:
             yield from _below(value, (*path, key))
 
 
-def _diagnostic(source: Source, finding: TableProblem) -> Diagnostic:
-    path, belongs, remedy = finding.path, finding.belongs, finding.remedy
-    found = source.problem(finding.code, finding.message, path, at_key=finding.at_key, remedy=remedy)
-    if found.is_flag:
-        return found._replace(help=_for_flag(source, finding) or remedy)
-    if belongs is None:
-        return found
+def _diagnostic(source: Source, problem: TableProblem) -> Diagnostic:
+    path, suggestion, remedy = problem.path, problem.suggestion, problem.remedy
+    diagnostic = source.problem(problem.code, problem.message, path, at_key=problem.at_key, remedy=remedy)
+    if diagnostic.is_flag:
+        return diagnostic._replace(help=_for_flag(source, problem) or remedy)
+    if suggestion is None:
+        return diagnostic
     if any(isinstance(layer, MovedLayer) and layer.look(path) for layer in source.layers):
-        return found._replace(help=belongs.in_axis())
-    return found._replace(help=belongs.in_file(path, source.raw, has_header=has_header(source, path[:-1])))
+        return diagnostic._replace(help=suggestion.in_axis())
+    return diagnostic._replace(
+        help=suggestion.in_file(path, source.raw, has_header=has_header(source, path[:-1]))
+    )
 
 
-def _for_flag(source: Source, finding: TableProblem) -> str | None:
+def _for_flag(source: Source, problem: TableProblem) -> str | None:
     """Return what to write instead of a `--set`."""
-    value = value_at(finding.path, source.raw)
-    if finding.belongs is not None:
-        return finding.belongs.in_flag(value)
-    meant = repaired(finding.path, value) if finding.remedy and not finding.at_key else None
-    return None if meant is None else set_flag(finding.path, to_toml(meant))
+    value = value_at(problem.path, source.raw)
+    if problem.suggestion is not None:
+        return problem.suggestion.in_flag(value)
+    meant = repaired(problem.path, value) if problem.remedy and not problem.at_key else None
+    return None if meant is None else set_flag(problem.path, to_toml(meant))

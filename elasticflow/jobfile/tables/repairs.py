@@ -167,19 +167,19 @@ def _amounts(text: str) -> Iterator[str]:
     yield from _sums_of_time(lower)
     if lower in _ONE:
         yield f"1 {lower.split()[-1]}"
-    found = _AMOUNT.fullmatch(text) or _AMOUNT.fullmatch(lower)
-    if found is None:
+    match = _AMOUNT.fullmatch(text) or _AMOUNT.fullmatch(lower)
+    if match is None:
         if turned := re.fullmatch(r"([a-z]+)[\s:=]+([0-9.]+)", lower):
             yield from _amounts(f"{turned[2]} {turned[1]}")
         return
-    number, times, unit = found.groups()
+    number, times, unit = match.groups()
     amount = float(number.replace(",", "").replace("_", "")) * _TIMES.get((times or "").lower(), 1)
-    known = {each.lower(): each for each in (*COUNTS, *SECONDS, *BYTES)}
+    units_by_name = {each.lower(): each for each in (*COUNTS, *SECONDS, *BYTES)}
     units = [
-        known.get(unit.lower()),
+        units_by_name.get(unit.lower()),
         _UNITS.get(unit.lower()),
-        *nearest(unit.lower(), known),
-        *(known[each] for each in nearest(unit.lower(), known)),
+        *nearest(unit.lower(), units_by_name),
+        *(units_by_name[each] for each in nearest(unit.lower(), units_by_name)),
     ]
     if unit.lower() == "ms":
         amount, units = amount / 1000, ["s"]

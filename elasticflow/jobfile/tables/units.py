@@ -104,8 +104,8 @@ def parse_size(text: str) -> int:
 
 
 def _parts(text: str) -> tuple[str, str]:
-    found = _PARTS.fullmatch(text)
-    return (found[1], found[2]) if found else ("", "")
+    match = _PARTS.fullmatch(text)
+    return (match[1], match[2]) if match else ("", "")
 
 
 def _why_no_interval(text: str) -> str:

@@ -52,62 +52,62 @@ class TableCache(dict[tuple[str, object], Any]):
         return table
 
 
-def read_tables(source: Source, known: TableCache) -> tuple[dict[str, Any], list[Diagnostic]]:
+def read_tables(source: Source, cache: TableCache) -> tuple[dict[str, Any], list[Diagnostic]]:
     """Return the tables that are right by name, defaults for those left out, and what is wrong with the others.
 
     Args:
         source: The job.
-        known: Tables that need not be validated again; those that are right are added.
+        cache: Tables that need not be validated again; those that are right are added.
     """
     tables: dict[str, Any] = {}
-    problems: list[Diagnostic] = []
-    found: list[TableProblem] = []
+    diagnostics: list[Diagnostic] = []
+    problems: list[TableProblem] = []
     for name in source.raw:
         if name not in Job.model_fields:
-            problems += _foreign(source, name, found)
+            diagnostics += _foreign(source, name, problems)
     for name, field in Job.model_fields.items():
         if name not in source.raw:
             if not field.is_required():
-                tables[name] = None if field.default is None else known.default(name)
+                tables[name] = None if field.default is None else cache.default(name)
             else:
-                found.append(_missing_table(name))
+                problems.append(_missing_table(name))
             continue
         content = name, content_of(source.raw[name])
-        if content not in known:
+        if content not in cache:
             table, findings = _read(source, name)
-            found += findings
+            problems += findings
             if findings:
                 continue
-            known[content] = table
-        tables[name] = known[content]
-    return tables, problems + _placed(source, found) if found else problems
+            cache[content] = table
+        tables[name] = cache[content]
+    return tables, diagnostics + _placed(source, problems) if problems else diagnostics
 
 
 def read_table(source: Source, name: str) -> tuple[Any, list[Diagnostic]]:
     """Return a table that is there, and what is wrong with it; one that is wrong is None."""
-    table, findings = _read(source, name)
-    return table, _placed(source, findings) if findings else []
+    table, problems = _read(source, name)
+    return table, _placed(source, problems) if problems else []
 
 
 def _read(source: Source, name: str) -> tuple[Any, list[TableProblem]]:
-    findings, table = _one_of(name, source.raw[name]), None
+    problems, table = _one_of(name, source.raw[name]), None
     try:
         table = model_of(name).model_validate(source.raw[name])
     except ValidationError as error:
         from elasticflow.jobfile.tables.pydantic_messages import problem_of  # most files have nothing to say
 
         details = error.errors(include_url=False, include_input=False)
-        findings += _sifted([problem_of(each, name, source.raw) for each in details])
-    return table, findings
+        problems += _sifted([problem_of(each, name, source.raw) for each in details])
+    return table, problems
 
 
-def _placed(source: Source, findings: list[TableProblem]) -> list[Diagnostic]:
+def _placed(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:
     from elasticflow.jobfile.tables.pydantic_messages import place_problems
 
-    return place_problems(source, findings)
+    return place_problems(source, problems)
 
 
-def _foreign(source: Source, name: str, found: list[TableProblem]) -> list[Diagnostic]:
+def _foreign(source: Source, name: str, problems: list[TableProblem]) -> list[Diagnostic]:
     if name in RESERVED_TABLES:
         message = f"[{name}] is not supported by this version"
         return [source.problem(codes.NOT_BUILT, message, (name,), at_key=True, remedy="take the table out")]
@@ -117,7 +117,7 @@ def _foreign(source: Source, name: str, found: list[TableProblem]) -> list[Diagn
         return [source.problem(codes.BAD_SET, message, (name,), at_key=True, remedy=remedy)]
     from elasticflow.jobfile.tables.pydantic_messages import unknown_key
 
-    found.append(unknown_key((name,), source.raw[name]))
+    problems.append(unknown_key((name,), source.raw[name]))
     return []
 
 
@@ -148,11 +148,11 @@ def _one_of(name: str, raw: object) -> list[TableProblem]:
     return [TableProblem(codes.EXCLUSIVE, message, (name,), True, f"add a line such as: {examples[first]}")]
 
 
-def _sifted(findings: list[TableProblem]) -> list[TableProblem]:
+def _sifted(problems: list[TableProblem]) -> list[TableProblem]:
     """Return one finding per place: of what the members of a union say, the one that says most."""
     weight = {codes.WRONG_TYPE: 0, codes.EXCLUSIVE: -1}
     best: dict[object, TableProblem] = {}
-    for each in findings:
+    for each in problems:
         if each.code == codes.EXCLUSIVE:
             continue  # said by _one_of already, also when types are wrong
         at = (each.path, each.message) if each.at_key else each.path
@@ -168,7 +168,7 @@ def _sifted(findings: list[TableProblem]) -> list[TableProblem]:
     ]
 
 
-def _rank(finding: TableProblem, weight: dict[str, int]) -> tuple[int, int]:
+def _rank(problem: TableProblem, weight: dict[str, int]) -> tuple[int, int]:
     # A bound or a form says more than a list of choices, and that more than a type.
-    is_choice = finding.code == codes.OUT_OF_RANGE and " or " in finding.message
-    return weight.get(finding.code, 1 if is_choice else 2), len(finding.message)
+    is_choice = problem.code == codes.OUT_OF_RANGE and " or " in problem.message
+    return weight.get(problem.code, 1 if is_choice else 2), len(problem.message)

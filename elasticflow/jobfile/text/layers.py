@@ -27,15 +27,15 @@ class Layer:
     """One text that contributes keys.
 
     Attributes:
-        shown: Its name in messages: the file as the user wrote it, or `--set`.
+        name: As messages have it: the file as the user wrote it, or `--set`.
         text: The text, newlines normalised.
         raw: Its own keys.
-        find_spots: Returns where they stand; most jobs are right, and nobody asks.
+        find_spots: Finds where its keys stand; called for a message only, and most jobs are right.
         is_file: Not from `--set`.
         removes: The key it takes out of what is below, if it takes out one.
     """
 
-    shown: str
+    name: str
     text: str
     raw: dict[str, Any]
     find_spots: Callable[[], dict[KeyPath, Spot]]
@@ -72,15 +72,15 @@ class MovedLayer:
     def look(self, path: KeyPath) -> Place | None:
         """Return where *path* really stands."""
         for length in range(len(path), -1, -1):
-            there = self.moves.get(path[:length])
-            if there is not None:
-                return self.look_there((*there, *path[length:]))
+            moved = self.moves.get(path[:length])
+            if moved is not None:
+                return self.look_there((*moved, *path[length:]))
         return None
 
 
-def file_layer(shown: str, text: str, raw: dict[str, Any]) -> Layer:
+def file_layer(name: str, text: str, raw: dict[str, Any]) -> Layer:
     """Return the layer of a file."""
-    return Layer(shown, text, raw, lambda: spots_in(text), is_file=True)
+    return Layer(name, text, raw, lambda: spots_in(text), is_file=True)
 
 
 def lay_over(below: dict[str, Any], layer: Layer | MovedLayer) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def span_of(spot: Spot, *, at_key: bool) -> Span:
 
 _KEY_PART = r"""[ \t]*(?:[A-Za-z0-9_-]+|"(?:\\.|[^"\\\n])*"|'[^'\n]*')[ \t]*"""
 _ASSIGNMENT = re.compile(rf"(?P<key>{_KEY_PART}(?:\.{_KEY_PART})*)=", re.DOTALL)
-SHOWN = "--set"
+FLAG = "--set"
 
 
 def flag_layer(text: str) -> Layer:
@@ -129,28 +129,28 @@ def flag_layer(text: str) -> Layer:
     Raises:
         UnreadableError: not of the form key=value, or no TOML value.
     """
-    found = _ASSIGNMENT.match(text)
-    if not found:
+    match = _ASSIGNMENT.match(text)
+    if not match:
         remedy = "write --set key=value, for example --set train.epochs=3"
         raise _unreadable(codes.BAD_SET, "not of the form key=value", text, 0, remedy)
-    start = found.end()
+    start = match.end()
     value = text[start:].strip()
-    spots = spots_in(f"{found[0]}0")
+    spots = spots_in(f"{match[0]}0")
     path = max(spots, key=len)
     names = tuple(str(name) for name in path)
     if not value:
-        return Layer(SHOWN, text, {}, dict, removes=names)
+        return Layer(FLAG, text, {}, dict, removes=names)
     leaf = _leaf(text, value, start)
     raw: dict[str, Any] = {names[-1]: leaf}
     for name in reversed(names[:-1]):
         raw = {name: raw}
 
     def find_spots() -> dict[KeyPath, Spot]:
-        known = dict(spots if isinstance(leaf, str) else spots_in(text))
-        known[path] = Spot(known[path].key, Span(start, len(text)))
-        return known
+        all_spots = dict(spots if isinstance(leaf, str) else spots_in(text))
+        all_spots[path] = Spot(all_spots[path].key, Span(start, len(text)))
+        return all_spots
 
-    return Layer(SHOWN, text, raw, find_spots)
+    return Layer(FLAG, text, raw, find_spots)
 
 
 def _leaf(text: str, value: str, start: int) -> Any:
@@ -179,5 +179,5 @@ def _leaf(text: str, value: str, start: int) -> Any:
 
 def _unreadable(code: str, message: str, text: str, start: int, remedy: str | None = None) -> UnreadableError:
     return UnreadableError(
-        diagnostic_at(code, message, file=SHOWN, text=text, span=Span(start, len(text)), remedy=remedy)
+        diagnostic_at(code, message, file=FLAG, text=text, span=Span(start, len(text)), remedy=remedy)
     )

@@ -64,7 +64,7 @@ def _pairs(table: dict[str, object]) -> list[str]:
 
 def _of_yaml(lines: list[str]) -> list[str]:
     """Return the beginning of two levels of YAML, as far as it is that simple."""
-    found: list[str] = []
+    toml: list[str] = []
     inner = ""
     for line in lines:
         pair = re.match(r"^(\s*)([\w.\-]+):\s*(.*?)\s*(?:\s#.*)?$", line)
@@ -77,13 +77,17 @@ def _of_yaml(lines: list[str]) -> list[str]:
             break
         inner = indent or ""
         if not value and not indent:
-            found.append(f"[{key}]")
+            toml.append(f"[{key}]")
         elif value:
-            one = f"{key} = {value}"
-            right = Mended(one, "") if is_better(one, len(one)) else mended(one, len(key))
+            pair_of_toml = f"{key} = {value}"
+            right = (
+                Mended(pair_of_toml, "")
+                if is_better(pair_of_toml, len(pair_of_toml))
+                else mended(pair_of_toml, len(key))
+            )
             if right is None:
                 break
-            found += [mask_secrets(right.line)] * bool(right.line)
+            toml += [mask_secrets(right.line)] * bool(right.line)
         else:
             break
-    return found
+    return toml

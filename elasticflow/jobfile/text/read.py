@@ -25,7 +25,7 @@ class UnreadableError(Exception):
         self.diagnostic = diagnostic
 
 
-def read_text(path: Path, shown: str) -> str:
+def read_text(path: Path, name: str) -> str:
     """Return a file's text: UTF-8, a byte order mark dropped, newlines as in TOML.
 
     Raises:
@@ -33,7 +33,7 @@ def read_text(path: Path, shown: str) -> str:
     """
     try:
         if not path.is_file():
-            raise UnreadableError(_missing(path, shown))
+            raise UnreadableError(_missing(path, name))
         data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
         too_large = not data and path.stat().st_size > MOST_BYTES
     except (OSError, ValueError) as error:
@@ -42,13 +42,13 @@ def read_text(path: Path, shown: str) -> str:
             Diagnostic(
                 codes.NO_FILE,
                 "error",
-                f"cannot read {_printable(shown)}: {reason.lower()}",
-                _printable(shown),
+                f"cannot read {_printable(name)}: {reason.lower()}",
+                _printable(name),
             )
         ) from error
     if too_large:
         raise UnreadableError(
-            Diagnostic(codes.NO_FILE, "error", "larger than 10 MB: this is no job file", shown)
+            Diagnostic(codes.NO_FILE, "error", "larger than 10 MB: this is no job file", name)
         )
     try:
         text = data.decode("utf-8-sig")
@@ -57,27 +57,27 @@ def read_text(path: Path, shown: str) -> str:
         text = error.object.decode("utf-8", errors="replace").replace("\r\n", "\n")
         message = f"not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
         remedy = "save the file as UTF-8"
-        place = diagnostic_at(
-            codes.NOT_UTF8, message, file=shown, text=text, span=Span(good, good + 1), remedy=remedy
+        diagnostic = diagnostic_at(
+            codes.NOT_UTF8, message, file=name, text=text, span=Span(good, good + 1), remedy=remedy
         )
-        raise UnreadableError(place) from error
+        raise UnreadableError(diagnostic) from error
     return text.replace("\r\n", "\n")
 
 
-def _missing(path: Path, shown: str) -> Diagnostic:
-    shown = _printable(shown)
+def _missing(path: Path, name: str) -> Diagnostic:
+    name = _printable(name)
     if path.is_dir():
-        inside = f"name the job files in it: {shown.rstrip('/')}/*.toml"
-        return Diagnostic(codes.NO_FILE, "error", f"{shown} is a folder, not a job file", shown, help=inside)
+        inside = f"name the job files in it: {name.rstrip('/')}/*.toml"
+        return Diagnostic(codes.NO_FILE, "error", f"{name} is a folder, not a job file", name, help=inside)
     if path.exists():
-        return Diagnostic(codes.NO_FILE, "error", f"{shown} is not a regular file", shown)
+        return Diagnostic(codes.NO_FILE, "error", f"{name} is not a regular file", name)
     folder, near = path.parent, near_files(path)
     remedy = f'did you mean "{folder / near[0]}"?' if near else None
-    if set(shown) & set("*?["):
+    if set(name) & set("*?["):
         remedy = "no file matches the pattern, so the shell passed it on as it stands"
     elif not folder.is_dir():
         remedy = f"the folder {_printable(str(folder))} does not exist either"
-    return Diagnostic(codes.NO_FILE, "error", f"no such file: {shown}", shown, help=remedy)
+    return Diagnostic(codes.NO_FILE, "error", f"no such file: {name}", name, help=remedy)
 
 
 def near_files(path: Path) -> list[str]:
@@ -93,7 +93,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def parse_toml(text: str, shown: str) -> dict[str, Any]:
+def parse_toml(text: str, name: str) -> dict[str, Any]:
     """Return the keys of a TOML text.
 
     Raises:
@@ -106,36 +106,36 @@ def parse_toml(text: str, shown: str) -> dict[str, Any]:
         levels = depth(raw)
     except tomli.TOMLDecodeError as error:
         start = min(error.pos, len(text))
-        raise UnreadableError(_not_toml(error.msg, text, start, shown)) from error
+        raise UnreadableError(_not_toml(error.msg, text, start, name)) from error
     except RecursionError as error:
-        raise UnreadableError(_too_deep(shown)) from error
+        raise UnreadableError(_too_deep(name)) from error
     except ValueError as error:  # an integer beyond Python's own limit
-        found = re.search(r"\d{4000,}", text)
-        span = Span(*found.span()) if found else Span(0, 0)
+        digits = re.search(r"\d{4000,}", text)
+        span = Span(*digits.span()) if digits else Span(0, 0)
         message = "a number with thousands of digits"
         raise UnreadableError(
-            diagnostic_at(codes.NOT_TOML, message, file=shown, text=text, span=span)
+            diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=span)
         ) from error
     if levels > MOST_LEVELS:
-        raise UnreadableError(_too_deep(shown))
+        raise UnreadableError(_too_deep(name))
     return raw
 
 
-def _not_toml(reason: str, text: str, start: int, shown: str) -> Diagnostic:
+def _not_toml(reason: str, text: str, start: int, name: str) -> Diagnostic:
     # Most files are TOML.
     from elasticflow.jobfile.text.other_formats import other_format
     from elasticflow.jobfile.text.slips import explained
 
     if (other := other_format(text)) is not None:
         message, remedy = other
-        return diagnostic_at(codes.NOT_TOML, message, file=shown, text=text, span=Span(0, 1), remedy=remedy)
+        return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=Span(0, 1), remedy=remedy)
     message, span, help_ = explained(reason, text, start)
-    return diagnostic_at(codes.NOT_TOML, message, file=shown, text=text, span=span, remedy=help_)
+    return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=span, remedy=help_)
 
 
-def _too_deep(shown: str) -> Diagnostic:
+def _too_deep(name: str) -> Diagnostic:
     message = f"tables or arrays are nested more than {MOST_LEVELS} deep"
-    return Diagnostic(codes.NOT_TOML, "error", message, shown)
+    return Diagnostic(codes.NOT_TOML, "error", message, name)
 
 
 def depth(value: object) -> int:

@@ -88,9 +88,9 @@ def mended(text: str, start: int) -> Mended | None:
     seen, tried = {line}, [(line, "")]
     for _ in range(3):
         further = []
-        for known, why in tried:
+        for candidate, why in tried:
             for change in _CHANGES:
-                for other in change.made(known):
+                for other in change.made(candidate):
                     if other in seen:
                         continue
                     seen.add(other)
@@ -110,7 +110,7 @@ def opening(text: str, at: int, *, is_text: bool) -> int | None:
     """Return where what is still open at an offset begins, a text or a list or inline table, if its key's line shows it."""
     mark = r"\"\"\"|'''" if is_text else r"[\[{]"
     pattern = re.compile(rf"^[ \t]*[\w.\-\"']+[ \t]*=[ \t]*(?={mark})", re.MULTILINE)
-    return max((found.end() for found in pattern.finditer(text, 0, at)), default=None)
+    return max((match.end() for match in pattern.finditer(text, 0, at)), default=None)
 
 
 def is_better(text: str, end: int) -> bool:
@@ -154,17 +154,17 @@ def _truth(line: str) -> Iterator[str]:
 
 
 def _nothing(line: str) -> Iterator[str]:
-    found = _PAIR.match(line)
-    if found and found[5].lower().rstrip(",;") in _NOTHING:
+    pair = _PAIR.match(line)
+    if pair and pair[5].lower().rstrip(",;") in _NOTHING:
         yield ""
 
 
 def _equals(line: str) -> Iterator[str]:
     yield re.sub(r"^(\s*[\w.\-]+|\s*\"[^\"]*\")\s*(?::=|==|=>|->|<-|:)\s*(.*)$", r"\1 = \2", line)
-    if found := re.match(
+    if match := re.match(
         r"^\s*(?:set\s+|export\s+)?-{0,2}([A-Za-z_][\w.\-]*)(?:[ \t]+|=)([^\s=][^=]*)$", line
     ):
-        yield f"{found[1].replace('-', '_')} = {found[2]}"
+        yield f"{match[1].replace('-', '_')} = {match[2]}"
 
 
 def _end(line: str) -> Iterator[str]:
@@ -177,10 +177,10 @@ def _comment(line: str) -> Iterator[str]:
 
 def _closing(line: str) -> Iterator[str]:
     """A quote or a bracket that is not closed, or not opened."""
-    found = _PAIR.match(line)
-    if found is None or not found[5]:
+    pair = _PAIR.match(line)
+    if pair is None or not pair[5]:
         return
-    start, value, comment = line[: found.start(5)], found[5], found[6]
+    start, value, comment = line[: pair.start(5)], pair[5], pair[6]
     if value[0] in "\"'" and value.count(value[0]) == 1:
         yield f"{start}{value}{value[0]}{comment}"
     elif value[-1] in "\"'" and value.count(value[-1]) == 1:
@@ -194,11 +194,11 @@ def _closing(line: str) -> Iterator[str]:
 
 
 def _quotes(line: str) -> Iterator[str]:
-    found = _PAIR.match(line)
-    if found and re.fullmatch(r"(?!lambda\b)[A-Za-z_./~$\\-][^\"'()=]*|\d+(?:\.\d+)?\s*[A-Za-z]+", found[5]):
-        yield f"{line[: found.start(5)]}{json.dumps(found[5], ensure_ascii=False)}{found[6]}"
-    elif found and "," in found[5] and found[5][0] not in "\"'[{(":
-        yield f"{line[: found.start(5)]}[{found[5]}]{found[6]}"
+    pair = _PAIR.match(line)
+    if pair and re.fullmatch(r"(?!lambda\b)[A-Za-z_./~$\\-][^\"'()=]*|\d+(?:\.\d+)?\s*[A-Za-z]+", pair[5]):
+        yield f"{line[: pair.start(5)]}{json.dumps(pair[5], ensure_ascii=False)}{pair[6]}"
+    elif pair and "," in pair[5] and pair[5][0] not in "\"'[{(":
+        yield f"{line[: pair.start(5)]}[{pair[5]}]{pair[6]}"
 
 
 def _prefixes(line: str) -> Iterator[str]:
@@ -207,13 +207,13 @@ def _prefixes(line: str) -> Iterator[str]:
 
 def _inner_quotes(line: str) -> Iterator[str]:
     """Bare words in lists and inline tables."""
-    found = _PAIR.match(line)
-    if found and found[5][:1] in "[{":
+    pair = _PAIR.match(line)
+    if pair and pair[5][:1] in "[{":
         pattern = re.compile(r"(?<=[,\[=])(\s*)(\d+(?:\.\d+)?\s*[A-Za-z]+)(?=\s*[,\]}])")
-        value = _outside(found[5], lambda part: pattern.sub(r'\1"\2"', part))
+        value = _outside(pair[5], lambda part: pattern.sub(r'\1"\2"', part))
         pattern = re.compile(r"(?<![\w\"'])([A-Za-z_./$~][\w./:$~-]*)(?=\s*[,\]}])")
         value = _outside(value, lambda part: pattern.sub(_in_quotes, part))
-        yield f"{line[: found.start(5)]}{value}{found[6]}"
+        yield f"{line[: pair.start(5)]}{value}{pair[6]}"
 
 
 def _in_quotes(word: re.Match[str]) -> str:
@@ -226,10 +226,10 @@ def _backslashes(line: str) -> Iterator[str]:
 
 def _brackets(line: str) -> Iterator[str]:
     """Tuples, sets and calls of Python."""
-    found = _PAIR.match(line)
-    if found is None:
+    pair = _PAIR.match(line)
+    if pair is None:
         return
-    start, value, comment = line[: found.start(5)], found[5], found[6]
+    start, value, comment = line[: pair.start(5)], pair[5], pair[6]
     as_table = re.sub(r"^dict[(](.*)[)]$", r"{ \1 }", value)
     yield f"{start}{as_table}{comment}"
     pattern = re.compile(r"(?:tuple|list|set)?\(([^()]*)\)")
@@ -265,9 +265,9 @@ def _numbers(line: str) -> Iterator[str]:
 
 def _powers(line: str) -> Iterator[str]:
     """Small sums, as Python would take them: 10**-3, 2 * 64, 1/2."""
-    found = _PAIR.match(line)
-    numbers = found and re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\*\*|\*|/|\^)\s*(-?\d{1,3}(?:\.\d+)?)", found[5])
-    if not found or not numbers:
+    pair = _PAIR.match(line)
+    numbers = pair and re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\*\*|\*|/|\^)\s*(-?\d{1,3}(?:\.\d+)?)", pair[5])
+    if not pair or not numbers:
         return
     first, second = float(numbers[1]), float(numbers[3])
     try:
@@ -280,22 +280,22 @@ def _powers(line: str) -> Iterator[str]:
         )
     except (ZeroDivisionError, OverflowError):
         return
-    whole = result.is_integer() and "." not in found[5]
-    yield f"{line[: found.start(5)]}{int(result) if whole else f'{result:g}'}{found[6]}"
+    whole = result.is_integer() and "." not in pair[5]
+    yield f"{line[: pair.start(5)]}{int(result) if whole else f'{result:g}'}{pair[6]}"
 
 
 def _header(line: str) -> Iterator[str]:
     stripped = line.strip()
-    if found := re.match(r"^[\[<({]*\s*([A-Za-z_][\w.\- ]*?)\s*[\])}>]*\s*[:{;,]?$", stripped):
-        yield f"[{found[1].strip().replace(' ', '_')}]"
-    if found := re.match(r"^(\[\[?[\w.\-]+\]\]?)[\s:]*([A-Za-z_].*)$", stripped):
-        yield f"{found[1]}\n{found[2]}"
+    if match := re.match(r"^[\[<({]*\s*([A-Za-z_][\w.\- ]*?)\s*[\])}>]*\s*[:{;,]?$", stripped):
+        yield f"[{match[1].strip().replace(' ', '_')}]"
+    if match := re.match(r"^(\[\[?[\w.\-]+\]\]?)[\s:]*([A-Za-z_].*)$", stripped):
+        yield f"{match[1]}\n{match[2]}"
 
 
 def _key_blanks(line: str) -> Iterator[str]:
-    found = _PAIR.match(line)
-    if found and re.fullmatch(r"[\w\-. ]+", found[2]) and " " in found[2]:
-        yield f"{found[1]}{re.sub(r' +', '_', found[2])}{line[found.end(2) :]}"
+    pair = _PAIR.match(line)
+    if pair and re.fullmatch(r"[\w\-. ]+", pair[2]) and " " in pair[2]:
+        yield f"{pair[1]}{re.sub(r' +', '_', pair[2])}{line[pair.end(2) :]}"
 
 
 def _several(line: str) -> Iterator[str]:
@@ -331,9 +331,9 @@ _CHANGES = (
 def _in_our_words(message: str, text: str, start: int) -> tuple[str, Span]:
     """Return what tomli says, clearer where it is obscure, and where to point."""
     line = text.rfind("\n", 0, start) + 1
-    here = Span(start, start + 1)
+    noticed = Span(start, start + 1)
     if message == r"Illegal character '\n'":
-        return _UNCLOSED, here
+        return _UNCLOSED, noticed
     if message == "Cannot overwrite a value":
         return _KEY_TWICE, Span(line, max(start, line + 1))
     if message.startswith("Cannot declare"):
@@ -346,7 +346,7 @@ def _in_our_words(message: str, text: str, start: int) -> tuple[str, Span]:
         end = -1 if begin is None else text.find("\n", begin)
         if begin is not None and 0 <= end < start:  # the later line, where it is noticed, may be right
             return f"{words}, which begins here", Span(begin, end)
-    return words, here
+    return words, noticed
 
 
 def _remedy(words: str, text: str, at_offset: int) -> str | None:

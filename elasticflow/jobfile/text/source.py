@@ -50,10 +50,10 @@ class Source:
     ) -> Diagnostic:  # fmt: skip
         """Return a diagnostic at the key or value that *path* names, or at the nearest table around it."""
         layer, span = self.find(path, at_key=at_key)
-        found = diagnostic_at(
-            code, message, file=layer.shown, text=layer.text, span=span, severity=severity, remedy=remedy
+        diagnostic = diagnostic_at(
+            code, message, file=layer.name, text=layer.text, span=span, severity=severity, remedy=remedy
         )
-        return found if span.end else found._replace(excerpt=None)  # no line shows what is missing
+        return diagnostic if span.end else diagnostic._replace(excerpt=None)  # no line shows what is missing
 
     def find(self, path: KeyPath, *, at_key: bool = False) -> tuple[Layer, Span]:
         """Return the layer that has the last word on *path*, and the span there."""
@@ -91,16 +91,16 @@ class _Reader:
         self.problems: list[Diagnostic] = []
         self._known: set[Path] = set()
 
-    def read(self, path: Path, shown: str, chain: tuple[Path, ...]) -> None:
+    def read(self, path: Path, name: str, chain: tuple[Path, ...]) -> None:
         """Add the layers of a file: what it extends first, then its own."""
         self._known.add(_real(path))
         try:
-            text = read_text(path, shown)
-            raw = parse_toml(text, shown)
+            text = read_text(path, name)
+            raw = parse_toml(text, name)
         except UnreadableError as error:
             self.problems.append(error.diagnostic)
             return
-        layer = file_layer(shown, text, raw)
+        layer = file_layer(name, text, raw)
         self.files.append(path)
         bases = raw.pop("extends", [])
         if isinstance(bases, str):
@@ -120,7 +120,7 @@ class _Reader:
             self._complain(layer, where, codes.EXTENDS, "extends must be the name of a file")
             return
         target = path.parent / base
-        shown, real = str(target), _real(target)
+        name, real = str(target), _real(target)
         if real in chain:
             names = " -> ".join(each.name for each in (*chain[chain.index(real) :], target))
             message = f"the files extend each other in a circle: {names}"
@@ -134,17 +134,17 @@ class _Reader:
             message = f'the file to extend does not exist: "{base}"'
             near = near_files(target)
             meant = f'did you mean "{(Path(base).parent / near[0]).as_posix()}"? ' if near else ""
-            remedy = f"{meant}Names are relative to {layer.shown}: looked for {shown}"
+            remedy = f"{meant}Names are relative to {layer.name}: looked for {name}"
             self._complain(layer, where, codes.EXTENDS, message, remedy)
         else:
-            self.read(target, shown, chain)
+            self.read(target, name, chain)
 
     def _complain(
         self, layer: Layer, where: KeyPath, code: str, message: str, remedy: str | None = None
     ) -> None:
         span = span_of(layer.spots[where], at_key=False)
         self.problems.append(
-            diagnostic_at(code, message, file=layer.shown, text=layer.text, span=span, remedy=remedy)
+            diagnostic_at(code, message, file=layer.name, text=layer.text, span=span, remedy=remedy)
         )
 
     def add_flag(self, text: str) -> None:

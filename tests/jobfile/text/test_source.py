@@ -35,7 +35,7 @@ def write(folder: Path, **files: str) -> None:
 def where(source: Source, *path: str | int) -> str:
     """Return the layer and the text at a path."""
     layer, span = source.find(path)
-    return f"{layer.shown}: {layer.text[slice(*span)]}"
+    return f"{layer.name}: {layer.text[slice(*span)]}"
 
 
 def test_tables_merge_and_the_own_file_wins(folder: Path) -> None:
@@ -192,7 +192,7 @@ def layer_name(source: Source, number: int) -> str:
     """Return the file name of a layer."""
     layer = source.layers[number]
     assert isinstance(layer, Layer)
-    return layer.shown.rpartition("/")[2]
+    return layer.name.rpartition("/")[2]
 
 
 def test_a_wrong_base_of_two_bases_is_told_once(folder: Path) -> None:
