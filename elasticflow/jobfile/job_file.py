@@ -64,12 +64,12 @@ class JobFile:
 
     @property
     def has_errors(self) -> bool:
-        """Whether something could not be read: what it would have given is not there."""
+        """Whether a text or [matrix] could not be read: keys that it would have given are not there."""
         return any(each.severity == "error" for each in self.problems)
 
     @property
     def has_matrix(self) -> bool:
-        """Whether the file is several jobs."""
+        """Whether the file has a [matrix]: it is several jobs."""
         return _MATRIX in self._source.raw
 
     def validate(self, case: str | None) -> Validated:

@@ -1,4 +1,4 @@
-"""A merged source -> its tables and everything that is wrong with it; what cases share is judged once."""
+"""A merged source -> its tables and everything that is wrong with it; what cases share is validated once."""
 
 from __future__ import annotations
 

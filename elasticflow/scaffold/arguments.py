@@ -79,7 +79,7 @@ class Takes(NamedTuple):
 
     @property
     def words(self) -> str:
-        """It in words."""
+        """What it takes, in words."""
         if self.config is not None:
             return f"an object of {self.config}"
         if self.choices:

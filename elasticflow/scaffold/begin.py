@@ -74,7 +74,7 @@ class Option:
 
 
 def options_in(model_file: Path, root: Path) -> list[Option]:
-    """Return what the model's file, then its neighbours, offer; a neighbour's models and losses are its own business.
+    """Return what the model's file offers, then the datasets of the files beside it.
 
     Raises:
         ScaffoldError: the file cannot be read, is no Python, or lies outside of the project.
@@ -95,7 +95,7 @@ def options_in(model_file: Path, root: Path) -> list[Option]:
 
 
 def refuse_pair(options: Sequence[Option]) -> None:
-    """Raise if no one model of a file is what is trained, but several against each other.
+    """Raise ScaffoldError if several models of a file seem to be trained against each other: no one is the job's.
 
     Raises:
         ScaffoldError: they seem to be.
@@ -200,7 +200,7 @@ def _read(path: Path, is_model: Callable[[str], bool] = lambda _: False) -> list
 
 
 def example(name: str, workers: int | str) -> tuple[Draft, dict[str, str]]:
-    """Return the job of the example package *name*, and its files by their path from the project's root."""
+    """Return the draft of a job for the example package *name*, and its files by their path from the project's root."""
     evaluation = (
         "[evaluation]",
         f'entry = "{name}:spirals"',
@@ -255,7 +255,7 @@ def write(files: Mapping[Path, str]) -> None:
             raise ScaffoldError(f"cannot write {path}: {error.strerror}") from error
 
 
-def is_there(path: Path, text: str) -> bool:
+def holds_already(path: Path, text: str) -> bool:
     """Return whether a file holds this text already, as after another `init` for the same model."""
     try:
         return path.read_text(encoding="utf-8") == text
@@ -287,7 +287,7 @@ def ignore_runs(root: Path) -> None:
     atomic_files.write(path, [f"{before}{gap}/{RUNS}/\n".encode()])
 
 
-def hook(root: Path) -> tuple[dict[Path, str], str]:
+def pre_commit_hook(root: Path) -> tuple[dict[Path, str], str]:
     """Return the pre-commit configuration to write, or what to add to the one that is there by hand."""
     path = root / PRE_COMMIT
     if not path.exists():
@@ -297,6 +297,6 @@ def hook(root: Path) -> tuple[dict[Path, str], str]:
     return {}, "\n".join(_HOOK.splitlines()[1:])
 
 
-def first(options: Sequence[Option], role: str) -> Option | None:
+def first_for(options: Sequence[Option], role: str) -> Option | None:
     """Return the most likely candidate for a role."""
     return next((each for each in options if each.candidate.role == role), None)

@@ -64,7 +64,7 @@ class Candidate:
 
 
 def candidates(text: str, is_model: Callable[[str], bool] = lambda _: False) -> list[Candidate]:
-    """Return what a module defines, in its order; private names and what is only built upon by others are last.
+    """Return what a module defines that a job could name, in its order; private names and parts of other models last.
 
     Args:
         text: The module's source.
@@ -233,7 +233,7 @@ def method_of(node: ast.ClassDef, name: str, classes: Mapping[str, ast.ClassDef]
 
 
 def returns_of(node: ast.FunctionDef) -> Iterator[ast.expr]:
-    """Yield what a function returns, but for those inside it."""
+    """Yield what a function returns; functions inside it left out."""
     waiting: list[ast.AST] = list(node.body)
     while waiting:
         each = waiting.pop(0)

@@ -16,7 +16,7 @@ _COMMENTS_AT = 44
 
 @dataclass(frozen=True)
 class Draft:
-    """What a job file is to say.
+    """What is to be written into a job file.
 
     Attributes:
         name: The job's.
@@ -110,7 +110,7 @@ def _arguments(draft: Draft, table: str) -> Iterator[str]:
 
 
 def _dotted(plain: Mapping[str, Any]) -> str:
-    """Return plain arguments beside which tables stand: an inline table could not be added to."""
+    """Return plain arguments as dotted keys: beside tables of arguments no inline table may stand."""
     return "\nargs.".join(f"{name} = {to_toml(value)}" for name, value in plain.items())
 
 

@@ -194,7 +194,7 @@ def _inputs_of(forward: ast.FunctionDef) -> tuple[list[str], str | None]:
 
 
 def _returned(forward: ast.FunctionDef | None) -> list[ast.expr]:
-    """Return what `forward` returns; a name stands for what was last assigned to it, where that tells more."""
+    """Return what `forward` returns; in place of a name what was last assigned to it, where that tells more."""
     if forward is None:
         return []
     assigned: dict[str, ast.expr] = {}

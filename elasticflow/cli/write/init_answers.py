@@ -130,7 +130,7 @@ class _Choice:
         if (own := begin.own_optimizers(model)) is not None:
             told = f'optimizer.entry = "{own}", its arguments in optimizer.args'
             self.notes.append(f"{own} was not taken for the optimizer; to take it: {told}")
-        own_step = begin.first(self.options, "step")
+        own_step = begin.first_for(self.options, "step")
         if own_step is None and self.asked.loss is None:
             module = model.location.module
             self.step = step_for(model.candidate, begin.long_losses(self.file), module)
@@ -220,7 +220,7 @@ class _Choice:
                 return self.asked.loss, False
             found = self._pick("loss", self.asked.loss)
             return (found.entry if found else None), False
-        own = begin.first(self.options, "loss")
+        own = begin.first_for(self.options, "loss")
         if own is not None:
             return own.entry, False
         fitting, is_guess = loss_of_outputs(model.candidate)

@@ -41,9 +41,9 @@ def finish(
         ScaffoldError: a file is there already; nothing was written.
     """
     files = {found.root / name: text for name, text in found.code.items()}
-    files = {path: text for path, text in files.items() if not begin.is_there(path, text)}
+    files = {path: text for path, text in files.items() if not begin.holds_already(path, text)}
     files[found.job_file] = text_of(found.draft)
-    configuration, by_hand = begin.hook(found.root) if pre_commit else ({}, "")
+    configuration, by_hand = begin.pre_commit_hook(found.root) if pre_commit else ({}, "")
     begin.write(files | begin.schema_file(found.job_file) | configuration)
     for path in (*files, *configuration):
         click.echo(f"{paint('wrote', 'green')} {short(path.absolute())}")

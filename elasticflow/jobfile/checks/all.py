@@ -60,7 +60,10 @@ def check_tables(source: Source, tables: Tables) -> list[Diagnostic]:
 
 
 def check_lengths(source: Source, tables: Tables) -> list[Diagnostic]:
-    """Return what does not fit the length of training; of a trial, cut short by a flag, only what fails or is a flag's."""
+    """Return what does not fit the length of training.
+
+    Where a flag cuts training short for a trial, only errors and what the flags themselves say are returned.
+    """
     problems = [*check_schedule(source, tables), *check_intervals(source, tables)]
     key = "steps" if "steps" in inside(source.raw, "train") else "epochs"
     is_trial = not problems or source.problem("", "", ("train", key)).is_flag

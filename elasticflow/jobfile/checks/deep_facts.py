@@ -1,4 +1,4 @@
-"""Checks that need what only the data and the model tell: told by `--deep`."""
+"""Checks that need the size of the data and of a snapshot, which `--deep` finds out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HELD = 3  # copies the memory tier keeps of each worker's part: two held and on
 def check_deep_facts(
     source: Source, job: Job, *, samples: int | None, snapshot_bytes: int | None, memory_bytes: int | None
 ) -> Iterator[Diagnostic]:
-    """Yield what is wrong given more facts than the job file has.
+    """Yield what is wrong with a job, given the size of its data and of its snapshots.
 
     Args:
         source: The job's keys and their places.
@@ -41,7 +41,7 @@ def check_deep_facts(
 
 
 def _staging(source: Source, job: Job, snapshot_bytes: int, memory_bytes: int | None) -> Iterator[Diagnostic]:
-    """The memory that snapshots take is most where the nodes are fewest: each stages its part."""
+    """Yield a warning if snapshots take more memory than there is: most where nodes are fewest, as each stages its part."""
     nodes, snapshots = job.nodes.min, job.snapshots
     part = -(-snapshot_bytes // nodes)
     held = _HELD * snapshot_bytes if snapshots.memory is not None and nodes == 1 else 0

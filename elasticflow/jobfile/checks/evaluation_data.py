@@ -31,12 +31,12 @@ def check_evaluation_data(source: Source, tables: dict[str, Any]) -> Iterator[Di
 
 
 def is_training_data(dataset: DatasetTable, evaluation: EvaluationTable) -> bool:
-    """True if both tables make the same call, which returns the same data."""
+    """Return whether both tables make the same call, which returns the same data."""
     return dataset.shards is None and (dataset.entry, dataset.args) == (evaluation.entry, evaluation.args)
 
 
 def is_to_be_apart(dataset: DatasetTable, evaluation: EvaluationTable | None) -> bool:
-    """True if samples of the evaluation are to be looked up in the training data, which the file does not rule out."""
+    """Return whether to look for samples of the evaluation in the training data: the file does not rule them out."""
     return (
         evaluation is not None
         and evaluation.overlap == "reported"

@@ -40,7 +40,10 @@ def check_failure_costs(source: Source, tables: dict[str, Any]) -> Iterator[Diag
 
 
 def _refill(source: Source, refill: str, every: str | list[str]) -> Iterator[Diagnostic]:
-    """A time refills whether or not anything is kept; steps and epochs do only as training gets further."""
+    """Yield a warning for a refill by time that is shorter than the time between snapshots.
+
+    Time passes whether or not training gets further; a refill after steps or epochs needs progress.
+    """
     due = [parse_interval(each) for each in ([every] if isinstance(every, str) else every)]
     if parse_interval(refill).unit != "s" or any(each.unit != "s" for each in due):
         return

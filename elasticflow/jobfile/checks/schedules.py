@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.jobfile.checks.training_length import counted, horizon_of
+from elasticflow.jobfile.checks.training_length import counted, length_of_training
 from elasticflow.jobfile.diagnostics import codes
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ def check_schedule(source: Source, tables: dict[str, Any]) -> Iterator[Diagnosti
     if scheduler is None or train is None or match is None:
         return
     # An epoch that is begun and not ended is no step of a schedule: only `epochs` tells how many those are.
-    steps = horizon_of(train, tables.get("dataset")).steps
+    steps = length_of_training(train, tables.get("dataset")).steps
     count = steps if scheduler.interval == "step" else train.epochs
     if count is None:
         return
-    comparison = _Comparison(source, match[1], scheduler.interval, count)
+    schedule = _ScheduleCheck(source, match[1], scheduler.interval, count)
     for path, end in _ends(match[1], scheduler.args):
-        yield from comparison.of(path, end)
+        yield from schedule.problems_of(path, end)
 
 
 def _ends(name: str, args: dict[str, Any]) -> Iterator[tuple[KeyPath, int]]:
@@ -69,7 +69,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-class _Comparison:
+class _ScheduleCheck:
     """Compares a schedule's numbers with the length of training."""
 
     def __init__(self, source: Source, name: str, unit: str, count: int) -> None:
@@ -79,8 +79,8 @@ class _Comparison:
         self.count = count
         self.training = f"training is {counted(count, unit)} long"
 
-    def of(self, path: KeyPath, end: int) -> Iterator[Diagnostic]:
-        """Yield what is wrong with one number."""
+    def problems_of(self, path: KeyPath, end: int) -> Iterator[Diagnostic]:
+        """Yield what is wrong with one number of the schedule's arguments."""
         key = path[2]
         if self.name == "MultiStepLR":
             if end >= self.count:

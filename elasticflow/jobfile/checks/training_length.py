@@ -34,7 +34,7 @@ def steps_per_epoch(dataset: DatasetTable, samples: int) -> tuple[int, int]:
     return {"spill": (full, up), "short": (up, up), "drop": (full, full)}[dataset.tail]
 
 
-class Horizon(NamedTuple):
+class TrainingLength(NamedTuple):
     """The length of a whole run; None for what only the data tells.
 
     Attributes:
@@ -66,21 +66,21 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def horizon_of(train: TrainTable, dataset: DatasetTable | None) -> Horizon:
+def length_of_training(train: TrainTable, dataset: DatasetTable | None) -> TrainingLength:
     """Return how long training is, the length of the data being `dataset.samples` or unknown."""
     samples = None if dataset is None else dataset.samples
     batch = None if dataset is None else dataset.global_batch_size
     if dataset is None or samples is None:
         consumed = None if train.steps is None or batch is None else train.steps * batch
-        return Horizon(train.steps, train.epochs, consumed)
+        return TrainingLength(train.steps, train.epochs, consumed)
     steps = num_steps(train, dataset, samples)
     consumed = steps * dataset.global_batch_size if train.epochs is None else train.epochs * samples
     per_epoch = steps_per_epoch(dataset, samples)[0]
     if train.epochs is not None:
-        return Horizon(steps, train.epochs, consumed)
+        return TrainingLength(steps, train.epochs, consumed)
     if dataset.tail == "spill":
-        return Horizon(steps, -(-consumed // samples), consumed)
-    return Horizon(steps, -(-steps // per_epoch) if per_epoch else None, consumed)
+        return TrainingLength(steps, -(-consumed // samples), consumed)
+    return TrainingLength(steps, -(-steps // per_epoch) if per_epoch else None, consumed)
 
 
 # Each key that says how often, and what it means when that is never.
@@ -100,13 +100,13 @@ def check_intervals(source: Source, tables: dict[str, Any]) -> Iterator[Diagnost
     train = tables.get("train")
     if train is None:
         return
-    horizon = horizon_of(train, tables.get("dataset"))
+    length = length_of_training(train, tables.get("dataset"))
     for key, meaning in _KEYS.items():
         given = _given(source.raw, key) if tables.get(str(key[0])) is not None else None
         texts = [(path, text) for path, text in _texts(key, given) if text != "never"]
-        never = [(path, text) for path, text in texts if horizon.is_beyond(parse_interval(text))]
+        never = [(path, text) for path, text in texts if length.is_beyond(parse_interval(text))]
         for path, text in never:
-            message = f'{dotted(path)} never comes: it is "{text}", and training ends after {horizon}'
+            message = f'{dotted(path)} never comes: it is "{text}", and training ends after {length}'
             remedy = f"shorten it; as it is, {meaning}"
             if len(never) < len(texts):
                 remedy = "shorten it, or take it out of the list"
@@ -114,7 +114,7 @@ def check_intervals(source: Source, tables: dict[str, Any]) -> Iterator[Diagnost
 
 
 def _texts(key: KeyPath, given: object) -> list[tuple[KeyPath, str]]:
-    """Return each text of one, or of a list of them, with its place."""
+    """Return an interval, or each of a list of them, with its key."""
     if isinstance(given, str):
         return [(key, given)]
     if isinstance(given, list):

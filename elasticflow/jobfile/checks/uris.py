@@ -41,7 +41,7 @@ def _text(raw: dict[str, Any], table: str, key: str) -> str:
 
 
 def _unexpanded(uri: str, key: str) -> tuple[str, str] | None:
-    """Return the variable that a URI, as it is written, holds in the way of a shell."""
+    """Return what is wrong with a URI that holds a variable as a shell would expand it, and what to do."""
     match = _VARIABLE.search(_PASSWORD.sub(lambda password: "x" * len(password[0]), uri))
     if match:
         name = match[1] or match[2]

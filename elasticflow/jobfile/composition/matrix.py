@@ -65,7 +65,7 @@ def _axis_problems(source: Source, path: KeyPath, values: object) -> Iterator[Di
     else:
         seen: set[object] = set()
         for number, value in enumerate(values):
-            mark = mark_of(value)
+            mark = identity_of(value)
             if mark is None:
                 message = f"the axis {name} holds {show(value)}, which gives its cases no name"
                 remedy = (
@@ -78,8 +78,8 @@ def _axis_problems(source: Source, path: KeyPath, values: object) -> Iterator[Di
             seen.add(mark)
 
 
-def mark_of(value: object) -> tuple[bool, str | int | float] | None:
-    """Return what tells a value of an axis from the others; None for what cannot be one."""
+def identity_of(value: object) -> tuple[bool, str | int | float] | None:
+    """Return what is equal for equal values of an axis only; None for what cannot be a value of an axis."""
     is_one = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
     return (isinstance(value, bool), value) if is_one else None  # type: ignore[return-value]  # True equals 1
 
@@ -105,7 +105,7 @@ def read_exclusions(source: Source, axes: list[Axis]) -> tuple[Exclusions, list[
     """Return what is left out, and what is wrong with it: each exclusion must leave something out."""
     exclusions, problems = Exclusions(), []
     numbers: _Numbers = {
-        axis.path: {mark_of(value): n for n, value in enumerate(axis.values)} for axis in axes
+        axis.path: {identity_of(value): n for n, value in enumerate(axis.values)} for axis in axes
     }
     for position, table in enumerate(source.raw["matrix"].get("exclude", [])):
         given = dict(leaves(table))
@@ -113,7 +113,7 @@ def read_exclusions(source: Source, axes: list[Axis]) -> tuple[Exclusions, list[
         problems += wrong
         if not wrong:
             paths = tuple(sorted(given, key=str))
-            chosen = tuple(numbers[path][mark_of(given[path])] for path in paths)
+            chosen = tuple(numbers[path][identity_of(given[path])] for path in paths)
             exclusions.groups.setdefault(paths, set()).add(chosen)
     return exclusions, problems
 
@@ -132,7 +132,7 @@ def _exclusion_problems(
             remedy = f"axes of this matrix: {', '.join(map(dotted, numbers)) or 'none'}"
             remedy = f'did you mean "{meant[0]}"?' if meant else remedy
             yield source.problem(codes.EXCLUSION, message, (*where, *path), at_key=True, remedy=remedy)
-        elif mark_of(value) not in numbers[path]:
+        elif identity_of(value) not in numbers[path]:
             message = f"the axis {dotted(path)} has no {show(value)}, so this leaves nothing out"
             values = next(axis.values for axis in axes if axis.path == path)
             remedy = f"it has {', '.join(map(show, values[:8]))}"
@@ -144,7 +144,7 @@ MOST_LETTERS = 100
 _ABSURD = 10**12  # beyond it nobody reads the number, and Python may not write it
 _MOST_SIZES = 8
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_OWN = {("job", "name"): "a case's job is called after the job and the case", ("matrix",): "a case has no cases", ("extends",): "files are extended by files"}  # fmt: skip
+_FIXED = {("job", "name"): "a case's job is called after the job and the case", ("matrix",): "a case has no cases", ("extends",): "files are extended by files"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def expand(source: Source, *, checks_keys: bool = True) -> tuple[list[Case], lis
     table = source.raw["matrix"]
     axes, problems = read_axes(source)
     excluded, more = read_exclusions(source, axes)
-    problems += [*more, *_own_keys(source, axes), *(_unknown_keys(source, axes) if checks_keys else ())]
+    problems += [*more, *_fixed_keys(source, axes), *(_unknown_keys(source, axes) if checks_keys else ())]
     given = table.get("cases", {})
     # Before anything is expanded: a few axes of many values are more than any machine holds.
     count = math.prod(len(axis.values) for axis in axes) * bool(axes) + len(given)
@@ -215,7 +215,7 @@ def _combinations(axes: list[Axis]) -> Iterator[tuple[str, Chosen]]:
     labels = _labels(axes)
     for numbers in itertools.product(*(range(len(axis.values)) for axis in axes)):
         chosen = tuple(zip(axes, numbers, strict=True))
-        parts = [_part(labels[axis.path], axis.values[number]) for axis, number in chosen]
+        parts = [_name_part(labels[axis.path], axis.values[number]) for axis, number in chosen]
         yield "-".join(parts), chosen
 
 
@@ -232,7 +232,7 @@ def _of_axes(name: str, chosen: Chosen) -> Case:
 
 
 def _labels(axes: list[Axis]) -> dict[KeyPath, str]:
-    """Return what each axis is called in names: its key's last part, or as many as tell it from the others."""
+    """Return what each axis is called in the names of cases: its key's last part, or more parts where axes share it."""
     labels = {}
     for axis in axes:
         others = [each.path for each in axes if each is not axis]
@@ -243,7 +243,7 @@ def _labels(axes: list[Axis]) -> dict[KeyPath, str]:
     return labels
 
 
-def _part(label: str, value: object) -> str:
+def _name_part(label: str, value: object) -> str:
     """Return an axis' part of a name: `lr0.001`, `precision_bf16`, `entry_Net`."""
     if isinstance(value, bool):
         return f"{label}_{str(value).lower()}"
@@ -256,10 +256,10 @@ def _part(label: str, value: object) -> str:
     return f"{label}{text}" if text[:1].isdigit() else f"{label}_{text}"
 
 
-def _own_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
+def _fixed_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
     """Yield the keys that no case may change."""
     given = source.raw["matrix"].get("cases", {})
-    for path, why in _OWN.items():
+    for path, why in _FIXED.items():
         paths = [("matrix", "axes", *path)] if any(axis.path[: len(path)] == path for axis in axes) else []
         paths += [("matrix", "cases", name, *path) for name, keys in given.items() if _has(keys, path)]
         for where in paths:
@@ -268,7 +268,7 @@ def _own_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
 
 
 def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
-    """Yield the axes that are no keys: once, and not for each of their values."""
+    """Yield the axes that are no keys of a job, once for all their values."""
     from elasticflow.jobfile.tables.job import (  # completion of case names does without pydantic
         RESERVED_TABLES,
         Job,
@@ -280,7 +280,7 @@ def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
         is_known = table in Job.model_fields and (
             len(axis.path) == 1 or axis.path[1] in model_of(str(table)).model_fields
         )
-        if not is_known and axis.path not in _OWN and axis.path[0] not in {"matrix", *RESERVED_TABLES}:
+        if not is_known and axis.path not in _FIXED and axis.path[0] not in {"matrix", *RESERVED_TABLES}:
             from elasticflow.jobfile.tables.pydantic_messages import unknown_key
 
             problem = unknown_key(axis.path[:2], axis.values)
@@ -312,7 +312,7 @@ def _has(keys: object, path: KeyPath) -> bool:
 
 
 def _names(source: Source, cases: list[Case]) -> Iterator[Diagnostic]:
-    """Yield what is wrong with the names of cases; of those that are no names the first."""
+    """Yield what is wrong with the names of cases: each that stands twice, and the first that is no valid name."""
     job = source.raw.get("job", {})
     name = job.get("name") if isinstance(job, dict) else None
     remedy = (

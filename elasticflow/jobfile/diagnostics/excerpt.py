@@ -53,13 +53,13 @@ def _masked(match: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return *text* with what a terminal would obey, and what no encoding can write, as replacement characters."""
+    """Return *text* with control characters, and what no encoding can write, as replacement characters."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def layout(line: str, column: int, end_column: int | None) -> tuple[str, str]:
+def excerpt_and_carets(line: str, column: int, end_column: int | None) -> tuple[str, str]:
     """Return the part of a line around a span, and blanks and carets to stand below it.
 
     Args:

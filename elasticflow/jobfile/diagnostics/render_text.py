@@ -41,7 +41,7 @@ def render(diagnostics: Sequence[Diagnostic], style: Format = "full", *, colour:
 
 
 def _printable(each: Diagnostic) -> Diagnostic:
-    """Return it without what a terminal would obey: file names and source lines may hold anything."""
+    """Return a diagnostic without control characters: file names and source lines may hold anything."""
     from elasticflow.jobfile.diagnostics.excerpt import printable
 
     return each._replace(
@@ -59,10 +59,10 @@ def _full(each: Diagnostic, *, colour: bool) -> str:
     lines = [f"{tint}{each.severity}[{each.code}]{off}{paint['bold']}: {each.message}{off}"]
     lines.append(f"{frame}{' ' * width}-->{off} {each.where}")
     if each.line is not None and each.excerpt is not None and each.column is not None:
-        from elasticflow.jobfile.diagnostics.excerpt import layout
+        from elasticflow.jobfile.diagnostics.excerpt import excerpt_and_carets
 
         end = each.end_column if each.end_line == each.line else None
-        shown, carets = layout(each.excerpt, each.column, end)
+        shown, carets = excerpt_and_carets(each.excerpt, each.column, end)
         blanks = " " * (len(carets) - len(carets.lstrip(" ")))
         lines += [bar, f"{frame}{each.line} |{off} {shown}", f"{bar} {blanks}{tint}{carets.lstrip(' ')}{off}"]
     if each.help is not None:

@@ -45,7 +45,7 @@ class ArgumentCheck:
         self.depends_on_others = False
 
     def problems(self) -> list[Diagnostic]:
-        """Return what is wrong with them."""
+        """Return what is wrong with the arguments."""
         given = len(self._entry.call.given)
         beside: list[Diagnostic] = []
         names = [each.name for each in (*self._signature.positional_only, *self._signature.positional)]
@@ -126,7 +126,7 @@ class ArgumentCheck:
         )
 
     def _instead(self, misfit: Misfit, path: KeyPath) -> str:
-        """Return what an argument that is not taken was meant to be: another one, or a key of the table around."""
+        """Return what was meant by an argument that is not taken: another argument, or a key of the table around it."""
         from elasticflow.jobfile.tables.foreign_names import meaning_of
         from elasticflow.jobfile.tables.misplaced_keys import has_header
         from elasticflow.jobfile.tables.type_descriptions import keys_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.entry_points.object_arguments import marked, objects_of
+from elasticflow.jobfile.entry_points.object_arguments import objects_of, with_objects_marked
 from elasticflow.jobfile.python_source.definitions import NoAttributeError, UnreadableModuleError
 from elasticflow.jobfile.python_source.modules import CannotTellError, NoModuleError
 
@@ -115,7 +115,7 @@ class EntryPointCache:
         self._results: dict[tuple[object, ...], object] = {}
 
     def once(self, make: Callable[[], _Result], *key: object) -> _Result:
-        """Return what *make* returns, or raise what it finds wrong: it is called once for each key."""
+        """Return what *make* returned, or raise what it raised, when it was called for this key; the first time, call it."""
         if key not in self._results:
             try:
                 self._results[key] = make()
@@ -153,10 +153,12 @@ class EntryPoint:
                 value = value[part]
             else:
                 value = value.get(part) if isinstance(value, dict) else None
-        return {key: marked(each) for key, each in value.items()} if isinstance(value, dict) else {}
+        return (
+            {key: with_objects_marked(each) for key, each in value.items()} if isinstance(value, dict) else {}
+        )
 
     def once(self, what: str, make: Callable[[], _Result], *more: object) -> _Result:
-        """Return what *make* makes of the entry, made once for all jobs of a file that name it alike."""
+        """Return what *make* returns for this entry; it is called once for all jobs of a file that name the same entry."""
         return self._cache.once(make, what, self.resolver.finder.own, self.call.text, *more)
 
     def problem(

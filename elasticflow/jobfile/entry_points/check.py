@@ -97,7 +97,7 @@ class _EntryPointCheck:
         self.depends_on_others = False  # on other keys of the job than the entry and its arguments
 
     def problems(self) -> list[Diagnostic]:
-        """Return its problems; a note where reading does not tell."""
+        """Return what is wrong with the entry point; a note where reading its source does not tell."""
         try:
             if self.call.is_object:
                 return self._object()

@@ -67,12 +67,12 @@ def check_secrets(source: Source) -> Iterator[Diagnostic]:
     remedy = "take it out: credentials come from the machine's role or from the environment"
     for path, value in _leaves(_inside(written, ("snapshots", "options")), ("snapshots", "options")):
         is_told = any(redaction.is_secret(str(part)) for part in path[2:])
-        if isinstance(value, str) and is_told and _own_part(value):
+        if isinstance(value, str) and is_told and _without_references(value):
             message = f"{dotted(path)} looks like a secret, and a job file is checked in"
             here = f'{remedy}, such as {path[-1]} = "${{env:NAME}}"'
             yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=here)
     uri = _inside(written, ("snapshots",)).get("uri")
-    if isinstance(uri, str) and re.search(r"://[^/@]*:[^/@]+@", _own_part(uri)):
+    if isinstance(uri, str) and re.search(r"://[^/@]*:[^/@]+@", _without_references(uri)):
         message = "snapshots.uri holds a password, and a job file is checked in"
         here = f'{remedy}, such as "://me:${{env:NAME}}@"'
         yield source.problem(
@@ -80,7 +80,7 @@ def check_secrets(source: Source) -> Iterator[Diagnostic]:
         )
 
 
-def _own_part(text: str) -> str:
+def _without_references(text: str) -> str:
     """Return a text without its references."""
     return re.sub(r"\$\{[^{}]*\}", "", text)
 

@@ -45,7 +45,7 @@ class ObjectArgument(NamedTuple):
 
 
 def object_of(value: object, path: KeyPath = ()) -> ObjectArgument | None:
-    """Return the object that a value among arguments means; None if it means itself."""
+    """Return the object that a value among arguments stands for; None if the value itself is meant."""
     if not isinstance(value, dict) or not _is_meant(value):
         return None
     args, is_partial = value.get("args", {}), value.get("partial", False)
@@ -75,12 +75,12 @@ def objects_of(raw: dict[str, Any]) -> Iterator[ObjectArgument]:
             yield from objects_in(table.get("args"), (name, "args"))
 
 
-def marked(value: Any) -> Any:
+def with_objects_marked(value: Any) -> Any:
     """Return a value of the job file with its objects marked as `ObjectTable`."""
     if isinstance(value, dict):
-        inner = {key: marked(each) for key, each in value.items()}
+        inner = {key: with_objects_marked(each) for key, each in value.items()}
         return ObjectTable(inner) if object_of(value) else inner
-    return [marked(each) for each in value] if isinstance(value, list) else value
+    return [with_objects_marked(each) for each in value] if isinstance(value, list) else value
 
 
 def check_objects(source: Source) -> Iterator[Diagnostic]:

@@ -52,7 +52,7 @@ _BEST = (
 
 
 def check_own_step(source: Source) -> Iterator[Diagnostic]:
-    """Yield what stands in the job beside such a step and cannot be done."""
+    """Yield the keys of the job that cannot be combined with such a step."""
     for path, (why, remedy) in _found(source.raw):
         value = inside(source.raw, str(path[0]))[str(path[1])]
         what = f"{path[0]}.{path[1]} = {show(value)} cannot be combined with a step that moves its optimizers"

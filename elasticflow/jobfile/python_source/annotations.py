@@ -33,11 +33,11 @@ _NO_TEXTS = {"torch.Tensor", "torch.nn.Parameter", "numpy.ndarray", "numpy.numbe
 
 
 class ObjectTable(dict[str, Any]):
-    """The table of an object, where values are compared with annotations: what it makes is not known."""
+    """A table that makes an object: what the object is, and so whether it fits an annotation, is not known."""
 
 
 def fits(value: object, annotation: ast.expr | None, module: Module) -> bool:
-    """Return whether a value of the job file can be meant; True whenever that is not certain."""
+    """Return whether a parameter may take a value of the job file: False only where that is certain."""
     if isinstance(value, ObjectTable):
         return True
     match annotation:
@@ -139,7 +139,7 @@ _NUMBER, _TRUTH = "a number", "true or false"
 
 
 def in_words_of_default(default: ast.expr | None, value: object) -> str:
-    """Return what a parameter without an annotation takes, by its default; empty unless a text says just that.
+    """Return what a parameter without an annotation takes, by its default; empty unless *value* is that in quotes.
 
     `"1e-3"` for `lr=0.1` is a slip; `"auto"` for it may be meant.
     """
@@ -170,7 +170,7 @@ def near_value(value: object, wanted: ast.expr | str, module: Module | None = No
 
 
 def _as_typed(value: object, meant: object) -> str | None:
-    """Return a number as it stands in the text that it was given as: 1e-3 is easier to know again than 0.001."""
+    """Return a number as it was typed in the text *value*: 1e-3 is easier to recognize than 0.001."""
     import tomli
 
     if not isinstance(value, str) or isinstance(meant, str | list | dict):

@@ -1,4 +1,4 @@
-"""Where modules lie and what their source binds a name to, without importing anything.
+"""Where modules lie, those of the job and those that are installed, without importing anything.
 
 `importlib.util.find_spec("torch.optim")` would import torch; this looks at files only, in the order Python does.
 """
@@ -132,7 +132,7 @@ def _has_editable_installs() -> bool:
 
 
 def _look_for(name: str, part: str, parents: tuple[Path, ...], own: tuple[Path, ...]) -> Module | None:
-    """Return the module; like Python, a folder without __init__.py only when no other place has more."""
+    """Return the module; like Python, a folder without __init__.py only when no other folder holds a module of its name."""
     namespace: list[Path] = []
     for parent in parents:
         is_own = any(parent.is_relative_to(root) for root in own)
@@ -201,7 +201,7 @@ def installed_folders() -> tuple[Path, ...]:
 
 
 def install_help(top: str, finder: Finder) -> str:
-    """Return how a package that is not here comes to be."""
+    """Return what to do about a package that is neither on the job's path nor installed."""
     name = "'elasticflow[torch]'" if top == "torch" else _DISTRIBUTIONS.get(top, top)
     return f"pip install {name}; or, for code of your own, add its folder to job.path (looked in {looked_in(finder)})"
 

@@ -98,7 +98,7 @@ class Misfit(NamedTuple):
 
 
 def from_arguments(arguments: ast.arguments, module: Module, *, skip: int = 0) -> Signature:
-    """Return the signature that a `def` writes down, less its first *skip* parameters."""
+    """Return the signature of a `def`, less its first *skip* parameters."""
     by_place = [*arguments.posonlyargs, *arguments.args]
     num_required = len(by_place) - len(arguments.defaults)
     defaults = [*([None] * num_required), *arguments.defaults]
@@ -153,7 +153,7 @@ def misfits(signature: Signature, num_places: int, arguments: dict[str, object])
 
 
 def _wrong_type(parameter: Parameter, value: object) -> list[Misfit]:
-    """Return that a value is not of the parameter's type, if that is certain."""
+    """Return one misfit if a value is certainly not of the parameter's type, else none."""
     annotation, module = parameter.annotation, parameter.module
     if annotation is None:
         words = in_words_of_default(parameter.default, value)
@@ -172,7 +172,7 @@ _MAKERS = {"__init__", "__new__"}
 
 
 def constructor_of(definition: Definition, resolver: Resolver) -> Signature:
-    """Return what the class takes; nothing where no class on the way defines a constructor.
+    """Return what making an object of a class takes; no arguments where no class it inherits from has a constructor.
 
     Raises:
         CannotTellError: a decorator, metaclass or base hides it.

@@ -298,7 +298,7 @@ def plain(name: str) -> str:
 
 
 def meanings() -> dict[str, Meaning]:
-    """Return what each name is, by its plain form; a name of one tool that is another thing in a second one is the first."""
+    """Return what each name means, by its plain form; of a name with two meanings, the one that stands first."""
     found = {
         option: Meaning("", note=note) for option, note in DECIDED_ELSEWHERE.items() if option != "module"
     }

@@ -106,7 +106,7 @@ class Job(Table, defer_build=True):
         return self._secrets  # type: ignore[return-value]  # pydantic evaluates annotations of private attributes
 
     def with_secrets(self, secrets: Mapping[KeyPath, Spelled]) -> Job:
-        """Return this job, which has just been made, told of its secrets."""
+        """Add the secrets of a job that has just been made, and return it."""
         self._secrets.update(secrets)
         return self
 

@@ -1,4 +1,4 @@
-"""Where a key belongs that its table does not have: in another table, under another name, or nowhere."""
+"""What was meant by a key that its table does not have: one of another table, another name, or nothing there is."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _is_toml(text: str) -> bool:
 
 
 def flag_for(option: str, text: str) -> str | None:
-    """Return how what an unknown option says is said by --set; None where no key is like it.
+    """Return the `--set` to write instead of an unknown option; None where no key is like it.
 
     Args:
         option: As it was given: `--max-epochs`.
@@ -223,7 +223,7 @@ def _meant(meaning: Meaning, name: str, value: object) -> KeySuggestion:
 
 
 def _formed(key: KeyPath, form: str, name: str, value: object) -> str:
-    """Return what is to be written at *key*, empty where the value does not tell."""
+    """Return the value to write at *key*, in the form it has there; empty where it cannot be made of *value*."""
     import tomli
 
     if len(key) == 1 or _is_hidden(name, value):

@@ -65,7 +65,7 @@ class TableProblem(NamedTuple):
 
 
 def problem_of(error: ErrorDetails, table: str, raw: object) -> TableProblem:
-    """Return the finding for one error of a table's model; *raw* is the whole merged dict."""
+    """Return the problem for one error of a table's model; *raw* is the whole merged dict."""
     path = _real_path((table, *error["loc"]), raw)
     value, kind = _value_at(path, raw), error["type"]
     context: Mapping[str, Any] = error.get("ctx", {})
@@ -99,7 +99,7 @@ def problem_of(error: ErrorDetails, table: str, raw: object) -> TableProblem:
 
 
 def unknown_key(path: KeyPath, value: object) -> TableProblem:
-    """Return the finding for a key that its table, or the file, does not have."""
+    """Return the problem of a key that its table, or the file, does not have."""
     *around, key = path
     what = f"unknown key {show(str(key))} in [{dotted(tuple(around))}]"
     if not around:
@@ -216,18 +216,18 @@ def _value_at(path: KeyPath, raw: Any) -> object:
 
 
 def place_problems(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:
-    """Return the findings at their places, each mistake once."""
+    """Return the problems as diagnostics at their places, each mistake once."""
     suggested = {key for each in problems if each.suggestion for key in each.suggestion.keys}
     if ("extends",) in suggested:  # whatever is missing may stand in the file it names
         problems = [each for each in problems if not _wanted(each)]
     kept = [each for each in problems if suggested.isdisjoint(_wanted(each))]
     wrong = {each.path for each in kept if each.code == codes.OUT_OF_RANGE}
     kept = [each for each in kept if each.code != codes.EXCLUSIVE or each.path not in wrong]
-    return [_diagnostic(source, _swallowed(source, each)) for each in _together(kept)]
+    return [_diagnostic(source, _at_key_below(source, each)) for each in _naming_all(kept)]
 
 
-def _together(problems: list[TableProblem]) -> list[TableProblem]:
-    """Return the findings; of keys that belong in one table that is not there yet, each names all: one line is pasted."""
+def _naming_all(problems: list[TableProblem]) -> list[TableProblem]:
+    """Return the problems; where several keys belong in one table that is not there yet, each names them all for one line."""
     tables: dict[KeyPath, dict[str, str]] = {}
     for each in problems:
         if each.suggestion and len(each.suggestion.keys) == 1 and each.suggestion.value:
@@ -244,7 +244,7 @@ def _together(problems: list[TableProblem]) -> list[TableProblem]:
 
 
 def _wanted(problem: TableProblem) -> list[KeyPath]:
-    """Return the keys, any of which would do, whose absence the finding is about."""
+    """Return the keys that the problem says are missing; any one of them would do."""
     if problem.code == codes.MISSING:
         return [problem.path]
     if problem.code == codes.EXCLUSIVE and len(problem.path) == 1:
@@ -252,8 +252,8 @@ def _wanted(problem: TableProblem) -> list[KeyPath]:
     return []
 
 
-def _swallowed(source: Source, problem: TableProblem) -> TableProblem:
-    """Return the finding; about the key itself where it stands in a table below the one that misses it."""
+def _at_key_below(source: Source, problem: TableProblem) -> TableProblem:
+    """Return the problem of a missing key as one of that key itself, where it stands in a table further down."""
     for wanted in _wanted(problem):
         table = source.raw.get(str(wanted[0]))
         if len(wanted) != 2 or not isinstance(table, dict):

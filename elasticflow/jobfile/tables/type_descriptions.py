@@ -87,7 +87,7 @@ def choices(annotation: Any) -> list[object]:
 
 
 def is_off_without(path: KeyPath) -> bool:
-    """Return whether the models know a key that may be left out, and mean by that that there is none of what it says."""
+    """Return whether a key may be left out, and what it is for is then off."""
     model = annotation_at(path[:-1])
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         return False

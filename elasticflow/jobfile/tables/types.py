@@ -32,7 +32,7 @@ ONE_OF = {"model": ("loss", "step"), "train": ("epochs", "steps")}
 
 
 class Description(NamedTuple):
-    """What a text is, as in "must be <kind>"."""
+    """What a text of the type is, as in "must be <description>"."""
 
     words: str
 
@@ -97,7 +97,7 @@ def _endpoint(text: str) -> str:
 
 
 def _editor_hints(pattern: str, *examples: str) -> Any:
-    """Return what an editor is told of a text whose own check says more than that it does not match."""
+    """Return a pattern and examples for editors, of a text that its own check refuses with a better message."""
     return Field(examples=list(examples), json_schema_extra={"pattern": pattern})
 
 

@@ -84,7 +84,7 @@ def read_tables(source: Source, cache: TableCache) -> tuple[dict[str, Any], list
 
 
 def read_table(source: Source, name: str) -> tuple[Any, list[Diagnostic]]:
-    """Return a table that is there, and what is wrong with it; one that is wrong is None."""
+    """Return a table that the source has, or None and what is wrong with it."""
     table, problems = _read(source, name)
     return table, _placed(source, problems) if problems else []
 
@@ -149,7 +149,7 @@ def _one_of(name: str, raw: object) -> list[TableProblem]:
 
 
 def _sifted(problems: list[TableProblem]) -> list[TableProblem]:
-    """Return one finding per place: of what the members of a union say, the one that says most."""
+    """Return one problem per place: of those that the members of a union give, the one that says most."""
     weight = {codes.WRONG_TYPE: 0, codes.EXCLUSIVE: -1}
     best: dict[object, TableProblem] = {}
     for each in problems:

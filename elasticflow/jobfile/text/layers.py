@@ -111,7 +111,7 @@ def without(raw: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def span_of(spot: Spot, *, at_key: bool) -> Span:
-    """Return the span of a key or of its value: of the other one where it has but one."""
+    """Return the span of a key or of its value; of the other one where only one has a span."""
     first, second = (spot.key, spot.value) if at_key else (spot.value, spot.key)
     span = first or second
     assert span is not None  # every spot has one of the two

@@ -7,7 +7,7 @@ import re
 
 from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, to_toml
-from elasticflow.jobfile.text.slips import Mended, is_better, mended
+from elasticflow.jobfile.text.slips import Mended, is_toml_up_to, mended
 
 _SHOWN = 10
 
@@ -82,7 +82,7 @@ def _of_yaml(lines: list[str]) -> list[str]:
             pair_of_toml = f"{key} = {value}"
             right = (
                 Mended(pair_of_toml, "")
-                if is_better(pair_of_toml, len(pair_of_toml))
+                if is_toml_up_to(pair_of_toml, len(pair_of_toml))
                 else mended(pair_of_toml, len(key))
             )
             if right is None:

@@ -124,12 +124,12 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
 def _not_toml(reason: str, text: str, start: int, name: str) -> Diagnostic:
     # Most files are TOML.
     from elasticflow.jobfile.text.other_formats import other_format
-    from elasticflow.jobfile.text.slips import explained
+    from elasticflow.jobfile.text.slips import explain_syntax_error
 
     if (other := other_format(text)) is not None:
         message, remedy = other
         return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=Span(0, 1), remedy=remedy)
-    message, span, help_ = explained(reason, text, start)
+    message, span, help_ = explain_syntax_error(reason, text, start)
     return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=span, remedy=help_)
 
 

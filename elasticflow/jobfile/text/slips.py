@@ -40,7 +40,7 @@ _QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'")
 _PAIR = re.compile(r"^(\s*)([\w.\-\"' ]*?[\w\"'])(\s*)=(?!=)(\s*)(.*?)(\s*(?:#.*)?)$")
 
 
-def explained(reason: str, text: str, start: int) -> tuple[str, Span, str | None]:
+def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span, str | None]:
     """Return what is wrong with a text that is no TOML, where, and what to do.
 
     Args:
@@ -99,21 +99,21 @@ def mended(text: str, start: int) -> Mended | None:
                     if budget < 0:
                         return None
                     reason = why or change.why
-                    if is_better(whole, begin + len(other)):
+                    if is_toml_up_to(whole, begin + len(other)):
                         return Mended(other, reason)
                     further.append((other, reason))
         tried = further
     return None
 
 
-def opening(text: str, at: int, *, is_text: bool) -> int | None:
-    """Return where what is still open at an offset begins, a text or a list or inline table, if its key's line shows it."""
+def start_of_unclosed(text: str, at: int, *, is_text: bool) -> int | None:
+    """Return where the text, or the list or inline table, begins that is still open at an offset; None if no line shows it."""
     mark = r"\"\"\"|'''" if is_text else r"[\[{]"
     pattern = re.compile(rf"^[ \t]*[\w.\-\"']+[ \t]*=[ \t]*(?={mark})", re.MULTILINE)
     return max((match.end() for match in pattern.finditer(text, 0, at)), default=None)
 
 
-def is_better(text: str, end: int) -> bool:
+def is_toml_up_to(text: str, end: int) -> bool:
     """Return whether TOML takes a text at least up to an offset."""
     try:
         tomli.loads(text)
@@ -176,7 +176,7 @@ def _comment(line: str) -> Iterator[str]:
 
 
 def _closing(line: str) -> Iterator[str]:
-    """A quote or a bracket that is not closed, or not opened."""
+    """Yield the line with the quote or bracket that is missing at one end of its value."""
     pair = _PAIR.match(line)
     if pair is None or not pair[5]:
         return
@@ -206,7 +206,7 @@ def _prefixes(line: str) -> Iterator[str]:
 
 
 def _inner_quotes(line: str) -> Iterator[str]:
-    """Bare words in lists and inline tables."""
+    """Yield the line with bare words in its list or inline table in quotes."""
     pair = _PAIR.match(line)
     if pair and pair[5][:1] in "[{":
         pattern = re.compile(r"(?<=[,\[=])(\s*)(\d+(?:\.\d+)?\s*[A-Za-z]+)(?=\s*[,\]}])")
@@ -225,7 +225,7 @@ def _backslashes(line: str) -> Iterator[str]:
 
 
 def _brackets(line: str) -> Iterator[str]:
-    """Tuples, sets and calls of Python."""
+    """Yield the line with a tuple, set or dict call of Python as TOML has them."""
     pair = _PAIR.match(line)
     if pair is None:
         return
@@ -264,7 +264,7 @@ def _numbers(line: str) -> Iterator[str]:
 
 
 def _powers(line: str) -> Iterator[str]:
-    """Small sums, as Python would take them: 10**-3, 2 * 64, 1/2."""
+    """Yield the line with a small sum worked out: 10**-3, 2 * 64, 1/2."""
     pair = _PAIR.match(line)
     numbers = pair and re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\*\*|\*|/|\^)\s*(-?\d{1,3}(?:\.\d+)?)", pair[5])
     if not pair or not numbers:
@@ -299,7 +299,7 @@ def _key_blanks(line: str) -> Iterator[str]:
 
 
 def _several(line: str) -> Iterator[str]:
-    """Several pairs on a line."""
+    """Yield the line cut where a further pair begins."""
     yield _outside(line, lambda part: re.sub(r"\s*[,;]\s*(?=[A-Za-z_][\w.]*\s*=)", "\n", part))
     yield _outside(line, lambda part: re.sub(r"(?<=\S)[ \t]+(?=[A-Za-z_][\w.]*\s*=(?!=))", "\n", part))
 
@@ -342,7 +342,7 @@ def _in_our_words(message: str, text: str, start: int) -> tuple[str, Span]:
         return "a table in braces is whole, and nothing can be added to it", Span(line, max(start, line + 1))
     words = message[:1].lower() + message[1:]
     if words.startswith(("unclosed", "unterminated")):
-        begin = opening(text, start, is_text=words.startswith("unterminated"))
+        begin = start_of_unclosed(text, start, is_text=words.startswith("unterminated"))
         end = -1 if begin is None else text.find("\n", begin)
         if begin is not None and 0 <= end < start:  # the later line, where it is noticed, may be right
             return f"{words}, which begins here", Span(begin, end)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.jobfile.checks import deep_facts
-from elasticflow.jobfile.checks.training_length import horizon_of, steps_per_epoch
+from elasticflow.jobfile.checks.training_length import length_of_training, steps_per_epoch
 from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.tables.training import DatasetTable, TrainTable
 from elasticflow.jobfile.tables.units import parse_interval
@@ -75,7 +75,7 @@ def test_lengths_in_closed_form_are_those_of_walking(
     """Steps of a run, and the fewest and most of an epoch, for every tail."""
     dataset = DatasetTable(entry="a:b", samples=samples, global_batch_size=batch, tail=tail)
     steps, per_epoch = walked(samples, batch, tail, epochs)
-    horizon = horizon_of(TrainTable(epochs=epochs), dataset)
+    horizon = length_of_training(TrainTable(epochs=epochs), dataset)
     assert (horizon.steps, horizon.epochs) == (steps, epochs)
     fewest, most = steps_per_epoch(dataset, samples)
     assert fewest <= min(per_epoch)
@@ -88,17 +88,17 @@ def test_an_interval_is_beyond_the_end_only_for_certain(
 ) -> None:
     """Steps and samples are compared as they are; a time may always come; what is not known is never beyond."""
     unknown = DatasetTable(entry="a:b", global_batch_size=batch)
-    horizon = horizon_of(TrainTable(steps=steps), unknown)
+    horizon = length_of_training(TrainTable(steps=steps), unknown)
     assert horizon.is_beyond(parse_interval(f"{many} steps")) == (many > steps)
     assert horizon.is_beyond(parse_interval(f"{many} samples")) == (many > steps * batch)
     assert not horizon.is_beyond(parse_interval(f"{many} epochs"))
     assert not horizon.is_beyond(parse_interval(f"{many} h"))
-    by_epochs = horizon_of(TrainTable(epochs=3), unknown)
+    by_epochs = length_of_training(TrainTable(epochs=3), unknown)
     assert not by_epochs.is_beyond(parse_interval(f"{many} steps"))
     assert by_epochs.is_beyond(parse_interval("4 epochs"))
     assert not by_epochs.is_beyond(parse_interval("3 epochs"))
     known = DatasetTable(entry="a:b", global_batch_size=batch, samples=samples)
-    assert horizon_of(TrainTable(steps=steps), known).epochs == -(-steps * batch // samples)
+    assert length_of_training(TrainTable(steps=steps), known).epochs == -(-steps * batch // samples)
 
 
 SCHEDULE = '[lr_scheduler]\nentry = "torch.optim.lr_scheduler:{}"\nargs = {}\ninterval = "{}"'

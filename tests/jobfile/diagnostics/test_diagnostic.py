@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, diagnostic_at, in_order
-from elasticflow.jobfile.diagnostics.excerpt import layout, mask_secrets
+from elasticflow.jobfile.diagnostics.excerpt import excerpt_and_carets, mask_secrets
 from elasticflow.jobfile.diagnostics.positions import Span
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, render
 
@@ -126,7 +126,7 @@ def test_carets_stand_where_the_eye_expects_them(
     line: str, column: int, end_column: int | None, shown: str, carets: str
 ) -> None:
     """Tabs, wide and combining characters are counted in columns of a terminal."""
-    assert layout(line, column, end_column) == (shown, carets)
+    assert excerpt_and_carets(line, column, end_column) == (shown, carets)
 
 
 def test_a_span_over_several_lines_is_marked_to_the_end_of_the_first() -> None:
