@@ -9,8 +9,8 @@ from importlib import util
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.compiler.entry_point.factory_calls import call_forms
-from elasticflow.compiler.entry_point.render import render
-from elasticflow.compiler.inputs.job_json import job_digest, job_to_json
+from elasticflow.compiler.entry_point.render import render_factories
+from elasticflow.compiler.inputs.job_json import job_to_json
 from elasticflow.compiler.plan.launch_plan import entries
 from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.deep_check import child_process
@@ -115,13 +115,8 @@ def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> dic
 
 
 def _entry_point(job: Job, project_root: Path) -> str:
-    return render(
-        job,
-        digest=job_digest(job),
-        job_file="job.toml",
-        root=str(project_root.resolve()),
-        forms=call_forms(job, project_root),
-    )
+    forms = call_forms(job, project_root)
+    return render_factories(job, root=str(project_root.resolve()), forms=forms)
 
 
 def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport:

@@ -97,11 +97,11 @@ class Loop:
             self.optimizer.step()
             self.position = batch.end
             self.me.progress.step(self.position, loss, self.optimizer)
-            if snapshots.due(self.position):
-                began = time.perf_counter()
-                snapshots.stage(self.position)
-                if name == "with":
-                    self.holds.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            snapshots.after_step(self.position)
+            tier = snapshots._tier
+            if name == "with" and tier is not None and tier.holds(self.position):
+                self.holds.append(time.perf_counter() - began)
 
 
 def work(folder: Path, width: int, rounds: int, steps: int) -> None:

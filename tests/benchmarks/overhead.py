@@ -10,7 +10,7 @@ its heart and takes a snapshot every 100 steps; the hand-written one logs and sa
 * **CPU difference**: median over the pairs of process CPU time (all threads) of ours to theirs. It also credits us
   with what DataLoader and DistributedSampler cost and we do without, so it may be below nought.
 * **CPU in our code**: in further blocks, CPU time of the training thread between entering and leaving our code:
-  the next batch, `gradients`, `progress.step`, `snapshots.due` and `stage`, and, called back by torch, our step
+  the next batch, `forward_backward`, `progress.step`, `snapshots.after_step`, and, called back by torch, our step
   module and the ballot's backward. What these call that a hand-written loop calls as well is taken out: reading and
   collating samples, the user's step, DDP's forward, backward, freeing the graph. Nothing else is: tensors we create and
   collectives we start are ours. What the measuring itself takes at these borders (a dozen a step, two clock readings
@@ -92,8 +92,7 @@ class Ours:
         self.next_batch = account.crossing(lambda: next(batches), "next batch")
         self.forward_backward = account.crossing(group.forward_backward, "forward_backward")
         self.progress = account.crossing(me.progress.step, "progress.step")
-        self.due = account.crossing(snapshots.due, "snapshots.due")
-        self.stage = account.crossing(snapshots.stage, "snapshots.stage")
+        self.after_step = account.crossing(snapshots.after_step, "snapshots.after_step")
 
     def block(self, steps: int) -> None:
         """Do so many steps; every rank."""
@@ -105,8 +104,7 @@ class Ours:
             self.optimizer.step()
             self.position = batch.end
             self.progress(self.position, loss, self.optimizer)
-            if self.due(self.position):
-                self.stage(self.position)
+            self.after_step(self.position)
             if self.me.should_leave:
                 raise SystemExit("asked to leave")
 

@@ -73,7 +73,7 @@ class Copy(Way):
 
 
 class Ours(Way):
-    """`Snapshots.stage` and `restore`, as the generated train.py calls them."""
+    """`Snapshots.after_step` and `restore`, as the generated train.py calls them."""
 
     name = "elasticflow"
 
@@ -87,14 +87,15 @@ class Ours(Way):
 
     def save(self, step: int) -> None:
         self._step = step
-        assert self._snapshots.due(self._position())
-        self._snapshots.stage(self._position())
+        self._snapshots.after_step(self._position())
 
     def _position(self) -> Position:
         return Position(self._step, 64 * self._step, 0, 64 * self._step, is_epoch_end=False)
 
     def wait(self) -> None:
-        self._snapshots.due(self._position())  # as after the next step: all ranks compare, and hand over
+        self._snapshots.after_step(
+            self._position()
+        )  # as after the next step: all ranks compare, and hand over
         if self._me.rank == 0:
             while not self._is_committed():
                 time.sleep(_POLL_S)
@@ -106,7 +107,7 @@ class Ours(Way):
         self._snapshots.restore()
 
     def settle(self) -> None:
-        self._snapshots.due(Position(1, 64, 0, 64, is_epoch_end=False))  # hears what became of it
+        self._snapshots.after_step(self._position())  # hears what became of it
 
     def folder(self) -> Path:
         return self._me.run_folder.path / self._catalog.folder(self._manifest().name)

@@ -1,29 +1,33 @@
 """Job -> train.py: the template's marked lines filled in with this job's values.
 
-Markers of `templates/train.py`, which is itself valid Python with sample values:
-`CODE  # = key` is replaced by values[key] (None drops the line; a comment after the key stays);
+Markers of the templates, which are themselves valid Python with sample values:
+in `CODE  # = key`, what stands after `= ` or `return ` is replaced by values[key] (without these, all of it; None drops
+the line; a comment after the key stays);
 code that ends with `(` goes on to the line of the closing bracket;
 `# if: flag`, `# if: not flag` and `# each: list` open a block that ends at `# end`.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.entry_point.factory_calls import CallForms
 from elasticflow.compiler.entry_point.source_code import layout
-from elasticflow.compiler.entry_point.values import Values, values_of
+from elasticflow.compiler.entry_point.values import Values, values_of, values_of_factories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elasticflow.compiler.entry_point.factories import Line
+    from elasticflow.compiler.entry_point.values import Line
     from elasticflow.jobfile.tables.job import Job
 
 _MARKED = re.compile(r"(?P<margin> *)(?P<code>.*?)  # = (?P<key>[a-z0-9_.]+)(?P<comment>  # .*)?")
+_BEFORE = re.compile(r"(?:return |[^=(]+ = )?")  # stands before a value
 _OPEN = re.compile(r" *# (?P<kind>if|each): (?P<negated>not )?(?P<key>[a-z0-9_.]+)")
 _END = re.compile(r" *# end")
 
@@ -54,20 +58,59 @@ def render(
     """
     options = [*([] if case is None else [f"--case={case}"]), *(f"--set={text}" for text in overrides)]
     again = shlex.join(["elasticflow", "compile", job_file, *options])
-    values = values_of(job, root=root, forms=forms or CallForms())
+    lines = template("train.py").splitlines()
+    values = values_of(job, root=root, forms=forms or CallForms(), taken=_names_in("train.py"))
     values.code |= {
         "header": _in_docstring(f"Made by elasticflow from {job_file} (job digest {digest[:16]})."),
         "again": _in_docstring(f"Make it again:          {again} -o DIR"),
-        "digest": f'JOB_DIGEST = "{digest[:16]}"',
+        "digest": f'"{digest[:16]}"',
     }
-    lines = template().splitlines()
     lines[0] = f'"""Train the job `{job.job.name}`.'
     return "\n".join(_filled(lines, values)) + "\n"
 
 
-def template() -> str:
-    """Return the text of the template."""
-    return (files("elasticflow.compiler.entry_point") / "templates" / "train.py").read_text(encoding="utf-8")
+def render_factories(job: Job, *, root: str, forms: CallForms) -> str:
+    """Return the text of a module with a function for each factory of the job, which calls it as train.py does.
+
+    Args:
+        job: The resolved job.
+        root: The project root.
+        forms: How its factories are called.
+
+    Raises:
+        JobRefusedError: an argument that has no Python literal.
+    """
+    values = values_of_factories(job, root=root, forms=forms, taken=_names_in("factories.py"))
+    return "\n".join(_filled(template("factories.py").splitlines(), values)) + "\n"
+
+
+def template(name: str) -> str:
+    """Return the text of a template."""
+    return (files("elasticflow.compiler.entry_point") / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _names_in(name: str) -> frozenset[str]:
+    """Return the names that a template gives a meaning to, but for those of the sample job's factories."""
+    names: set[str] = set()
+    samples: set[str] = set()
+    tree = ast.parse(template(name))
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        inner = (node for node in ast.walk(function) if isinstance(node, ast.ImportFrom))
+        samples.update(alias.name for node in inner for alias in node.names)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name():
+                names.add(node.id)
+            case ast.FunctionDef():
+                names.add(node.name)
+            case ast.arg():
+                names.add(node.arg)
+            case ast.alias():
+                names.add(node.name)
+            case _:
+                pass
+    return frozenset(names - samples)
 
 
 def _in_docstring(text: str) -> str:
@@ -108,5 +151,6 @@ def _line(line: str, rest: Iterator[str], code: Mapping[str, Line]) -> Iterator[
     value = code[marked["key"]]
     if value is None:
         return
-    before, expression = value if isinstance(value, tuple) else ("", value)
-    yield layout(expression, indent=len(marked["margin"]), before=before, after=marked["comment"] or "")
+    before = _BEFORE.match(marked["code"])
+    assert before is not None
+    yield layout(value, indent=len(marked["margin"]), before=before[0], after=marked["comment"] or "")

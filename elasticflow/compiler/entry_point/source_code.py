@@ -86,13 +86,6 @@ def call(name: str, *positional: Code, **named: Any) -> Call:
     return Call(name, tuple(arguments))
 
 
-def import_line(module: str, name: str, alias: str) -> Code:
-    """Return `from module import name`, with `as alias` where it differs."""
-    imported = name if alias == name else f"{name} as {alias}"
-    line = f"from {module} import {imported}"
-    return line if len(line) + 4 <= WIDTH else f"from {module} import (\n        {imported},\n    )"
-
-
 def keywords(args: Mapping[str, Any], where: str) -> tuple[tuple[str, Code], ...]:
     """Return *args* as keyword arguments.
 

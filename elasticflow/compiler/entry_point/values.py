@@ -1,24 +1,37 @@
-"""What this job puts into the marked places of the entry point's template."""
+"""What this job puts into the marked places of the templates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from elasticflow.compiler.entry_point.data_values import reading
-from elasticflow.compiler.entry_point.factories import Line, factories, included, metric_functions, metrics
-from elasticflow.compiler.entry_point.optimizer_values import LEFT_TO_TRAIN_PY, own_steps
-from elasticflow.compiler.entry_point.source_code import Call, Code, Name, call, flat, literal, quoted
+from elasticflow.compiler.entry_point.factories import factories, factory, included, partial_of
+from elasticflow.compiler.entry_point.imports import Imports
+from elasticflow.compiler.entry_point.source_code import (
+    Call,
+    Code,
+    Name,
+    call,
+    flat,
+    keywords,
+    literal,
+    quoted,
+)
 from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
 from elasticflow.run_folder import path_from_root
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from elasticflow.compiler.entry_point.factory_calls import CallForms
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.types import Spelled
+
+_ROOMS = "from elasticflow.runtime"
+
+Line = Code | None
+"""What stands in a marked line, after what the template has up to `= ` or `return `; None: no line."""
 
 
 @dataclass
@@ -30,114 +43,189 @@ class Values:
     lists: dict[str, list[dict[str, Line]]] = field(default_factory=dict)
 
 
-def values_of(job: Job, *, root: str, forms: CallForms) -> Values:
-    """Return all values of the template but those of its header.
+def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) -> Values:
+    """Return all values of train.py's template but those of its header.
+
+    Args:
+        job: The job.
+        root: The project root as seen from the launch folder.
+        forms: How the job's factories are called.
+        taken: Names that mean something in train.py.
 
     Raises:
         JobRefusedError: an argument that has no Python literal.
     """
-    rows: list[dict[str, Line]] = [{"include.import": line} for line, _ in included(job).values()]
-    return Values(
-        code=_imports(job, forms)
-        | _constants(job, root)
-        | factories(job, forms)
-        | _main(job, forms)
-        | (own_steps(job) if forms.step_moves_optimizers else LEFT_TO_TRAIN_PY),
-        flags=_flags(job, forms),
-        lists={"metrics": metrics(job), "include": rows},
-    )
+    first = Imports(taken)  # before the data is prepared, nothing else is imported
+    prepare = None if job.dataset.prepare is None else first.name_of(job.dataset.prepare)
+    imports = Imports({*taken, *first.names()})
+    calls = factories(job, forms, lambda _: imports)
+    code: dict[str, Line] = {
+        **_runtime_imports(job, forms),
+        **_constants(job, root, forms),
+        **calls,
+        **_step_definition(job, forms),
+        **_data(job, calls["dataset"], imports),
+        **_evaluation(job, calls.get("evaluation"), imports, forms),
+        "prepare.import": first.lines(),
+        "prepare": None if prepare is None else call("prepare_data", "worker", prepare),
+        "weights": call("load_weights", "model", from_root(job.model.weights)) if job.model.weights else None,
+        "step": _step(job, forms),
+        "state": _state(job, forms, included(job, imports)),
+    }
+    if forms.step_moves_optimizers and job.lr_scheduler is not None:
+        code["scheduler"] = call("Schedules", calls["scheduler"])
+    optimizer = "optimizers" if forms.step_moves_optimizers else "optimizer"
+    code |= {
+        "loss": f"step.{'run' if forms.step_moves_optimizers else 'forward_backward'}(batch)",
+        "step_scheduler": f"worker.step_scheduler(scheduler, {optimizer})",
+        "log_step": f"worker.log_step(position, loss, {optimizer})",
+        "imports": imports.lines(),  # what all the calls above need
+    }
+    return Values(code=code, flags=_flags(job, forms))
+
+
+def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) -> Values:
+    """Return all values of the template that has a function for each of the job's factories; as `values_of`."""
+    scopes: dict[str, Imports] = {}
+
+    def scope(key: str) -> Imports:
+        return scopes.setdefault(key, Imports(taken))
+
+    args = job.dataset.args
+    if job.dataset.shards is not None:
+        args = {**args, "shard": Name("shard"), "shards": Name("shards")}
+    code: dict[str, Line] = {
+        **_runtime_imports(job, forms),
+        **factories(job, forms, scope),
+        **_step_definition(job, forms),
+        "dataset": factory(scope("dataset"), job.dataset.entry, args=args, where="dataset.args"),
+        "dataset.def": "def build_dataset(shard: int, shards: int) -> Any:",
+        "root": call("Path", quoted(root)),
+        "path": _path(job),
+        "seed": literal(job.job.seed, "SEED"),
+        "scheduler.def": f"def build_scheduler({'optimizers' if forms.step_moves_optimizers else 'optimizer'}: Any) -> Any:",
+    }
+    if job.dataset.collate is not None:
+        code["collate"] = factory(scope("collate"), job.dataset.collate, "samples")
+    code |= {f"{key}.import": imports.lines() for key, imports in scopes.items()}
+    rows: list[dict[str, Line]] = []
+    given = ("outputs", "targets") if job.model.loss else ("model", "batch")
+    for metric, entry in (job.evaluation.metrics if job.evaluation else {}).items():
+        imports = Imports(taken)
+        measure = factory(imports, entry, *given)
+        signature = f"def measure_{metric}({given[0]}: Any, {given[1]}: Any) -> Any:"
+        rows.append({"metric.def": signature, "metric": measure, "metric.import": imports.lines()})
+    return Values(code=code, flags=_flags(job, forms), lists={"metrics": rows})
 
 
 def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
-    scheduler = job.lr_scheduler
+    scheduler, moves = job.lr_scheduler, forms.step_moves_optimizers
     return {
-        "epochs": job.train.epochs is not None,
-        "loss": job.model.loss is not None,
+        "sample": False,
         "weights": job.model.weights is not None,
         "compile": job.train.compile,
-        "clip": job.optimizer.clip_grad_norm is not None,
-        "clip_here": job.optimizer.clip_grad_norm is not None and not forms.step_moves_optimizers,
-        "step_here": job.train.precision != "fp16" and not forms.step_moves_optimizers,
+        "optimizer": not moves,
+        "manual": moves,
+        "clip_here": job.optimizer.clip_grad_norm is not None and not moves,
+        "step_here": job.train.precision != "fp16" and not moves,
         "fp16": job.train.precision == "fp16",
         "ema": job.train.ema is not None,
-        "exact": _is_exact(job),
         "shards": job.dataset.shards is not None,
         "prepare": job.dataset.prepare is not None,
         "collate": job.dataset.collate is not None,
         "evaluation": job.evaluation is not None,
         "scheduler": scheduler is not None,
+        "scheduler_of_one": scheduler is not None and not moves,
+        "scheduler_of_several": scheduler is not None and moves,
         "scheduler_step": scheduler is not None and scheduler.interval == "step",
         "scheduler_epoch": scheduler is not None and scheduler.interval == "epoch",
     }
 
 
-def _imports(job: Job, forms: CallForms) -> dict[str, Line]:
-    """Return the imports of what the entry point uses of the runtime."""
-    if job.dataset.shards is None:
-        data = ["index_loader", "index_schedule"]
-    else:
-        opens_by_index = job.dataset.prepare or job.evaluation
-        data = [*(["index_loader"] if opens_by_index else []), "shard_loader", "shard_schedule"]
-    training = ["exact" if _is_exact(job) else "ddp"]
-    if forms.step_moves_optimizers:
-        training = ["own_steps", *(["several_optimizers"] if job.lr_scheduler is not None else [])]
+def _runtime_imports(job: Job, forms: CallForms) -> dict[str, Line]:
+    """Return the imports of what the templates use of the runtime and of torch."""
+    by_index, moves = job.dataset.shards is None, forms.step_moves_optimizers
+    opening = [
+        *(["IndexLoader"] if by_index else []),
+        *(["open_dataset"] if by_index or job.evaluation else []),
+        *(["prepare_data"] if job.dataset.prepare else []),
+    ]
     snapshots = ["Keep", "Policy", "Snapshots", *(["load_weights"] if job.model.weights else [])]
     unwrap = forms.optimizer_is_method or forms.step_is_method
-    rooms = "from elasticflow.runtime"
-    return {
-        "import.data": f"{rooms}.data import {', '.join(data)}",
-        "import.training": f"{rooms}.training import {', '.join(training)}",
-        "import.snapshots": f"{rooms}.snapshot.snapshots import {', '.join(snapshots)}",
-        "import.evaluation": f"{rooms}.training.evaluation import Evaluation" if job.evaluation else None,
-        "import.count": f"{rooms}.training.loss import with_count" if job.model.loss_count else None,
-        "import.unwrap": f"{rooms}.training.unwrap import unwrap_model" if unwrap else None,
-    }
-
-
-def _constants(job: Job, root: str) -> dict[str, Line]:
-    ddp = {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
-    compare = job.train.compare_replicas
-    constants = {
-        "job": ("JOB", job.job.name),
-        "seed": ("SEED", job.job.seed),
-        "epochs": ("EPOCHS", job.train.epochs),
-        "steps": ("STEPS", job.train.steps),
-        "shards": ("SHARDS", job.dataset.shards),
-        "global_batch_size": ("GLOBAL_BATCH_SIZE", job.dataset.global_batch_size),
-        "micro_batch_size": ("MICRO_BATCH_SIZE", job.dataset.micro_batch_size),
-        "tail": ("TAIL", job.dataset.tail),
-        "num_workers": ("NUM_WORKERS", job.dataset.num_workers),
-        # The number of threads decides how a kernel sums.
-        "threads": ("THREADS", job.train.threads or (1 if _is_exact(job) else None)),
-        "virtual_shards": ("VIRTUAL_SHARDS", job.train.virtual_shards),
-        "precision": ("PRECISION", job.train.precision),
-        "on_nonfinite": ("ON_NONFINITE", job.train.on_nonfinite),
-        "clip": ("CLIP_GRAD_NORM", job.optimizer.clip_grad_norm),
-        "ema": ("EMA", job.train.ema),
-        "ddp": ("DDP: dict[str, Any]", ddp),
-        "compare": ("COMPARE_REPLICAS", None if compare == "never" else compare),
-        "log_every": ("LOG_EVERY", int(job.logging.every.split()[0])),
-        "log_level": ("LOG_LEVEL", job.logging.level),
-        "best": ("BEST", job.evaluation.best if job.evaluation else None),
-        "evaluate_every": ("EVALUATE_EVERY", intervals(job.evaluation.every) if job.evaluation else ()),
-    }
-    lines: dict[str, Line] = {
-        key: (f"{name} = ", literal(value, name)) for key, (name, value) in constants.items()
-    }
-    return lines | {
-        "import.os": "import os" if job.secrets else None,
-        "import.torch": "from torch import Tensor, nn"
-        if job.model.loss and not job.model.loss_count
-        else "from torch import nn",
-        "import.scaler": "from torch.amp import GradScaler" if job.train.precision == "fp16" else None,
-        "import.scheduler": "from torch.optim.lr_scheduler import LRScheduler" if job.lr_scheduler else None,
-        "import.ema": (
-            "from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn" if job.train.ema else None
+    is_ddp = not moves and not _is_exact(job)
+    has_tensor = job.model.loss is not None and job.model.loss_count is None
+    lines = {
+        "os": (bool(job.secrets), "import os"),
+        "index": (bool(opening), f"{_ROOMS}.data.index_loader import {', '.join(opening)}"),
+        "schedule": (by_index, f"{_ROOMS}.data.index_schedule import IndexSchedule"),
+        "shards": (not by_index, f"{_ROOMS}.data.shard_loader import ShardLoader, open_shards"),
+        "shard_schedule": (not by_index, f"{_ROOMS}.data.shard_schedule import ShardSchedule"),
+        "snapshots": (True, f"{_ROOMS}.snapshot.snapshots import {', '.join(snapshots)}"),
+        "ddp": (is_ddp, f"{_ROOMS}.training.ddp import DDPStep"),
+        "evaluation": (bool(job.evaluation), f"{_ROOMS}.training.evaluation import Evaluation"),
+        "exact": (_is_exact(job), f"{_ROOMS}.training.exact import ExactStep"),
+        "count": (bool(job.model.loss_count), f"{_ROOMS}.training.loss import with_count"),
+        "manual": (moves, f"{_ROOMS}.training.own_steps import ManualStep"),
+        "schedules": (
+            moves and bool(job.lr_scheduler),
+            f"{_ROOMS}.training.several_optimizers import Schedules",
         ),
-        "root": ("ROOT = ", f"(HERE / {quoted(root)}).resolve()"),
-        "path": f"sys.path[:0] = [str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]",
-        "snapshots": ("SNAPSHOTS = ", _policy(job)),
+        "unwrap": (unwrap, f"{_ROOMS}.training.unwrap import unwrap_model"),
+        "torch": (True, "from torch import Tensor, nn" if has_tensor else "from torch import nn"),
+        "scaler": (job.train.precision == "fp16", "from torch.amp import GradScaler"),
+        "ema": (
+            job.train.ema is not None,
+            "from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn",
+        ),
     }
+    return {f"import.{key}": line if is_used else None for key, (is_used, line) in lines.items()}
+
+
+def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
+    """Return the values of train.py's constants; a constant that says nothing about this job has no line."""
+    compare = job.train.compare_replicas
+    values = {
+        "job": job.job.name,
+        "seed": job.job.seed,
+        "global_batch_size": job.dataset.global_batch_size,
+        "micro_batch_size": job.dataset.micro_batch_size,
+        "tail": job.dataset.tail,
+        "num_workers": job.dataset.num_workers,
+        # The number of threads decides how a kernel sums.
+        "threads": job.train.threads or (1 if _is_exact(job) else None),
+        "compare": None if compare == "never" else compare,
+        "log_every": int(job.logging.every.split()[0]),
+        "log_level": job.logging.level,
+    }
+    moves = forms.step_moves_optimizers
+    optional = {
+        "precision": None if moves else job.train.precision,
+        "on_nonfinite": None if moves else job.train.on_nonfinite,
+        "epochs": job.train.epochs,
+        "steps": job.train.steps,
+        "shards": job.dataset.shards,
+        "virtual_shards": job.train.virtual_shards if _is_exact(job) else None,
+        "clip": job.optimizer.clip_grad_norm,
+        "ema": job.train.ema,
+        "ddp": None if moves or _is_exact(job) else _ddp_options(job) or None,
+        "evaluate_every": intervals(job.evaluation.every) if job.evaluation else None,
+        "best": job.evaluation.best if job.evaluation else None,
+    }
+    return {
+        **{key: literal(value, key) for key, value in values.items()},
+        **{key: None if value is None else literal(value, key) for key, value in optional.items()},
+        "root": f"(HERE / {quoted(root)}).resolve()",
+        "path": _path(job),
+        "snapshots": _policy(job),
+    }
+
+
+def _path(job: Job) -> Code:
+    return f"[str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]"
+
+
+def _ddp_options(job: Job) -> dict[str, Any]:
+    return {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
 
 
 def _is_exact(job: Job) -> bool:
@@ -191,78 +279,103 @@ def _without_secrets(value: Any, secrets: Mapping[KeyPath, Spelled], path: KeyPa
 def _looked_up(text: Spelled) -> Name:
     """Return the code of a text that holds secrets."""
     pieces = []
-    for each in text:
-        if isinstance(each, str):
-            pieces.append(quoted(each))
-        elif each.default is None:
-            pieces.append(f"os.environ[{quoted(each.name)}]")
+    for piece in text:
+        if isinstance(piece, str):
+            pieces.append(quoted(piece))
+        elif piece.default is None:
+            pieces.append(f"os.environ[{quoted(piece.name)}]")
         else:
-            found = f"os.environ.get({quoted(each.name)}) or {quoted(each.default)}"
-            pieces.append(f"({found})" if len(text) > 1 else found)
+            lookup = f"os.environ.get({quoted(piece.name)}) or {quoted(piece.default)}"
+            pieces.append(f"({lookup})" if len(text) > 1 else lookup)
     return Name(" + ".join(pieces))
 
 
-def _main(job: Job, forms: CallForms) -> dict[str, Line]:
-    """Calls in main() whose arguments depend on the job."""
-    length = {"epochs": Name("EPOCHS")} if job.train.epochs is not None else {"steps": Name("STEPS")}
-    collate = {"collate": Name("collate")} if job.dataset.collate else {}
+def _step_definition(job: Job, forms: CallForms) -> dict[str, Line]:
+    """Return the first lines of `training_step`, whose last one is the factory `step.call`."""
+    kind, doc = "Any", "Return the loss of one micro-batch, as the job's own step states it"
+    if job.model.loss:
+        kind, doc = "Tensor", "Return the mean loss of one micro-batch of (inputs, targets)"
+    if job.model.loss_count is not None:
+        kind, doc = "dict[str, Any]", f"{doc}, and its items' count"
+    arguments = "model: nn.Module, batch: Any"
+    if forms.step_moves_optimizers:
+        doc = "Make a step with this worker's samples, which moves the optimizers; return its loss"
+        arguments += ", optimizers: Any"
     return {
-        **reading(job, length, collate),
-        "weights": call("load_weights", "model", from_root(job.model.weights)) if job.model.weights else None,
-        "group": ("step = ", _group(job)),
-        **_evaluate(job, collate, "None" if forms.step_moves_optimizers else "training_step"),
-        "state": ("state = ", _state(job, "optimizers" if forms.step_moves_optimizers else "optimizer")),
+        "step.def": f"def training_step({arguments}) -> {kind}:",
+        "step.doc": f'"""{doc}."""',
+        "step.unpack": "batch" if job.model.loss else None,
     }
 
 
-def _group(job: Job) -> Code:
-    maker, own = "ddp.DDPStep", {"ddp": Name("DDP")}
-    if _is_exact(job):
-        maker, own = "exact.ExactStep", {"virtual_shards": Name("VIRTUAL_SHARDS")}
-    scaler = {"scaler": Name("scaler")} if job.train.precision == "fp16" else {}
-    arguments = ("me", "model", "training_step")
-    named = {"precision": Name("PRECISION"), "on_nonfinite": Name("ON_NONFINITE")}
-    return call(maker, *arguments, **named, **own, **scaler)
-
-
-def _evaluate(job: Job, collate: dict[str, Name], step: str) -> dict[str, Line]:
-    table = job.evaluation
-    if table is None:
-        return {}
-    functions = {metric: Name(function) for metric, function in metric_functions(job).items()}
-    batch_size = table.batch_size or job.dataset.micro_batch_size
-    optional: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
-    uses_loss = {} if job.model.loss else {"uses_loss": False}
-    best_of = _best_of(job)
-    optional = optional if best_of is None else {**optional, "best_of": best_of}
-    weights = measured_weights(job)
-    average = {} if weights == "raw" else {"average": Name("average")}
-    also_raw = {"also_raw": True} if weights == "both" else {}
-    arguments = ("me", "model", step, "test_set", "schedule")
-    named = {"every": Name("EVALUATE_EVERY"), "metrics": Name("metrics"), "best": Name("BEST")}
-    apart = {"apart_from": Name("dataset")} if is_to_be_apart(job.dataset, table) else {}
-    opened = call(
-        "index_loader.open_dataset", "me", "build_evaluation_dataset", quoted("evaluation"), **apart
-    )
+def _data(job: Job, dataset: Call, imports: Imports) -> dict[str, Line]:
+    """Return the calls that make dataset, schedule and loader."""
+    length = {"epochs": Name("EPOCHS")} if job.train.epochs is not None else {"steps": Name("STEPS")}
+    ordered = {**length, "tail": Name("TAIL")}
+    virtual_shards = {"virtual_shards": Name("VIRTUAL_SHARDS")} if _is_exact(job) else {}
+    read = {"num_workers": Name("NUM_WORKERS"), **_collate(job, imports), **virtual_shards}
+    arguments = ("worker", "dataset", "schedule", "MICRO_BATCH_SIZE")
+    if job.dataset.shards is not None:
+        build = partial_of(imports, dataset) if dataset.arguments else dataset.name
+        return {
+            "dataset": call("open_shards", "worker", build, quoted("train"), "SHARDS"),
+            "schedule": call("ShardSchedule", "SHARDS", "GLOBAL_BATCH_SIZE", **ordered, **virtual_shards),
+            "loader": call("ShardLoader", *arguments, **read),
+        }
+    samples = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
     return {
-        "evaluation.open": ("test_set = ", opened),
-        "metrics": (
-            "metrics = " if functions else "metrics: dict[str, Any] = ",
-            literal(functions, "metrics"),
-        ),
-        "evaluate": (
-            "evaluation = ",
-            call(
-                "Evaluation",
-                *arguments,
-                **named,
-                **optional,
-                **collate,
-                **uses_loss,
-                **average,
-                **also_raw,
-            ),
-        ),
+        "dataset": _opened(dataset, "train", samples),
+        "schedule": call("IndexSchedule", "len(dataset)", "GLOBAL_BATCH_SIZE", **ordered, seed=Name("SEED")),
+        "loader": call("IndexLoader", *arguments, **read),
+    }
+
+
+def _opened(dataset: Call, name: str, options: Mapping[str, Any]) -> Call:
+    arguments = (("", "worker"), ("lambda: ", dataset), ("", quoted(name)))
+    return Call("open_dataset", (*arguments, *keywords(options, name)))
+
+
+def _collate(job: Job, imports: Imports) -> dict[str, Name]:
+    entry = job.dataset.collate
+    return {} if entry is None else {"collate": Name(imports.name_of(entry))}
+
+
+def _step(job: Job, forms: CallForms) -> Code:
+    """Return what makes the object that does a step's forward and backward."""
+    arguments = ("worker", "model", "training_step")
+    if forms.step_moves_optimizers:
+        clip = {} if job.optimizer.clip_grad_norm is None else {"clip_grad_norm": Name("CLIP_GRAD_NORM")}
+        return call("ManualStep", *arguments, "optimizers", **clip)
+    kind, own = "DDPStep", {"ddp": Name("DDP")} if _ddp_options(job) else {}
+    if _is_exact(job):
+        kind, own = "ExactStep", {"virtual_shards": Name("VIRTUAL_SHARDS")}
+    scaler = {"scaler": Name("scaler")} if job.train.precision == "fp16" else {}
+    named = {"precision": Name("PRECISION"), "on_nonfinite": Name("ON_NONFINITE")}
+    return call(kind, *arguments, **named, **own, **scaler)
+
+
+def _evaluation(job: Job, dataset: Call | None, imports: Imports, forms: CallForms) -> dict[str, Line]:
+    table = job.evaluation
+    if table is None or dataset is None:
+        return {}
+    apart = {"apart_from": Name("dataset")} if is_to_be_apart(job.dataset, table) else {}
+    weights, best_of = measured_weights(job), _best_of(job)
+    batch_size = table.batch_size or job.dataset.micro_batch_size
+    metrics = {name: Name(imports.name_of(entry)) for name, entry in table.metrics.items()}
+    options: dict[str, Any] = {
+        "every": Name("EVALUATE_EVERY"),
+        **({"metrics": metrics} if metrics else {}),
+        **({} if best_of is None else {"best": Name("BEST"), "best_of": best_of}),
+        **({} if batch_size is None else {"batch_size": batch_size}),
+        **_collate(job, imports),
+        **({} if job.model.loss else {"uses_loss": False}),
+        **({} if weights == "raw" else {"average": Name("average")}),
+        **({"also_raw": True} if weights == "both" else {}),
+    }
+    step = "None" if forms.step_moves_optimizers else "training_step"
+    return {
+        "test_set": _opened(dataset, "evaluation", apart),
+        "evaluation": call("Evaluation", "worker", "model", step, "test_set", "schedule", **options),
     }
 
 
@@ -280,7 +393,8 @@ def measured_weights(job: Job) -> Literal["ema", "raw", "both"]:
     return chosen or ("raw" if job.train.ema is None else "ema")
 
 
-def _state(job: Job, optimizer: str) -> Code:
+def _state(job: Job, forms: CallForms, include: Mapping[str, Name]) -> Code:
+    optimizer = "optimizers" if forms.step_moves_optimizers else "optimizer"
     parts = {
         "model": "model",
         optimizer: optimizer,
@@ -289,7 +403,6 @@ def _state(job: Job, optimizer: str) -> Code:
         "ema": "average" if job.train.ema is not None else None,
         "evaluation": "evaluation" if job.evaluation else None,
     }
-    include = {name: Name(code) for name, (_, code) in included(job).items()}
     return call(
         "State",
         **{part: Name(name) for part, name in parts.items() if name is not None},

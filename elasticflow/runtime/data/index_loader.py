@@ -32,7 +32,7 @@ def open_dataset(
 
     Args:
         me: This worker.
-        build: The job's factory.
+        build: Calls the job's factory; what it draws at random follows from the seed.
         name: What the dataset is called: `train` or `evaluation`.
         samples: The length that the job file states.
         apart_from: Training data that is to have none of its samples: where it has, one rank says so when the run
@@ -41,6 +41,8 @@ def open_dataset(
     Raises:
         DatasetError: it has no length or another one than *samples*, or the ranks opened different data.
     """
+    # The same for the training data and the evaluation's: one factory permutes alike for either.
+    random_streams.begin(me.seed, "data")
     dataset = build()
     has_drawn = random_streams.has_drawn(me.seed, "data")
     length = datasets.check(dataset, name, samples)
@@ -66,8 +68,9 @@ def open_dataset(
 
 
 def prepare_data(me: Worker, fn: Callable[[], object]) -> None:
-    """Run *fn* once per node, before any rank of the node goes on. Collective: every rank."""
+    """Run *fn*, which gets the data in place, once per node, before any rank goes on. Collective: every rank."""
     if me.local_rank == 0:
+        random_streams.begin(me.seed, "data")
         fn()
     me.leave_untrained()  # waits for all
     me.reseed()

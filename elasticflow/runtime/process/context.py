@@ -1,4 +1,4 @@
-"""This process as a member of its worker group: what train.py calls `me`."""
+"""This process as a member of its worker group: what train.py calls `worker`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,16 @@ if TYPE_CHECKING:
     from torch import nn
 
     from elasticflow.runtime.process.identity import Identity
+    from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.torch_private import Store
+
+
+class AnyScheduler(Protocol):
+    """A learning-rate schedule of torch or of the job's own."""
+
+    def step(self) -> None:
+        """Set the rates of the next step."""
 
 
 class StepRecorder(Protocol):
@@ -147,6 +155,23 @@ class Worker:
     def phase(self, name: str) -> None:
         """Say what this rank is doing, for whoever watches its heartbeat; see `Heartbeat`."""
         self.heartbeat.phase(name)
+
+    def seed_for(self, factory: str) -> None:
+        """Put every random generator into the state in which *factory* begins: it follows from the seed and that name."""
+        random_streams.begin(self.seed, factory)
+
+    def step_scheduler(self, scheduler: AnyScheduler, optimizers: AnyOptimizers) -> None:
+        """Advance the learning-rate schedule; the step's log line has the rates that *optimizers* used.
+
+        StopTraining, raised by the job's own schedule, ends training on all ranks.
+        """
+        self.progress.note_rates(optimizers)
+        with self.stoppable:
+            scheduler.step()
+
+    def log_step(self, position: Position, loss: float, optimizers: AnyOptimizers) -> None:
+        """Report a finished step with the global batch's mean loss; every rank, after each step."""
+        self.progress.step(position, loss, optimizers)
 
     def reseed(self) -> None:
         """Put every random generator into one state on all ranks; each factory begins in one of its own."""

@@ -89,7 +89,7 @@ def _of_a_table(error: BaseException) -> str | None:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for caller, called in pairwise(frames):
         # Where train.py calls a factory, what it gives is what the job file says.
-        if caller.f_globals.get("__name__") in _ENTRY_POINT and caller.f_code.co_name.startswith("build_"):
+        if caller.f_globals.get("__name__") in _ENTRY_POINT and _calls_factories(caller.f_code.co_name):
             given = [name for name, value in called.f_locals.items() if value is error.obj]
             if given:
                 name = given[0]
@@ -98,6 +98,11 @@ def _of_a_table(error: BaseException) -> str | None:
                     f'class: {name} = {{ entry = "module:Class", args = {{ ... }} }}'
                 )
     return None
+
+
+def _calls_factories(function: str) -> bool:
+    """Return whether a function of train.py, or of what `--deep` makes of the job, calls factories of the job."""
+    return function in {"main", "<lambda>"} or function.startswith("build_")
 
 
 def text(error: BaseException) -> str:

@@ -117,13 +117,34 @@ class Snapshots:
         leaving.recall(me, self._catalog, position.step)
         return position
 
-    def due(self, position: Position) -> bool:
-        """True if `stage` is to be called after this step; the same on every rank.
+    def after_step(self, position: Position) -> None:
+        """Take a snapshot if one is due after this step, and see to those on their way. Every rank, after each step.
+
+        This rank's share is copied into the writer's memory; nobody waits for another rank. It waits only while two
+        earlier snapshots are still being written; with the memory tier never. What is to last is handed to the writer
+        only once all replicas are known to be equal, by the end of the next step, so a snapshot is always good to go
+        on from.
 
         Raises:
-            ReplicasDifferError: the replicas were compared, and a rank went astray.
-            StateError: after the first two steps: no snapshot would hold something that training moves.
+            ReplicasDifferError: the replicas were compared, and a rank diverged.
+            StateError: the first few times: no snapshot would hold something that training moves.
         """
+        if self._is_wanted_after(position):
+            self._take(position)
+
+    def finish(self, position: Position) -> None:
+        """Take the last snapshot of this launch, unless *position* has one. Every rank, after the last step.
+
+        `worker.leave` waits until it is committed.
+
+        Raises:
+            ReplicasDifferError: the replicas differ: a rank diverged.
+            StateError: it would not hold something that training moves.
+        """
+        self._take(position, final=True)
+
+    def _is_wanted_after(self, position: Position) -> bool:
+        """Settle what was begun in earlier steps; return if a snapshot is due, the same on every rank."""
         fault_injection.reach("training.step")
         self._outcomes.look()
         self._copier.poll()
@@ -140,19 +161,9 @@ class Snapshots:
         self._is_due = self._me.vote.snapshot or self._due.is_due(self._last, position)
         return self._is_due or (self._tier is not None and self._tier.due(position))
 
-    def stage(self, position: Position, *, final: bool = False) -> None:
-        """Copy this rank's share into the writer's memory and return. Every rank; nobody waits for another.
-
-        Waits only while two earlier snapshots are still being written; with the memory tier never. The same step is
-        never staged twice. What is to last is handed to the writer only once all replicas are known to be equal, by the
-        end of the next step, so a snapshot is always good to go on from.
-
-        Raises:
-            ReplicasDifferError: they are not: a rank went astray.
-            StateError: the first few times: it would not hold something that training moves.
-        """
+    def _take(self, position: Position, *, final: bool = False) -> None:
         me = self._me
-        if position.step == self._last.step:
+        if position.step == self._last.step:  # the same step is never taken twice
             return
         began = time.monotonic()
         self._unsaved.before_snapshot()

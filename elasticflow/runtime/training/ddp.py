@@ -55,11 +55,11 @@ class DDPStep:
         *,
         precision: str,
         on_nonfinite: str,
-        ddp: dict[str, Any],
+        ddp: dict[str, Any] | None = None,
         scaler: GradScaler | None = None,
     ) -> None:
         replicable.require_whole(model)
-        options = dict(ddp)
+        options = dict(ddp or {})
         self._is_synced = bool(options.pop("sync_batchnorm", False))
         if self._is_synced:
             _require_cuda(me)

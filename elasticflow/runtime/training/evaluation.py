@@ -114,11 +114,17 @@ class Evaluation:
         """What a snapshot's metric is, for its manifest; None: `best` names none."""
         return None if self.ranked_by is None else measure_of(self.ranked_by, self._source)
 
-    def due(self, position: Position) -> bool:
-        """True if an evaluation is due after this step; the same on every rank."""
+    def after_step(self, position: Position) -> None:
+        """Evaluate if an evaluation is due after this step. Collective: every rank, after each step."""
         previous, self._last = self._last or self._me.started_at or self._schedule.start, position
         by_time = self._me.vote.evaluation
-        return by_time or self._due.is_due(previous, position) or self._schedule.is_end(position)
+        if by_time or self._due.is_due(previous, position) or self._schedule.is_end(position):
+            self.run(position)
+
+    def run_if_owed(self, position: Position) -> None:
+        """Make the evaluation after the step gone on from, if it was cut short because all ranks left. Collective."""
+        if self.is_owed:
+            self.run(position)
 
     def run(self, position: Position) -> dict[str, float]:
         """Return and log the metrics over the whole set. Collective: every rank.

@@ -88,7 +88,7 @@ class ManualStep:
         self._number = self._moved = 0
         self._is_open = False  # the job's step runs: an optimizer that moves is met over
 
-    def step(self, batch: Batch) -> float:
+    def run(self, batch: Batch) -> float:
         """Make one step of the global batch; return its mean loss. Collective: every rank.
 
         Where `me.stopped` is set afterwards, nothing was changed.

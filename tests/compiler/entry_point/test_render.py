@@ -3,12 +3,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticflow.compiler.entry_point.factory_calls import CallForms
-from elasticflow.compiler.entry_point.render import render, template
+from elasticflow.compiler.entry_point.render import render, render_factories, template
 from elasticflow.compiler.inputs.job_json import job_digest
 from tests.compiler.golden.regenerate import CASES, FILES, HERE, ROOT, made
 from tests.compiler.jobs import make_job
@@ -23,6 +24,7 @@ SCHEDULER = {"entry": "torch.optim.lr_scheduler:StepLR", "args": {"step_size": 3
 # One job per feature of the template, and some of them together.
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "shards": {"dataset__shards": 4},
     "steps": {"train__epochs": None, "train__steps": 10},
     "scheduler_step": {"lr_scheduler__entry": SCHEDULER["entry"], "lr_scheduler__args": SCHEDULER["args"]},
     "scheduler_epoch": {
@@ -161,7 +163,8 @@ def test_what_is_made_is_linted_formatted_and_compiles(tmp_path: Path) -> None:
 def test_golden_entry_points_are_typed() -> None:
     """In strict mode mypy finds nothing in what the golden jobs became, nor in the template."""
     files = [str(HERE / case / "train.py") for case in CASES]
-    files.append(str(ROOT / "elasticflow/compiler/entry_point/templates/train.py"))
+    templates = ROOT / "elasticflow/compiler/entry_point/templates"
+    files += [str(templates / "train.py"), str(templates / "factories.py")]
     # What these import is checked by the repository's own mypy run.
     argv = [sys.executable, "-m", "mypy", "--follow-imports=silent", *files]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
@@ -170,11 +173,15 @@ def test_golden_entry_points_are_typed() -> None:
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_nothing_of_the_template_is_left_over(name: str) -> None:
-    """No marker and no sample of the template is left in what it becomes."""
-    lines = _rendered(make_job(**FEATURES[name])).splitlines()
-    assert not [
-        line for line in lines if "  # = " in line or line.strip().startswith(("# if:", "# each:", "# end"))
-    ]
+    """No marker and no sample of the templates is left in what they become, which is Python."""
+    job = make_job(**FEATURES[name])
+    for text in (_rendered(job), render_factories(job, root="/project", forms=CallForms())):
+        compile(text, name, "exec")
+        assert not [
+            line
+            for line in text.splitlines()
+            if "  # = " in line or line.strip().startswith(("# if:", "# each:", "# end"))
+        ]
 
 
 def test_the_same_job_gives_the_same_bytes() -> None:
@@ -184,7 +191,8 @@ def test_the_same_job_gives_the_same_bytes() -> None:
 
 def test_the_template_is_valid_python() -> None:
     """The template compiles with its sample values."""
-    compile(template(), "template", "exec")
+    for name in ("train.py", "factories.py"):
+        compile(template(name), name, "exec")
 
 
 def test_the_header_tells_how_to_make_it_again() -> None:
@@ -198,8 +206,8 @@ def test_the_header_tells_how_to_make_it_again() -> None:
 
 def test_the_optimizer_gets_the_parameters_or_the_model() -> None:
     """A factory whose first parameter is `model` gets the model."""
-    assert "    return SGD(model.parameters(), lr=0.1)\n" in _rendered(make_job())
-    assert "    return SGD(model, lr=0.1)\n" in _rendered(
+    assert "    optimizer = SGD(model.parameters(), lr=0.1)\n" in _rendered(make_job())
+    assert "    optimizer = SGD(model, lr=0.1)\n" in _rendered(
         make_job(), forms=CallForms(optimizer_takes_model=True)
     )
 
@@ -214,40 +222,59 @@ def test_methods_of_the_models_class_are_called_on_the_model() -> None:
     )
     text = _rendered(job, forms=CallForms(optimizer_is_method=True, step_is_method=True))
     assert "from elasticflow.runtime.training.unwrap import unwrap_model\n" in text
-    assert "    return unwrap_model(model, GPT).configure_optimizers(lr=0.1)\n" in text
-    assert "    return unwrap_model(model, GPT).training_step(batch)\n" in text
+    assert "    optimizer = unwrap_model(model, GPT).configure_optimizers(lr=0.1)\n" in text
+    assert "        return unwrap_model(model, GPT).training_step(batch)\n" in text
 
 
 def test_a_factory_named_like_a_variable_is_renamed() -> None:
     """A factory called `model` does not hide the variable of that name."""
     text = _rendered(make_job(optimizer__entry="pieces:model"))
     assert "    from pieces import model as job_model\n" in text
-    assert "    return job_model(model.parameters(), lr=0.1)\n" in text
+    assert "    optimizer = job_model(model.parameters(), lr=0.1)\n" in text
 
 
-@pytest.mark.parametrize("name", ["streams", "SEED"])
+@pytest.mark.parametrize("name", ["worker", "SEED"])
 def test_a_factory_named_like_what_sets_its_random_state_is_renamed(name: str) -> None:
-    """A factory called `streams` or `SEED` does not hide what its random state is set with."""
+    """A factory called `worker` or `SEED` does not hide what its random state is set with."""
     text = _rendered(make_job(optimizer__entry=f"pieces:{name}"))
     assert f"    from pieces import {name} as job_{name}\n" in text
-    assert f"    return job_{name}(model.parameters(), lr=0.1)\n" in text
+    assert f"    optimizer = job_{name}(model.parameters(), lr=0.1)\n" in text
 
 
 def test_every_factory_begins_in_a_random_state_of_its_own() -> None:
-    """Between the import of a factory and its call stands the line that sets the random state; the data share one."""
+    """Between the import of a factory and its call stands what sets the random state; the data share one."""
     others = {"evaluation__entry": "pieces:data", "lr_scheduler__entry": "pieces:schedule"}
-    text = _rendered(make_job(**others, dataset__prepare="pieces:prepare"))
+    job = make_job(**others, dataset__prepare="pieces:prepare")
+    text = _rendered(job)
+    lines = [line.strip() for line in text.splitlines()]
     begun = {
+        after.partition(" = ")[0]: before
+        for before, after in pairwise(lines)
+        if before.startswith("worker.seed_for(")
+    }
+    named = {name: re.match(r'worker.seed_for\("(\w+)"\)', line)[1] for name, line in begun.items()}  # type: ignore[index]
+    assert named == {"model": "model", "optimizer": "optimizer", "scheduler": "scheduler"}
+    assert max(n for n, line in enumerate(lines) if line.startswith("from ")) < lines.index(
+        'worker.seed_for("optimizer")'
+    )
+    # These two are in the state of "data" when they call what they are given.
+    for opened in (
+        "prepare_data(worker, ",
+        "dataset = open_dataset(worker, lambda: ",
+        "test_set = open_dataset(",
+    ):
+        assert f"    {opened}" in text
+    text = render_factories(job, root="/project", forms=CallForms())
+    begun_apart = {
         function[0]: re.search(
-            r'\n\n    random_streams.begin\(SEED, "(\w+)"\).*\n    (return )?\w+\(', function[1]
+            r'\n\n    random_streams.begin\(SEED, "(\w+)"\).*\n    return \w+\(', function[1]
         )
         for function in re.findall(r"^def (\w+)\(.*\n((?:    .*\n|\n)+)", text, re.MULTILINE)
     }
-    assert {name: found[1] for name, found in begun.items() if found} == {
+    assert {name: found[1] for name, found in begun_apart.items() if found} == {
         "build_model": "model",
         "build_optimizer": "optimizer",
         "build_scheduler": "scheduler",
-        "prepare_data": "data",
         "build_dataset": "data",
         "build_evaluation_dataset": "data",
     }
@@ -256,11 +283,11 @@ def test_every_factory_begins_in_a_random_state_of_its_own() -> None:
 def test_only_where_the_data_is_to_be_apart_it_is_compared() -> None:
     """Not where the job file allows it, or names the training data itself, which is told without looking."""
     other = {"evaluation__entry": "pieces:held_back"}
-    compared = 'open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)'
+    compared = '"evaluation", apart_from=dataset)'
     assert compared in _rendered(make_job(**other))
     for evaluation in ({**other, "evaluation__overlap": "allowed"}, {"evaluation__entry": "pieces:digits"}):
         text = _rendered(make_job(**evaluation))
-        assert 'open_dataset(me, build_evaluation_dataset, "evaluation")' in text
+        assert re.search(r'open_dataset\(worker, lambda: \w+\(.*\), "evaluation"\)', text)
 
 
 def test_relative_places_start_at_the_project_root() -> None:
@@ -275,7 +302,7 @@ def test_relative_places_start_at_the_project_root() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_entry_points_can_be_read_at_one_sitting(case: str) -> None:
     """Even with everything switched on, train.py stays short."""
-    assert 60 <= len((HERE / case / "train.py").read_text().splitlines()) <= 181
+    assert 60 <= len((HERE / case / "train.py").read_text().splitlines()) <= 125
 
 
 @pytest.mark.parametrize(

@@ -289,3 +289,19 @@ def test_other_data_than_the_snapshots_is_refused(mark: str, samples: int, what:
     with pytest.raises(DatasetError) as refused:
         dataset.require_same({"train": mark}, {"train": "a"}, samples, 20)
     assert refused.value.message == f"the data of `train` is not what the snapshot was trained on: {what}"
+
+
+def test_the_random_state_of_data_is_set_where_it_is_opened(me: Any) -> None:
+    """Training data, evaluation and what prepares them begin in one state, whatever ran before."""
+    drawn: list[float] = []
+
+    def draws() -> list[int]:
+        drawn.append(random.random())
+        return [1, 2, 3]
+
+    index_loader.prepare_data(me, draws)
+    for name in ("train", "evaluation"):
+        random.seed(name)
+        index_loader.open_dataset(me, draws, name)
+    assert len(drawn) == 3
+    assert len(set(drawn)) == 1

@@ -71,7 +71,7 @@ def main() -> None:
     me.start_training(SCHEDULE.start, SCHEDULE, model, log_every=1)
     position, told = SCHEDULE.start, []
     for batch in loader.batches(position):
-        loss = group.step(batch)
+        loss = group.run(batch)
         if me.stopped:
             break
         position = batch.end

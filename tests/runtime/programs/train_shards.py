@@ -131,12 +131,11 @@ def main() -> None:
             model.seen.grad.mul_(batch.samples)  # not every step has as many
         optimizer.step()
         position = batch.end
-        me.progress.step(position, loss, optimizer)
-        if snapshots.due(position):
-            snapshots.stage(position)
+        me.log_step(position, loss, optimizer)
+        snapshots.after_step(position)
         if me.should_leave:
             break
-    snapshots.stage(position, final=True)
+    snapshots.finish(position)
     worker.leave(me, position, schedule)
 
 

@@ -253,8 +253,8 @@ def main() -> None:
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy, args.compare)
     position = snapshots.restore()
     me.start_training(position, schedule, model, log_every=1)
-    if evaluation is not None and evaluation.is_owed:
-        evaluation.run(position)
+    if evaluation is not None:
+        evaluation.run_if_owed(position)
     loader = index_loader.IndexLoader(
         me, dataset, schedule, args.micro_batch_size, num_workers=args.processes, virtual_shards=args.shards
     )
@@ -267,19 +267,17 @@ def main() -> None:
         optimizer.step()
         maybe_flip(model)
         if scheduler is not None:
-            with me.stoppable:
-                scheduler.step()
+            me.step_scheduler(scheduler, optimizer)
         position = batch.end
-        me.progress.step(position, loss, optimizer)
+        me.log_step(position, loss, optimizer)
         if (step_now, me.rank, args.stop_in) == (args.stop_at, 1, "loop"):
             me.stop("good enough")
-        if evaluation is not None and evaluation.due(position):
-            evaluation.run(position)
-        if snapshots.due(position):
-            snapshots.stage(position)
+        if evaluation is not None:
+            evaluation.after_step(position)
+        snapshots.after_step(position)
         if me.should_leave:
             break
-    snapshots.stage(position, final=True)
+    snapshots.finish(position)
     worker.leave(me, position, schedule)
 
 

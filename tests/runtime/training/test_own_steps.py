@@ -75,7 +75,7 @@ def one_step(me: Any, step: Callable[..., Any], made: Any, model: nn.Module, *, 
     torch.manual_seed(1)
     pieces = [(torch.randn(8 // micro, 6), 8 // micro) for _ in range(micro)]
     batch = Batch(8, Position(1, 8, 0, 8, False), [3] * micro, iter(pieces))
-    return ManualStep(me, model, step, made).step(batch)
+    return ManualStep(me, model, step, made).run(batch)
 
 
 def test_one_optimizer_may_be_moved_by_the_step_too(me: Any) -> None:

@@ -12,22 +12,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import worker
-from elasticflow.runtime.data import index_loader, index_schedule
-from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset, prepare_data
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots, load_weights
 from elasticflow.runtime.state.state import State
-from elasticflow.runtime.training import ddp
+from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.evaluation import Evaluation
+from elasticflow.runtime.worker import join, leave, run
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
-
-# --- values -----------------------------------------------------------------------------------------------
 
 JOB = "elastic"
 JOB_DIGEST = "0d4ea6ef2b9b49df"
@@ -41,106 +38,50 @@ THREADS = None  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp32"
 ON_NONFINITE = "skip"  # what a loss that is not finite does
 EMA = 0.999  # what the averaged weights keep of themselves at each step
-DDP: dict[str, Any] = {}  # options of DistributedDataParallel
 COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch", "500 steps")
-BEST = "min loss"  # which evaluation is the best one
+BEST = "min loss"  # which evaluation, and so which snapshot, is the best one
 SNAPSHOTS = Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep=Keep(last=3))
-
-
-# --- what the job file names ------------------------------------------------------------------------------
-
-
-def build_model() -> nn.Module:
-    """Return the model with its initial weights; every rank."""
-    from examples.mnist import Net
-
-    random_streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
-    return Net()
-
-
-def training_step(model: nn.Module, batch: Any) -> Any:
-    """Return the loss of one micro-batch, as the job's own step states it; every rank."""
-    from tests.compiler.golden.pieces import training_step
-
-    return training_step(model, batch)
-
-
-def build_optimizer(model: nn.Module) -> Optimizer:
-    """Return the optimizer over the model's parameters; every rank."""
-    from tests.compiler.golden.pieces import optimizer_of
-
-    random_streams.begin(SEED, "optimizer")
-    return optimizer_of(model, lr=0.05, no_decay=["features.1.weight", "features.1.bias", "head.2.bias"])
-
-
-def prepare_data() -> None:
-    """Get the data in place; one worker of each node."""
-    from tests.compiler.golden.pieces import download
-
-    random_streams.begin(SEED, "data")
-    download()
-
-
-def build_dataset() -> Any:
-    """Return the training data; every rank."""
-    from examples.mnist import digits
-
-    random_streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
-    return digits(split="train")
-
-
-def collate(samples: list[Any]) -> Any:
-    """Return the batch made of these samples; every rank."""
-    from tests.compiler.golden.pieces import collate
-
-    return collate(samples)
-
-
-def build_evaluation_dataset() -> Any:
-    """Return the evaluation data; every rank."""
-    from examples.mnist import digits
-
-    random_streams.begin(SEED, "data")
-    return digits(split="test")
-
-
-def measure_top_1(model: Any, batch: Any) -> Any:
-    """Return the metric `top_1` as a mean over one batch; every rank."""
-    from tests.compiler.golden.pieces import top_1
-
-    return top_1(model, batch)
-
-
-# --- train ------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
-    index_loader.prepare_data(me, prepare_data)  # once per node
-    dataset = index_loader.open_dataset(me, build_dataset, "train")
-    schedule = index_schedule.IndexSchedule(
-        len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED
-    )
-    model = build_model().to(me.device)
+    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
+
+    from tests.compiler.golden.pieces import download
+
+    prepare_data(worker, download)  # by one worker of each node
+
+    from examples.mnist import Net, digits
+    from tests.compiler.golden.pieces import collate, optimizer_of, top_1
+    from tests.compiler.golden.pieces import training_step as job_training_step
+
+    def training_step(model: nn.Module, batch: Any) -> Any:
+        """Return the loss of one micro-batch, as the job's own step states it."""
+        return job_training_step(model, batch)
+
+    dataset = open_dataset(worker, lambda: digits(split="train"), "train")
+    schedule = IndexSchedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
+    model = Net()
+    model.to(worker.device)
     load_weights(model, str(ROOT / "weights/base.safetensors"))
-    optimizer = build_optimizer(model)
+    worker.seed_for("optimizer")
+    optimizer = optimizer_of(model, lr=0.05, no_decay=["features.1.weight", "features.1.bias", "head.2.bias"])
     decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=decay)
-    step = ddp.DDPStep(me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP)
-    test_set = index_loader.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
-    metrics = {"top_1": measure_top_1}
+    step = DDPStep(worker, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE)
+    test_set = open_dataset(worker, lambda: digits(split="test"), "evaluation", apart_from=dataset)
     evaluation = Evaluation(
-        me,
+        worker,
         model,
         training_step,
         test_set,
         schedule,
         every=EVALUATE_EVERY,
-        metrics=metrics,
+        metrics={"top_1": top_1},
         best=BEST,
         best_of="tests.compiler.golden.pieces:training_step",
         collate=collate,
@@ -148,33 +89,30 @@ def main() -> None:
         average=average,
     )
     state = State(model=model, optimizer=optimizer, ema=average, evaluation=evaluation)
-    snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
-    position = snapshots.restore()  # the newest good one, or the beginning
-    me.start_training(position, schedule, model, log_every=LOG_EVERY)
-    if evaluation.is_owed:  # cut short after this step, when the workers were asked to leave
-        evaluation.run(position)
-    loader = index_loader.IndexLoader(
-        me, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS, collate=collate
+    snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    position = snapshots.restore()  # the newest state that every rank can read, or the beginning
+    worker.start_training(position, schedule, model, log_every=LOG_EVERY)
+    evaluation.run_if_owed(position)  # one that was cut short, when the workers were asked to leave
+    loader = IndexLoader(
+        worker, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS, collate=collate
     )
 
     for batch in loader.batches(position):
         optimizer.zero_grad()
-        loss = step.forward_backward(batch)  # of the global batch, weighted by true counts
-        if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
+        loss = step.forward_backward(batch)
+        if worker.stopped:  # StopTraining on some rank, or all leave: this step changes nothing
             break
         optimizer.step()
         average.update_parameters(model)
         position = batch.end  # finished step, samples consumed
-        me.progress.step(position, loss, optimizer)
-        if evaluation.due(position):
-            evaluation.run(position)
-        if snapshots.due(position):
-            snapshots.stage(position)
-        if me.should_leave:  # agreed by all ranks, at the same step
+        worker.log_step(position, loss, optimizer)
+        evaluation.after_step(position)
+        snapshots.after_step(position)
+        if worker.should_leave:  # all ranks do, after the same step
             break
-    snapshots.stage(position, final=True)
-    worker.leave(me, position, schedule)
+    snapshots.finish(position)
+    leave(worker, position, schedule)
 
 
 if __name__ == "__main__":
-    worker.run(main)
+    run(main)

@@ -12,20 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import worker
-from elasticflow.runtime.data import index_loader, index_schedule
-from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots
 from elasticflow.runtime.state.state import State
-from elasticflow.runtime.training import exact
+from elasticflow.runtime.training.exact import ExactStep
+from elasticflow.runtime.worker import join, leave, run
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
-
-# --- values -----------------------------------------------------------------------------------------------
 
 JOB = "exact"
 JOB_DIGEST = "adb734df7558638a"
@@ -45,55 +42,28 @@ LOG_LEVEL = "info"
 SNAPSHOTS = Policy(uri="s3://bucket/exact", every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
-# --- what the job file names ------------------------------------------------------------------------------
-
-
-def build_model() -> nn.Module:
-    """Return the model with its initial weights; every rank."""
-    from examples.mnist import Net
-
-    random_streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
-    return Net()
-
-
-def training_step(model: nn.Module, batch: Any) -> Tensor:
-    """Return the mean loss over one micro-batch of (inputs, targets); every rank."""
-    from torch.nn.functional import cross_entropy
-
-    inputs, targets = batch
-    return cross_entropy(model(inputs), targets)
-
-
-def build_optimizer(model: nn.Module) -> Optimizer:
-    """Return the optimizer over the model's parameters; every rank."""
-    from torch.optim import AdamW
-
-    random_streams.begin(SEED, "optimizer")
-    return AdamW(model.parameters(), lr=0.001)
-
-
-def build_dataset() -> Any:
-    """Return the training data; every rank."""
-    from examples.mnist import digits
-
-    random_streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
-    return digits(split="train")
-
-
-# --- train ------------------------------------------------------------------------------------------------
-
-
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
-    dataset = index_loader.open_dataset(me, build_dataset, "train")
-    schedule = index_schedule.IndexSchedule(
-        len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED
-    )
-    model = build_model().to(me.device)
-    optimizer = build_optimizer(model)
-    step = exact.ExactStep(
-        me,
+    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
+
+    from examples.mnist import Net, digits
+    from torch.nn.functional import cross_entropy
+    from torch.optim import AdamW
+
+    def training_step(model: nn.Module, batch: Any) -> Tensor:
+        """Return the mean loss of one micro-batch of (inputs, targets)."""
+        inputs, targets = batch
+        return cross_entropy(model(inputs), targets)
+
+    dataset = open_dataset(worker, lambda: digits(split="train"), "train")
+    schedule = IndexSchedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
+    model = Net()
+    model.to(worker.device)
+    worker.seed_for("optimizer")
+    optimizer = AdamW(model.parameters(), lr=0.001)
+    step = ExactStep(
+        worker,
         model,
         training_step,
         precision=PRECISION,
@@ -101,28 +71,27 @@ def main() -> None:
         virtual_shards=VIRTUAL_SHARDS,
     )
     state = State(model=model, optimizer=optimizer)
-    snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
-    position = snapshots.restore()  # the newest good one, or the beginning
-    me.start_training(position, schedule, model, log_every=LOG_EVERY)
-    loader = index_loader.IndexLoader(
-        me, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS, virtual_shards=VIRTUAL_SHARDS
+    snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    position = snapshots.restore()  # the newest state that every rank can read, or the beginning
+    worker.start_training(position, schedule, model, log_every=LOG_EVERY)
+    loader = IndexLoader(
+        worker, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS, virtual_shards=VIRTUAL_SHARDS
     )
 
     for batch in loader.batches(position):
         optimizer.zero_grad()
-        loss = step.forward_backward(batch)  # of the global batch, weighted by true counts
-        if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
+        loss = step.forward_backward(batch)
+        if worker.stopped:  # StopTraining on some rank, or all leave: this step changes nothing
             break
         optimizer.step()
         position = batch.end  # finished step, samples consumed
-        me.progress.step(position, loss, optimizer)
-        if snapshots.due(position):
-            snapshots.stage(position)
-        if me.should_leave:  # agreed by all ranks, at the same step
+        worker.log_step(position, loss, optimizer)
+        snapshots.after_step(position)
+        if worker.should_leave:  # all ranks do, after the same step
             break
-    snapshots.stage(position, final=True)
-    worker.leave(me, position, schedule)
+    snapshots.finish(position)
+    leave(worker, position, schedule)
 
 
 if __name__ == "__main__":
-    worker.run(main)
+    run(main)

@@ -12,22 +12,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import worker
-from elasticflow.runtime.data import index_loader, index_schedule
-from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots
 from elasticflow.runtime.state.state import State
-from elasticflow.runtime.training import ddp
+from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.loss import with_count
 from elasticflow.runtime.training.unwrap import unwrap_model
+from elasticflow.runtime.worker import join, leave, run
 from torch import nn
-from torch.optim import Optimizer
 
 HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
-
-# --- values -----------------------------------------------------------------------------------------------
 
 JOB = "language-model"
 JOB_DIGEST = "96b2e38086c21158"
@@ -40,86 +37,55 @@ NUM_WORKERS = 0  # loader processes of each worker
 THREADS = None  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp32"
 ON_NONFINITE = "stop"  # what a loss that is not finite does
-DDP: dict[str, Any] = {}  # options of DistributedDataParallel
 COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
-# --- what the job file names ------------------------------------------------------------------------------
-
-
-def build_model() -> nn.Module:
-    """Return the model with its initial weights; every rank."""
-    from functools import partial
-
-    from tests.compiler.golden.pieces import GPT, GPTConfig
-    from torch.nn.functional import gelu
-
-    random_streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
-    return GPT(config=GPTConfig(n_layer=4, n_embd=64, activation=partial(gelu, approximate="tanh")))
-
-
-def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
-    """Return the loss of one micro-batch, as the job's own step states it, and its items' count; every rank."""
-    from tests.compiler.golden.pieces import GPT, num_targets
-
-    return with_count(unwrap_model(model, GPT).training_step(batch), num_targets(batch))
-
-
-def build_optimizer(model: nn.Module) -> Optimizer:
-    """Return the optimizer over the model's parameters; every rank."""
-    from tests.compiler.golden.pieces import GPT
-
-    random_streams.begin(SEED, "optimizer")
-    return unwrap_model(model, GPT).configure_optimizers(
-        weight_decay=0.1, learning_rate=0.0006, betas=[0.9, 0.95]
-    )
-
-
-def build_dataset() -> Any:
-    """Return the training data; every rank."""
-    from tests.compiler.golden.pieces import sentences
-
-    random_streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
-    return sentences(block_size=32)
-
-
-# --- train ------------------------------------------------------------------------------------------------
-
-
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
-    dataset = index_loader.open_dataset(me, build_dataset, "train")
-    schedule = index_schedule.IndexSchedule(
-        len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED
+    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
+
+    from functools import partial
+
+    from tests.compiler.golden.pieces import GPT, GPTConfig, num_targets, sentences
+    from torch.nn.functional import gelu
+
+    def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        """Return the loss of one micro-batch, as the job's own step states it, and its items' count."""
+        return with_count(unwrap_model(model, GPT).training_step(batch), num_targets(batch))
+
+    dataset = open_dataset(worker, lambda: sentences(block_size=32), "train")
+    schedule = IndexSchedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
+    worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
+    model = GPT(config=GPTConfig(n_layer=4, n_embd=64, activation=partial(gelu, approximate="tanh")))
+    model.to(worker.device)
+    worker.seed_for("optimizer")
+    optimizer = unwrap_model(model, GPT).configure_optimizers(
+        weight_decay=0.1, learning_rate=0.0006, betas=[0.9, 0.95]
     )
-    model = build_model().to(me.device)
-    optimizer = build_optimizer(model)
-    step = ddp.DDPStep(me, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP)
+    step = DDPStep(worker, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE)
     state = State(model=model, optimizer=optimizer)
-    snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
-    position = snapshots.restore()  # the newest good one, or the beginning
-    me.start_training(position, schedule, model, log_every=LOG_EVERY)
-    loader = index_loader.IndexLoader(me, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)
+    snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    position = snapshots.restore()  # the newest state that every rank can read, or the beginning
+    worker.start_training(position, schedule, model, log_every=LOG_EVERY)
+    loader = IndexLoader(worker, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)
 
     for batch in loader.batches(position):
         optimizer.zero_grad()
-        loss = step.forward_backward(batch)  # of the global batch, weighted by true counts
-        if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
+        loss = step.forward_backward(batch)
+        if worker.stopped:  # StopTraining on some rank, or all leave: this step changes nothing
             break
         optimizer.step()
         position = batch.end  # finished step, samples consumed
-        me.progress.step(position, loss, optimizer)
-        if snapshots.due(position):
-            snapshots.stage(position)
-        if me.should_leave:  # agreed by all ranks, at the same step
+        worker.log_step(position, loss, optimizer)
+        snapshots.after_step(position)
+        if worker.should_leave:  # all ranks do, after the same step
             break
-    snapshots.stage(position, final=True)
-    worker.leave(me, position, schedule)
+    snapshots.finish(position)
+    leave(worker, position, schedule)
 
 
 if __name__ == "__main__":
-    worker.run(main)
+    run(main)

@@ -12,21 +12,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime import worker
-from elasticflow.runtime.data import index_loader, index_schedule
-from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset
+from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots
 from elasticflow.runtime.state.state import State
-from elasticflow.runtime.training import own_steps, several_optimizers
 from elasticflow.runtime.training.evaluation import Evaluation
+from elasticflow.runtime.training.own_steps import ManualStep
+from elasticflow.runtime.training.several_optimizers import Schedules
+from elasticflow.runtime.worker import join, leave, run
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
-
-# --- values -----------------------------------------------------------------------------------------------
 
 JOB = "own_steps"
 JOB_DIGEST = "8c68c10fb25508ee"
@@ -43,126 +42,70 @@ COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None:
 LOG_EVERY = 1  # steps
 LOG_LEVEL = "info"
 EVALUATE_EVERY = ("1 epoch",)
-BEST = "max top_1"  # which evaluation is the best one
+BEST = "max top_1"  # which evaluation, and so which snapshot, is the best one
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
-
-
-# --- what the job file names ------------------------------------------------------------------------------
-
-
-def build_model() -> nn.Module:
-    """Return the model with its initial weights; every rank."""
-    from examples.mnist import Net
-
-    random_streams.begin(SEED, "model")  # random state: by seed and name alone, whatever ran before
-    return Net()
-
-
-def training_step(model: nn.Module, batch: Any, optimizers: Any) -> Any:
-    """Make a step with this worker's samples, which moves the optimizers; return its loss; every rank."""
-    from tests.compiler.golden.pieces import own_step
-
-    return own_step(model, batch, optimizers)
-
-
-def build_optimizer(model: nn.Module) -> Any:
-    """Return the optimizer, or several in a dict or list; every rank."""
-    from tests.compiler.golden.pieces import two_optimizers
-
-    random_streams.begin(SEED, "optimizer")
-    return two_optimizers(model, lr=0.01)
-
-
-def build_scheduler(optimizers: Any) -> Any:
-    """Return the learning-rate schedule; every rank."""
-    from tests.compiler.golden.pieces import rates
-
-    random_streams.begin(SEED, "scheduler")
-    return rates(optimizers, gamma=0.9)
-
-
-def build_dataset() -> Any:
-    """Return the training data; every rank."""
-    from examples.mnist import digits
-
-    random_streams.begin(SEED, "data")  # the same for both splits: one factory permutes alike for either
-    return digits(split="train")
-
-
-def build_evaluation_dataset() -> Any:
-    """Return the evaluation data; every rank."""
-    from examples.mnist import digits
-
-    random_streams.begin(SEED, "data")
-    return digits(split="test")
-
-
-def measure_top_1(model: Any, batch: Any) -> Any:
-    """Return the metric `top_1` as a mean over one batch; every rank."""
-    from tests.compiler.golden.pieces import top_1
-
-    return top_1(model, batch)
-
-
-# --- train ------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    me = worker.join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
-    dataset = index_loader.open_dataset(me, build_dataset, "train")
-    schedule = index_schedule.IndexSchedule(
-        len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED
-    )
-    model = build_model().to(me.device)
-    optimizers = build_optimizer(model)
-    scheduler = several_optimizers.Schedules(build_scheduler(optimizers))
+    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
+
+    from examples.mnist import Net, digits
+    from tests.compiler.golden.pieces import own_step, rates, top_1, two_optimizers
+
+    def training_step(model: nn.Module, batch: Any, optimizers: Any) -> Any:
+        """Make a step with this worker's samples, which moves the optimizers; return its loss."""
+        return own_step(model, batch, optimizers)
+
+    dataset = open_dataset(worker, lambda: digits(split="train"), "train")
+    schedule = IndexSchedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
+    model = Net()
+    model.to(worker.device)
+    worker.seed_for("optimizer")
+    optimizers = two_optimizers(model, lr=0.01)
+    worker.seed_for("scheduler")
+    scheduler = Schedules(rates(optimizers, gamma=0.9))
     decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=decay)
-    step = own_steps.ManualStep(me, model, training_step, optimizers, clip_grad_norm=CLIP_GRAD_NORM)
-    test_set = index_loader.open_dataset(me, build_evaluation_dataset, "evaluation", apart_from=dataset)
-    metrics = {"top_1": measure_top_1}
+    step = ManualStep(worker, model, training_step, optimizers, clip_grad_norm=CLIP_GRAD_NORM)
+    test_set = open_dataset(worker, lambda: digits(split="test"), "evaluation", apart_from=dataset)
     evaluation = Evaluation(
-        me,
+        worker,
         model,
         None,
         test_set,
         schedule,
         every=EVALUATE_EVERY,
-        metrics=metrics,
+        metrics={"top_1": top_1},
         best=BEST,
         best_of="tests.compiler.golden.pieces:top_1",
         uses_loss=False,
         average=average,
     )
     state = State(model=model, optimizers=optimizers, scheduler=scheduler, ema=average, evaluation=evaluation)
-    snapshots = Snapshots(me, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
-    position = snapshots.restore()  # the newest good one, or the beginning
-    me.start_training(position, schedule, model, log_every=LOG_EVERY)
-    if evaluation.is_owed:  # cut short after this step, when the workers were asked to leave
-        evaluation.run(position)
-    loader = index_loader.IndexLoader(me, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)
+    snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    position = snapshots.restore()  # the newest state that every rank can read, or the beginning
+    worker.start_training(position, schedule, model, log_every=LOG_EVERY)
+    evaluation.run_if_owed(position)  # one that was cut short, when the workers were asked to leave
+    loader = IndexLoader(worker, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)
 
     for batch in loader.batches(position):
-        loss = step.step(batch)  # of the global batch, weighted by true counts
-        if me.stopped:  # StopTraining on some rank, or asked to leave without data: this step changes nothing
+        loss = step.run(batch)
+        if worker.stopped:  # StopTraining on some rank, or all leave: this step changes nothing
             break
-        me.progress.note_rates(optimizers)  # this step's: the schedule sets the next one's
         average.update_parameters(model)
         position = batch.end  # finished step, samples consumed
         if position.is_epoch_end:
-            with me.stoppable:
-                scheduler.step()
-        me.progress.step(position, loss, optimizers)
-        if evaluation.due(position):
-            evaluation.run(position)
-        if snapshots.due(position):
-            snapshots.stage(position)
-        if me.should_leave:  # agreed by all ranks, at the same step
+            worker.step_scheduler(scheduler, optimizers)
+        worker.log_step(position, loss, optimizers)
+        evaluation.after_step(position)
+        snapshots.after_step(position)
+        if worker.should_leave:  # all ranks do, after the same step
             break
-    snapshots.stage(position, final=True)
-    worker.leave(me, position, schedule)
+    snapshots.finish(position)
+    leave(worker, position, schedule)
 
 
 if __name__ == "__main__":
-    worker.run(main)
+    run(main)

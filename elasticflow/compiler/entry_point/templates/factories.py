@@ -1,0 +1,99 @@
+"""The job's functions and classes as train.py calls them, one by one: what `--deep` tries out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.training.loss import with_count  # = import.count
+from elasticflow.runtime.training.unwrap import unwrap_model  # = import.unwrap
+from torch import nn
+
+ROOT = Path(__file__).parents[5]  # = root
+sys.path[:0] = [str(ROOT / part) for part in ["."]]  # = path
+SEED = 1234  # = seed
+
+
+def build_model() -> nn.Module:
+    """Return the model with its initial weights."""
+    from examples.mnist import Net  # = model.import
+
+    random_streams.begin(SEED, "model")
+    return Net(width=16)  # = model
+
+
+def training_step(model: nn.Module, batch: Any) -> Any:  # = step.def
+    """Return the loss of one micro-batch."""
+    from torch.nn.functional import cross_entropy  # = step.import
+
+    inputs, targets = batch  # = step.unpack
+    return cross_entropy(model(inputs), targets)  # = step.call
+
+
+def build_optimizer(model: nn.Module) -> Any:
+    """Return the optimizer, or several in a dict or list."""
+    from torch.optim import AdamW  # = optimizer.import
+
+    random_streams.begin(SEED, "optimizer")
+    return AdamW(model.parameters(), lr=1e-3)  # = optimizer
+
+
+# if: scheduler
+def build_scheduler(optimizer: Any) -> Any:  # = scheduler.def
+    """Return the learning-rate schedule."""
+    from torch.optim.lr_scheduler import CosineAnnealingLR  # = scheduler.import
+
+    random_streams.begin(SEED, "scheduler")
+    return CosineAnnealingLR(optimizer, T_max=1000)  # = scheduler
+
+
+# end
+# if: not shards
+def build_dataset() -> Any:
+    """Return the training data."""
+    from examples.mnist import digits  # = dataset.import
+
+    random_streams.begin(SEED, "data")
+    return digits(split="train")  # = dataset
+
+
+# end
+# if: shards
+def build_dataset(shard: int, shards: int) -> Any:  # type: ignore[no-redef]  # noqa: F811  # = dataset.def
+    """Return what yields the samples of one data shard in order."""
+    from tests.compiler.golden.pieces import rows  # = dataset.import
+
+    return rows("data", shard, shards)  # = dataset
+
+
+# end
+# if: collate
+def collate(samples: list[Any]) -> Any:
+    """Return the batch made of these samples."""
+    from torch.utils.data import default_collate  # = collate.import
+
+    return default_collate(samples)  # = collate
+
+
+# end
+# if: evaluation
+def build_evaluation_dataset() -> Any:
+    """Return the evaluation data."""
+    from examples.mnist import digits  # = evaluation.import
+
+    random_streams.begin(SEED, "data")
+    return digits(split="test")  # = evaluation
+
+
+# end
+# each: metrics
+def measure_accuracy(outputs: Any, targets: Any) -> Any:  # = metric.def
+    """Return a metric as a mean over one batch."""
+    from examples.mnist import accuracy  # = metric.import
+
+    return accuracy(outputs, targets)  # = metric
+
+
+# end
