@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from elasticflow.compiler.launch_folder.launch_record import (
     rendered_again,
 )
 from elasticflow.compiler.launch_folder.materialize import TRAIN_PY, digest_as_written
+from elasticflow.compiler.launch_folder.stale_imports import stale_import
 from elasticflow.errors import DriftRefusedError, RecordError
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.redaction import public_overrides
@@ -147,7 +149,8 @@ def edited_entry_point(
     """Return the newest launch's train.py if it was edited by hand and still fits the job.
 
     Raises:
-        RecordError: it is there, and is no program that trains: whether that was meant cannot be known.
+        RecordError: it is there, and is no program that trains: whether that was meant cannot be known. Or an earlier
+            version wrote it, and it imports what is gone.
     """
     numbers = folder.launch_numbers()
     before = folder.launch(numbers[-1]) if numbers else None
@@ -170,7 +173,27 @@ def edited_entry_point(
     if any(each.is_of_the_job for each in differences):
         warn(f"the job changed, so train.py is made anew; the edited one stays in {before}")
         return None
+    _refuse_stale_imports(path, text)
     return text
+
+
+def _refuse_stale_imports(path: Path, text: str) -> None:
+    stale = stale_import(text)
+    if stale is None:
+        return
+    described = record_in(path.parent)
+    job = "JOB"
+    if isinstance(described, LaunchRecord) and described.files:
+        options = [
+            *([f"--case={described.case}"] if described.case else []),
+            *(f"--set={each}" for each in described.overrides),
+        ]
+        job = shlex.join([described.files[0], *options])
+    raise RecordError(
+        f"{path} was edited by hand and written by an earlier version: it uses {stale}, which this version does not have",
+        f"make this version's train.py with `elasticflow compile {job} -o DIR`, carry your edit over and put it in that "
+        "place; or remove the edited one, and the same command makes it anew from the job",
+    )
 
 
 def _is_edited(launch: Path, text: str, project_root: Path, warn: Callable[[str], None]) -> bool:
