@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import uuid
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.format import policy
-from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.format.shard_file import StagedShard, TensorEntry
 from elasticflow.snapshots.format.writer_config import WriterConfig, WriterStart
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
@@ -202,10 +201,10 @@ class Story:
             TensorEntry("frozen", "U8", (SIZE,), SIZE, SIZE, frozen=True),
         ]
         record = {"state": {"position": {"step": self.step}, "state": {}}, "manifest": about}
-        message = {"tensors": [asdict(each) for each in entries], "nbytes": 2 * SIZE, "record": record}
+        shard = StagedShard(entries, 2 * SIZE, record)
         pending = board.add(PendingSnapshot(name, self.step, generation, 1, 1), 0, record, None)
         self.staged[name] = bytes([self.step]) * SIZE + bytes([frozen]) * SIZE
-        files = writing.write(pending, 0, json.loads(json.dumps(message)), memoryview(self.staged[name]))
+        files = writing.write(pending, 0, shard, memoryview(self.staged[name]))
         board.finish(pending, 0, files, None)
 
     def _content(self, found: Manifest, key: str) -> bytes:

@@ -16,6 +16,7 @@ import pytest
 
 from elasticflow.errors import StagingLimitError
 from elasticflow.snapshots.client.memory_tier import MemoryTierClient
+from elasticflow.snapshots.client.messages import CommittedPosition, RequestPersist
 from elasticflow.snapshots.client.staging import BEGUN, StagingClient
 from elasticflow.snapshots.format.shard_file import TensorEntry
 from elasticflow.snapshots.read import verify
@@ -334,7 +335,7 @@ def test_wish_of_the_dead_is_kept_and_named_to_successors(bench: Bench) -> None:
     assert found.step in (5, 6)
     held = second[0].tier.recall()
     assert held is not None
-    place = {"name": found.name, "step": found.step, "epoch": 0, "samples": found.step * 10}
+    place = CommittedPosition(found.name, found.step, epoch=0, samples=found.step * 10)
     assert (6, place) == (held.step, held.committed)
 
 
@@ -376,7 +377,7 @@ def test_wish_of_a_slower_rank_is_the_same_wish(bench: Bench) -> None:
     assert [("snapshot.committed", 5)] == bench.outcomes(ranks[0].client.flush(20))
     for rank in ranks:
         rank.hold(6)
-    ranks[1].client.send({"wish": {"step": 5, "trigger": "steps"}})  # as if it had not heard yet
+    ranks[1].client.send(RequestPersist(5, "steps"))  # as if it had not heard yet
     die(ranks)
     assert [content(6), content(6)] == recalled(joined(bench, writer, generation=2))
     assert [5] == [found.step for found in bench.catalog.committed()]

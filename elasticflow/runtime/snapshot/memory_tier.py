@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from elasticflow import fault_injection
 from elasticflow.errors import StorageError
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.store.catalog import Catalog
 
 _TRIGGER = "memory"
-
-
-class _Durable(NamedTuple):
-    step: int
-    epoch: int
-    samples: int
 
 
 @dataclass(frozen=True)
@@ -77,8 +71,7 @@ class Held:
         found = Found(manifest, held.record["state"], tensors)
         if committed is None:
             return cls(found, about["parent"], None)
-        last = _Durable(committed["step"], committed["epoch"], committed["samples"])
-        return cls(found, committed["name"], last)
+        return cls(found, committed.name, committed)
 
 
 class Tier:

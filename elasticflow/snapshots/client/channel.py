@@ -1,9 +1,8 @@
-"""Messages between a worker and its node's writer: length-prefixed JSON and descriptors over a local socket."""
+"""A local socket between a worker and its node's writer: messages behind their length, and descriptors."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import select
@@ -14,19 +13,33 @@ import tempfile
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from elasticflow.snapshots.client import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.snapshots.client.messages import ToWorker, ToWriter
+
+M = TypeVar("M")
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 16
-_MOST_DESCRIPTORS = 250  # Linux takes 253 with a message
-Message = dict[str, Any]
+# Linux takes 253 with a message.
+_MOST_DESCRIPTORS = 250
 
 
-class Channel:
-    """One end of a connection; any thread may send, one thread receives."""
+class Channel(Generic[M]):
+    """One end of a connection; any thread may send, one thread receives.
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
+    Args:
+        connection: The socket.
+        decode: Makes a message of the bytes that the other side sent: `messages.to_worker` or `messages.to_writer`.
+    """
+
+    def __init__(self, connection: socket.socket, decode: Callable[[bytes], M]) -> None:
+        self._socket, self._decode = connection, decode
         self._send_lock = threading.Lock()
         self._data = bytearray()
         self.descriptors: deque[int] = deque()
@@ -35,19 +48,19 @@ class Channel:
         """Return the socket's descriptor, for select."""
         return self._socket.fileno()
 
-    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+    def send(self, message: ToWorker | ToWriter, descriptors: tuple[int, ...] = ()) -> None:
         """Send *message*, and *descriptors* with its first byte.
 
         Raises:
             OSError: the other side is gone.
         """
-        body = json.dumps(message, allow_nan=False).encode()
+        body = messages.encode(message)
         frame = _LENGTH.pack(len(body)) + body
         with self._send_lock:
             sent = socket.send_fds(self._socket, [frame], list(descriptors)) if descriptors else 0
             self._socket.sendall(frame[sent:])
 
-    def receive(self, timeout_s: float | None = None) -> Message | None:
+    def receive(self, timeout_s: float | None = None) -> M | None:
         """Return the next message, or None when the other side is gone; its descriptors are in `descriptors`.
 
         Raises:
@@ -88,11 +101,11 @@ class Channel:
             return False
         return len(self._data) >= _LENGTH.size + int(_LENGTH.unpack_from(self._data)[0])
 
-    def _take(self) -> Message | None:
+    def _take(self) -> M | None:
         if not self._has_message():
             return None
         end = _LENGTH.size + _LENGTH.unpack_from(self._data)[0]
-        message: Message = json.loads(bytes(self._data[_LENGTH.size : end]))
+        message = self._decode(bytes(self._data[_LENGTH.size : end]))
         del self._data[:end]
         return message
 
@@ -107,8 +120,8 @@ def listen() -> tuple[socket.socket, str]:
     return server, address
 
 
-def connect(address: str, timeout_s: float) -> Channel:
-    """Return a channel to *address*.
+def connect(address: str, timeout_s: float) -> Channel[ToWorker]:
+    """Return a worker's channel to the writer at *address*.
 
     Raises:
         OSError: nobody listens there.
@@ -120,7 +133,7 @@ def connect(address: str, timeout_s: float) -> Channel:
     except OSError:
         connection.close()
         raise
-    return Channel(connection)
+    return Channel(connection, messages.to_worker)
 
 
 def is_own_user(connection: socket.socket) -> bool:

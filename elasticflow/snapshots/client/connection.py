@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from elasticflow.errors import SnapshotError
-from elasticflow.snapshots.client import channel as wire
+from elasticflow.snapshots.client import channel as channels
+from elasticflow.snapshots.client.messages import Hello, Refused
 
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable
+
+    from elasticflow.snapshots.client.channel import Channel
+    from elasticflow.snapshots.client.messages import ToWorker, ToWriter
 
 _LOOK_S = 1.0
 _LONGEST_WRITE_S = 3600.0  # a slow store is waited for; a writer that says nothing for longer hangs
@@ -21,13 +25,13 @@ class WriterConnection:
     """One rank's connection to its node's writer; used from one thread.
 
     Attributes:
-        handlers: What to do with a message, by its first key; of one that none is for, nothing.
+        handlers: What to do with a message, by its type; one that none is for is ignored.
         waiting: Called each second while a message is waited for, for an hour at most.
     """
 
-    def __init__(self, channel: wire.Channel) -> None:
+    def __init__(self, channel: Channel[ToWorker]) -> None:
         self._channel = channel
-        self.handlers: dict[str, Callable[[wire.Message], None]] = {}
+        self.handlers: dict[type[ToWorker], Callable[[Any], None]] = {}
         self.waiting: Callable[[], None] = lambda: None
 
     @classmethod
@@ -50,17 +54,18 @@ class WriterConnection:
             SnapshotError: no writer there, no answer in time, or a later generation is here already.
         """
         try:
-            channel = wire.connect(address, timeout_s)
-            hello = {"rank": rank, "world_size": world_size, "local_world_size": local_world_size}
-            channel.send({"hello": {**hello, "generation": generation}})
+            channel = channels.connect(address, timeout_s)
+            channel.send(Hello(rank, world_size, local_world_size, generation))
             answer = channel.receive(timeout_s)
         except TimeoutError:
             raise SnapshotError(f"the snapshot writer did not answer within {timeout_s:g} s") from None
         except OSError as error:
             raise SnapshotError(f"the snapshot writer cannot be reached: {error}") from None
-        if answer is None or "refused" in answer:
+        if answer is None or isinstance(answer, Refused):
             channel.close()
-            raise SnapshotError(f"the snapshot writer refused: {(answer or {}).get('refused', 'it ended')}")
+            raise SnapshotError(
+                f"the snapshot writer refused: {'it ended' if answer is None else answer.reason}"
+            )
         return cls(channel)
 
     @property
@@ -76,7 +81,7 @@ class WriterConnection:
         """Leave; shares already staged are still written."""
         self._channel.close()
 
-    def send(self, message: wire.Message) -> None:
+    def send(self, message: ToWriter) -> None:
         """Send a message to the writer.
 
         Raises:
@@ -124,9 +129,9 @@ class WriterConnection:
             else:
                 return
 
-    def _handle(self, message: wire.Message | None) -> None:
+    def _handle(self, message: ToWorker | None) -> None:
         if message is None:
             raise SnapshotError("the snapshot writer died")
-        handler = self.handlers.get(next(iter(message)))
+        handler = self.handlers.get(type(message))
         if handler is not None:
             handler(message)

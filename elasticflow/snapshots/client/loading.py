@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, assert_never
 
 from elasticflow.errors import SnapshotError
+from elasticflow.snapshots.client.messages import Load, LoadFailed, LoadProgress, LoadReady, Unload
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, UnreadableSnapshotError
 from elasticflow.snapshots.read.load import LoadedSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.snapshots.client.channel import Message
     from elasticflow.snapshots.client.connection import WriterConnection
 
 
@@ -24,11 +24,14 @@ class NodeLoader:
     """
 
     def __init__(self, link: WriterConnection, beat: Callable[[], None]) -> None:
-        self._link, self._beat = link, beat
-        self._name = ""
-        self._answer: dict[str, Any] | None = None
+        self._link = link
+        self._answer: LoadReady | LoadFailed | None = None
         self._loaded: LoadedSnapshot | None = None
-        link.handlers["load"] = self._hear
+        link.handlers |= {
+            LoadProgress: lambda _: beat(),
+            LoadReady: self._note_answer,
+            LoadFailed: self._note_answer,
+        }
 
     def load(self, name: str) -> LoadedSnapshot:
         """Return snapshot *name*; `release` must follow once nothing more of it is to be read.
@@ -39,22 +42,23 @@ class NodeLoader:
             SnapshotError: the store cannot be read, the node has no memory for it, or the writer died; that says
                 nothing about the snapshot.
         """
-        self._name, self._answer = name, None
-        self._link.send({"load": name})
-        while self._answer is None:
+        self._answer = None
+        self._link.send(Load(name))
+        while (answer := self._answer) is None:
             self._link.receive_one(None, f"{name} was not loaded")
-        answer = self._answer
-        match answer["state"]:
-            case "ready":
-                descriptors = [self._link.descriptors.popleft() for _ in answer["files"]["stat_marks"]]
-                self._loaded = LoadedSnapshot.from_json(answer, descriptors)
+        match answer:
+            case LoadReady():
+                descriptors = [self._link.descriptors.popleft() for _ in range(answer.descriptors)]
+                self._loaded = LoadedSnapshot.from_json(answer.snapshot, descriptors)
                 return self._loaded
-            case "damaged":
-                raise DamagedSnapshotError(answer["reason"])
-            case "refused":
-                raise UnreadableSnapshotError(answer["reason"])
+            case LoadFailed(kind="damaged"):
+                raise DamagedSnapshotError(answer.reason)
+            case LoadFailed(kind="forbidden"):
+                raise UnreadableSnapshotError(answer.reason)
+            case LoadFailed():
+                raise SnapshotError(answer.reason)
             case _:
-                raise SnapshotError(answer["reason"])
+                assert_never(answer)
 
     def release(self) -> None:
         """Close what was loaded, if anything was, and tell the writer that this rank has no use for it.
@@ -65,11 +69,7 @@ class NodeLoader:
         if self._loaded is not None:
             self._loaded.files.close()
             self._loaded = None
-        self._link.send({"unload": self._name})
+        self._link.send(Unload())
 
-    def _hear(self, message: Message) -> None:
-        told = message["load"]
-        if told["state"] == "reading":
-            self._beat()
-        else:
-            self._answer = told
+    def _note_answer(self, message: LoadReady | LoadFailed) -> None:
+        self._answer = message

@@ -12,15 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError
-from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.client.messages import (
+    Describe,
+    Held,
+    HeldMemory,
+    Invalidate,
+    Recall,
+    ReserveSlots,
+    Slots,
+)
+from elasticflow.snapshots.format.shard_file import StagedShard, without_infinities
 from elasticflow.snapshots.memory import buffers
 from elasticflow.snapshots.memory.slots import MOST_METADATA, Label, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from elasticflow.snapshots.client.channel import Message
     from elasticflow.snapshots.client.connection import WriterConnection
+    from elasticflow.snapshots.client.messages import CommittedPosition
+    from elasticflow.snapshots.format.shard_file import TensorEntry
 
 _ANSWER_LIMIT_S = 60.0
 _JSON = json.JSONEncoder(allow_nan=False)  # made once: that takes longer than what it does at each step
@@ -33,7 +43,7 @@ class RecalledState:
     Attributes:
         name: As a snapshot would be called.
         record: Rank 0's, as of `StagingClient.stage`.
-        committed: Newest snapshot that its writer committed: name, step, epoch, samples; None: none.
+        committed: Newest snapshot that its writer committed out of the memory tier; None: none.
         shares: Where each tensor lies, and the memory it lies in.
     """
 
@@ -41,8 +51,8 @@ class RecalledState:
     generation: int
     step: int
     record: dict[str, Any]
-    committed: dict[str, Any] | None
-    shares: list[tuple[list[TensorEntry], mmap.mmap]]
+    committed: CommittedPosition | None
+    shares: list[tuple[Sequence[TensorEntry], mmap.mmap]]
 
 
 class MemoryTierClient:
@@ -59,8 +69,9 @@ class MemoryTierClient:
         self._reserved = 0
         self._layout = 0
         self._record: dict[str, Any] = {}
-        self._answers: list[Message] = []
-        link.handlers |= {"slots": self._map, "held": self._answers.append, "share": self._answers.append}
+        self._held: Held | None = None
+        self._held_memory: list[int] = []
+        link.handlers |= {Slots: self._map, Held: self._note_held, HeldMemory: self._note_held_memory}
 
     def reserve(self, nbytes: int) -> None:
         """Ask for slots of *nbytes* and return at once: they are made ready while the worker goes on."""
@@ -68,12 +79,12 @@ class MemoryTierClient:
             for slot in self._slots:
                 os.close(slot.descriptor)
             self._reserved, self._slots = nbytes, []
-            self._link.send({"slots": nbytes})
+            self._link.send(ReserveSlots(nbytes))
 
     def next_slot(self, timeout_s: float | None = None) -> Slot:
         """Return the slot to fill next; waits until slots are ready.
 
-        What was held before is held until `seal`.
+        What was held before is held until `commit_slot`.
 
         Raises:
             SnapshotError: the writer died, has no memory, or made no slot ready within *timeout_s*.
@@ -95,23 +106,21 @@ class MemoryTierClient:
             SnapshotError: the writer died.
         """
         self._layout += 1
-        self._record = _plain(record) if record is not None else {}
-        entries = [vars(entry) for entry in tensors]
-        layout = {"number": self._layout, "tensors": entries, "nbytes": nbytes, "record": self._record}
-        self._link.send({"layout": layout})
+        self._record = without_infinities(record) if record is not None else {}
+        self._link.send(Describe(self._layout, StagedShard(tensors, nbytes, self._record or None)))
 
     def commit_slot(self, slot: Slot, name: str, step: int, record: dict[str, Any] | None) -> bool:
         """Say that *slot* holds this rank's share of *step*; False if the record has become another: `describe` first.
 
         Args:
-            slot: As `open` gave it; given back.
+            slot: As `next_slot` gave it; given back.
             name: As a snapshot would be called; on rank 0.
             step: Finished steps.
             record: Rank 0's, None on other ranks.
         """
         metadata = b""
         if record is not None:
-            changed = list(_differences(self._record, _plain(record), []))
+            changed = list(_differences(self._record, without_infinities(record), []))
             metadata = _JSON.encode({"name": name, "changed": changed}).encode()
         is_told = len(metadata) <= MOST_METADATA
         if is_told:
@@ -131,7 +140,7 @@ class MemoryTierClient:
         Raises:
             SnapshotError: the writer died, and what was held with it.
         """
-        self._link.send({"forget": {"equal_at": equal_at}})
+        self._link.send(Invalidate(equal_at))
 
     def recall(self) -> RecalledState | None:
         """Return what the newest earlier generation held, or None if this node has no whole set. Before `reserve`.
@@ -139,31 +148,34 @@ class MemoryTierClient:
         Raises:
             SnapshotError: the writer died.
         """
-        self._link.send({"recall": None})
-        held = self._answer()["held"]
-        if held is None:
+        self._held, self._held_memory = None, []
+        self._link.send(Recall())
+        deadline = time.monotonic() + _ANSWER_LIMIT_S
+        while (answer := self._held) is None:
+            self._link.receive_one(deadline, "no word of what it holds")
+        if answer.held is None:
             return None
-        shares = []
-        for share in held.pop("shares"):
-            self._answer()
-            descriptor = self._link.descriptors.popleft()
+        held, shares = answer.held, []
+        for number, shard in enumerate(held.shards):
+            while len(self._held_memory) <= number:
+                self._link.receive_one(deadline, "no word of what it holds")
+            descriptor = self._held_memory[number]
             try:
-                memory = mmap.mmap(descriptor, share["size"])
+                memory = mmap.mmap(descriptor, shard.size)
             finally:
                 os.close(descriptor)
-            entries = [TensorEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in share["tensors"]]
-            shares.append((entries, memory))
-        return RecalledState(**held, shares=shares)
+            shares.append((shard.shard.tensors, memory))
+        return RecalledState(held.name, held.generation, held.step, held.record, held.committed, shares)
 
-    def _answer(self) -> Message:
-        deadline = time.monotonic() + _ANSWER_LIMIT_S
-        while not self._answers:
-            self._link.receive_one(deadline, "no word of what it holds")
-        return self._answers.pop(0)
+    def _note_held(self, message: Held) -> None:
+        self._held = message
 
-    def _map(self, message: Message) -> None:
+    def _note_held_memory(self, _: HeldMemory) -> None:
+        self._held_memory.append(self._link.descriptors.popleft())
+
+    def _map(self, message: Slots) -> None:
         slots = []
-        for size in message["slots"]:
+        for size in message.sizes:
             descriptor = self._link.descriptors.popleft()
             # Kept open: the lock is given back when a process closes the file.
             slots.append(Slot(descriptor, size, buffers.map_memory(descriptor, size)))
@@ -173,14 +185,6 @@ class MemoryTierClient:
 def _age(slot: Slot) -> tuple[int, int]:
     label = slot.label()
     return (label.generation, label.step) if label is not None else (0, 0)
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """Return *record* as JSON can say it: without infinities."""
-    about = record["manifest"]
-    if about.get("metric") is None:
-        return record
-    return {**record, "manifest": {**about, "metric": str(float(about["metric"]))}}
 
 
 def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[list[str | int], Any]]:

@@ -8,20 +8,34 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import fault_injection
+from elasticflow import events, fault_injection
 from elasticflow.errors import SnapshotError, StagingLimitError
 from elasticflow.snapshots.client.connection import WriterConnection
+from elasticflow.snapshots.client.messages import (
+    Buffers,
+    NoMemory,
+    OverLimit,
+    PersistBegun,
+    Released,
+    Report,
+    RequestPersist,
+    ReserveBuffers,
+    RetentionDone,
+    Stage,
+)
+from elasticflow.snapshots.format.shard_file import StagedShard, without_infinities
 from elasticflow.snapshots.memory import buffers
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Sequence
 
-    from elasticflow.snapshots.client import channel
+    from elasticflow.events import EventRecord
+    from elasticflow.snapshots.client.channel import Channel
+    from elasticflow.snapshots.client.messages import ToWorker
     from elasticflow.snapshots.format.shard_file import TensorEntry
 
 
-Report = dict[str, Any]
 BEGUN = "begun"  # report that a snapshot out of the memory tier is being written: name, step, trigger
 # Snapshots staged by a worker and not committed yet; a commit takes a tenth of a second where many are kept.
 MOST_OPEN = 8
@@ -45,24 +59,24 @@ class StagingClient(WriterConnection):
         single: Why this rank has one buffer instead of two, if so.
     """
 
-    def __init__(self, channel: channel.Channel) -> None:
+    def __init__(self, channel: Channel[ToWorker]) -> None:
         super().__init__(channel)
         self._mapped: dict[int, _Mapped] = {}
         self._reserved = 0
-        self._reports: list[Report] = []
+        self._reports: list[EventRecord] = []
         self._open: set[str] = set()  # names staged here without an outcome
         self._untidied: set[str] = set()  # names staged here whose retention is not through
         self._requested: int | None = None  # step of a request that the writer has not begun to fulfil
         self._begun = 0  # step of the newest snapshot begun out of the memory tier
         self.single: str | None = None
         self.handlers |= {
-            "buffers": self._map,
-            "released": self._release,
-            "no_memory": self._complain,
-            "over_limit": self._complain,
-            "begun": self._note_begun,
-            "report": self._note_outcome,
-            "tidied": lambda message: self._untidied.discard(message["tidied"]),
+            Buffers: self._map,
+            Released: self._release,
+            NoMemory: self._refuse,
+            OverLimit: self._refuse,
+            PersistBegun: self._note_begun,
+            Report: self._note_outcome,
+            RetentionDone: self._note_retention,
         }
 
     def reserve(self, nbytes: int) -> None:
@@ -73,7 +87,7 @@ class StagingClient(WriterConnection):
         """
         if nbytes > self._reserved:
             self._reserved = nbytes
-            self.send({"reserve": nbytes})
+            self.send(ReserveBuffers(nbytes))
 
     def buffer(self, nbytes: int, timeout_s: float | None = None) -> memoryview:
         """Return a free staging buffer of *nbytes*; waits while all are being written.
@@ -113,8 +127,7 @@ class StagingClient(WriterConnection):
             step: Finished steps.
             tensors: This rank's share; may be empty.
             nbytes: Bytes of the buffer in use.
-            record: Rank 0's: `{"state": content of state.json, "manifest": {trigger, parent, metric, epoch, samples,
-                aliases, memory_formats, fingerprints, versions}}`; None on other ranks.
+            record: Rank 0's, as of `StagedShard`; None on other ranks.
 
         Raises:
             SnapshotError: the writer died.
@@ -123,18 +136,10 @@ class StagingClient(WriterConnection):
         assert number is not None or not nbytes, "stage() without buffer()"
         if number is not None:
             self._mapped[number].state = "writing"
-        if record is not None and (metric := record["manifest"].get("metric")) is not None:
-            # As text: JSON has no infinities.
-            record = {**record, "manifest": {**record["manifest"], "metric": str(float(metric))}}
-        share = {
-            "name": name,
-            "step": step,
-            "tensors": [vars(entry) for entry in tensors],
-            "record": record,
-        }
         self._open.add(name)
         self._untidied.add(name)
-        self.send({"stage": {**share, "buffer": number, "nbytes": nbytes}})
+        shard = StagedShard(tensors, nbytes, None if record is None else without_infinities(record))
+        self.send(Stage(name, step, number, shard))
         fault_injection.reach("snapshot.after_stage")
 
     def request_persist(self, step: int, trigger: str) -> None:
@@ -147,20 +152,20 @@ class StagingClient(WriterConnection):
         """
         if step > self._begun:
             self._requested = step
-            self.send({"wish": {"step": step, "trigger": trigger}})
+            self.send(RequestPersist(step, trigger))
 
     @property
     def is_awaiting(self) -> bool:
         """True while something staged here has no outcome, or a request is not fulfilled."""
         return bool(self._open) or self._requested is not None
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[EventRecord]:
         """Return what became of snapshots staged here since the last call; does not wait."""
         self.receive_waiting()
         reports, self._reports = self._reports, []
         return reports
 
-    def flush(self, timeout_s: float) -> list[Report]:
+    def flush(self, timeout_s: float) -> list[EventRecord]:
         """Wait until everything staged here is committed or failed; return the reports not yet fetched.
 
         Retention after the last commit is waited for as well, but not for long, and never for an error.
@@ -178,42 +183,42 @@ class StagingClient(WriterConnection):
                 self.receive_one(deadline, "retention was not through")
         return self.reports()
 
-    def _release(self, message: channel.Message) -> None:
-        mapped = self._mapped.get(message["released"])
+    def _release(self, message: Released) -> None:
+        mapped = self._mapped.get(message.number)
         if mapped is not None:
             mapped.state = "free"
 
-    def _note_outcome(self, message: channel.Message) -> None:
-        report: Report = message["report"]
-        if report["event"] not in ("snapshot.removed", "store.trouble"):
+    def _note_outcome(self, message: Report) -> None:
+        report = message.report
+        if report["event"] not in (events.SNAPSHOT_REMOVED, events.STORE_TROUBLE):
             self._open.discard(report["name"])
         self._reports.append(report)
 
-    def _complain(self, message: channel.Message) -> None:
-        if "over_limit" in message:
+    def _note_retention(self, message: RetentionDone) -> None:
+        self._untidied.discard(message.name)
+
+    def _refuse(self, message: OverLimit | NoMemory) -> None:
+        if isinstance(message, OverLimit):
             raise StagingLimitError(
-                f"snapshots.staging_limit is too small: {message['over_limit']}",
+                f"snapshots.staging_limit is too small: {message.reason}",
                 "raise snapshots.staging_limit, or train on more nodes: each stages a smaller part",
             )
-        raise SnapshotError(f"no memory to stage {self._reserved} bytes: {message['no_memory']}")
+        raise SnapshotError(f"no memory to stage {self._reserved} bytes: {message.reason}")
 
-    def _note_begun(self, message: channel.Message) -> None:
-        begun = message["begun"]
-        self._begun = begun["step"]
-        self._open.add(begun["name"])
-        self._untidied.add(begun["name"])
-        self._reports.append({"event": BEGUN, **begun})
+    def _note_begun(self, message: PersistBegun) -> None:
+        self._begun = message.step
+        self._open.add(message.name)
+        self._untidied.add(message.name)
+        self._reports.append({"event": BEGUN, **vars(message)})
         if self._requested is not None and self._requested <= self._begun:
             self._requested = None
 
-    def _map(self, message: channel.Message) -> None:
+    def _map(self, message: Buffers) -> None:
         self._mapped.clear()  # the writer keeps what is still being written
-        self.single = message["single"]
-        for number in message["buffers"]:
+        self.single = message.single
+        for number in message.numbers:
             descriptor = self.descriptors.popleft()
             try:
-                self._mapped[number] = _Mapped(
-                    message["size"], buffers.map_memory(descriptor, message["size"])
-                )
+                self._mapped[number] = _Mapped(message.size, buffers.map_memory(descriptor, message.size))
             finally:
                 os.close(descriptor)

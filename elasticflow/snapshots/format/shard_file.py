@@ -1,7 +1,7 @@
 """Shards: whole tensors in safetensors layout, checksummed while they are written.
 
-Layout: 8 bytes little-endian header length, JSON header, tensors without gaps. Source: safetensors 0.8, which
-refuses gaps and headers that do not end on a multiple of 8 bytes are legal but never made.
+Layout: 8 bytes little-endian header length, JSON header, tensors without gaps, which safetensors 0.8 refuses. It would
+read a header that does not end on a multiple of 8 bytes; none is made here.
 """
 
 from __future__ import annotations
@@ -10,19 +10,35 @@ import hashlib
 import json
 import struct
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import fault_injection
 from elasticflow.snapshots.format.digests import Checksums
 from elasticflow.snapshots.format.manifest import FileEntry, TensorPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from elasticflow.snapshots.format.digests import Integrity
     from elasticflow.storage.storage import Storage
 
 _LENGTH = struct.Struct("<Q")
+
+
+class StoredTensor(Protocol):
+    """What a safetensors header says of a tensor."""
+
+    @property
+    def dtype(self) -> str:
+        """Its safetensors dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,41 @@ class TensorEntry:
     offset: int
     nbytes: int
     frozen: bool = False
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> TensorEntry:
+        """Return the entry whose fields are *content*."""
+        return cls(**{**content, "shape": tuple(content["shape"])})
+
+
+@dataclass(frozen=True)
+class StagedShard:
+    """One rank's shard of a snapshot, as it lies in shared memory.
+
+    Attributes:
+        tensors: What lies where; may be empty.
+        nbytes: Bytes in use.
+        record: Rank 0's: `{"state": content of state.json, "manifest": {trigger, parent, metric, epoch, samples,
+            aliases, memory_formats, fingerprints, versions}}`; None on other ranks.
+    """
+
+    tensors: Sequence[TensorEntry]
+    nbytes: int
+    record: dict[str, Any] | None = None
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> StagedShard:
+        """Return the shard whose fields are *content*."""
+        tensors = tuple(map(TensorEntry.from_json, content["tensors"]))
+        return cls(tensors, content["nbytes"], content["record"])
+
+
+def without_infinities(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a `StagedShard.record` as JSON can say it: its metric as text."""
+    metric = record["manifest"].get("metric")
+    if metric is None:
+        return record
+    return {**record, "manifest": {**record["manifest"], "metric": str(float(metric))}}
 
 
 @dataclass(frozen=True)
@@ -107,24 +158,29 @@ def pack(name: str, *, tensors: Sequence[TensorEntry], staged: memoryview, about
         staged: The staging buffer.
         about: The header's metadata.
     """
-    ordered = sorted((t for t in tensors), key=lambda t: (t.offset, t.nbytes))
-    header: dict[str, Any] = {"__metadata__": about}
-    end = 0
-    for tensor in ordered:
-        header[tensor.key] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [end, end + tensor.nbytes],
-        }
-        end += tensor.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
+    ordered = sorted(tensors, key=lambda t: (t.offset, t.nbytes))
+    front, offsets = header(about, {tensor.key: tensor for tensor in ordered})
+    places = {t.key: TensorPlace(name, t.dtype, t.shape, offsets[t.key], t.nbytes) for t in ordered}
+    return Packed(name, [memoryview(front), *_runs(ordered, staged)], places)
+
+
+def header(metadata: dict[str, str], tensors: Mapping[str, StoredTensor]) -> tuple[bytes, dict[str, int]]:
+    """Return the bytes before the tensors of a safetensors file, and where each tensor begins in the file.
+
+    Args:
+        metadata: Texts about the file.
+        tensors: By key, in the order in which their bytes follow.
+    """
+    content: dict[str, Any] = {"__metadata__": metadata}
+    begins, end = {}, 0
+    for key, tensor in tensors.items():
+        begins[key], end = end, end + tensor.nbytes
+        offsets = [begins[key], end]
+        content[key] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+    text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     front = _LENGTH.pack(len(text)) + text
-    places = {
-        t.key: TensorPlace(name, t.dtype, t.shape, len(front) + header[t.key]["data_offsets"][0], t.nbytes)
-        for t in ordered
-    }
-    return Packed(name, [memoryview(front), *_runs(ordered, staged)], places)
+    return front, {key: len(front) + begin for key, begin in begins.items()}
 
 
 def write_shard(storage: Storage, folder: str, shard: Packed, integrity: Integrity = "crc32") -> WrittenFile:

@@ -19,6 +19,7 @@ from elasticflow.snapshots.memory.slots import TAIL, Label, Slot
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from elasticflow.snapshots.format.shard_file import StagedShard
     from elasticflow.snapshots.memory.buffers import Buffer, BufferPool
 
 SLOTS = 3
@@ -42,18 +43,18 @@ class RankSlots:
     world_size: int
     generation: int
     slots: list[tuple[Slot, Buffer]]
-    layouts: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    layouts: dict[tuple[int, int], StagedShard] = field(default_factory=dict)
     is_left: bool = False
 
 
 @dataclass(frozen=True)
 class FilledSlot:
-    """One rank's part of a held set: where it lies, and its layout: `tensors`, `nbytes` and rank 0's `record`."""
+    """One rank's part of a held set: where it lies, its label, and how it is laid out."""
 
     slot: Slot
     buffer: Buffer
     label: Label
-    layout: dict[str, Any]
+    layout: StagedShard
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class SlotSet:
 
     generation: int
     step: int
-    shares: dict[int, FilledSlot]
+    slots: dict[int, FilledSlot]
 
     @property
     def place(self) -> tuple[int, int]:
@@ -71,14 +72,14 @@ class SlotSet:
 
     def metadata(self) -> tuple[str, dict[str, Any]]:
         """Return the set's name and rank 0's record, as it was at this step."""
-        share = self.shares[0]
-        metadata = json.loads(share.label.metadata)
-        record: dict[str, Any] = copy.deepcopy(share.layout["record"])
+        slot = self.slots[0]
+        metadata = json.loads(slot.label.metadata)
+        record: dict[str, Any] = copy.deepcopy(slot.layout.record or {})
         for path, value in metadata["changed"]:
-            place: Any = record
+            parent: Any = record
             for key in path[:-1]:
-                place = place[key]
-            place[path[-1]] = value
+                parent = parent[key]
+            parent[path[-1]] = value
         return metadata["name"], record
 
 
@@ -139,7 +140,7 @@ class MemoryTierSlots:
             rank_slots = self._rank_slots[rank] = RankSlots(rank, world_size, generation, slots)
             return rank_slots
 
-    def describe(self, rank_slots: RankSlots, number: int, layout: dict[str, Any]) -> None:
+    def describe(self, rank_slots: RankSlots, number: int, layout: StagedShard) -> None:
         """Take note of how a rank's next shares are laid out."""
         with self._lock:
             rank_slots.layouts[rank_slots.generation, number] = layout
@@ -180,8 +181,8 @@ class MemoryTierSlots:
             if not common:
                 return None
             generation, step = max(common)
-            shares = {rank: labels[generation, step] for rank, labels in zip(ranks, found, strict=True)}
-            return SlotSet(generation, step, shares)
+            slots = {rank: labels[generation, step] for rank, labels in zip(ranks, found, strict=True)}
+            return SlotSet(generation, step, slots)
 
     def request(self, request: PersistRequest | None) -> None:
         """A snapshot is wanted on the store; the newest request stands for those before, None for none.
@@ -208,8 +209,8 @@ class MemoryTierSlots:
                 if held.place == self._written:
                     self._request = None
                 elif _lock(held):
-                    for share in held.shares.values():
-                        share.buffer.busy = True
+                    for slot in held.slots.values():
+                        slot.buffer.busy = True
                     self._request, self._written = None, held.place
                     return held, request
             return None
@@ -222,11 +223,11 @@ class MemoryTierSlots:
 def _lock(held: SlotSet) -> bool:
     """Lock all slots of a set; False, and none is locked, if a rank was quicker."""
     locked: list[Slot] = []
-    for share in held.shares.values():
-        if not share.slot.lock():
+    for filled in held.slots.values():
+        if not filled.slot.lock():
             break
-        locked.append(share.slot)
-        if share.slot.label() != share.label:
+        locked.append(filled.slot)
+        if filled.slot.label() != filled.label:
             break
     else:
         return True

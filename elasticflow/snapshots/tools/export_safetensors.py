@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import ExportError
+from elasticflow.snapshots.format.shard_file import header
 from elasticflow.snapshots.format.state_json import Ref, refs
-from elasticflow.snapshots.tools.tensor_reader import TensorSlice, copy, slice_of
+from elasticflow.snapshots.tools.tensor_reader import copy, slice_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.snapshots.tools.exported import Export
-
-_LENGTH = struct.Struct("<Q")
 
 
 def write(export: Export, path: Path) -> int:
@@ -41,7 +39,7 @@ def write(export: Export, path: Path) -> int:
     # The widest first: every tensor is aligned to its own width, which readers that map the file need.
     pieces = {key: slice_of(export, ref) for key, ref in found.items()}
     order = sorted(pieces, key=lambda key: (-pieces[key].itemsize, pieces[key].path, pieces[key].offset))
-    front, offsets = _front(_metadata(export, value, found), {key: pieces[key] for key in order})
+    front, offsets = header(_metadata(export, value, found), {key: pieces[key] for key in order})
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         total = len(front) + sum(piece.nbytes for piece in pieces.values())
@@ -90,20 +88,6 @@ def _plain(value: Any, path: str) -> Any:
             return str(value)
         case _:
             return value
-
-
-def _front(metadata: dict[str, str], pieces: dict[str, TensorSlice]) -> tuple[bytes, dict[str, int]]:
-    """Return the file's header, and where each tensor begins in the file."""
-    header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for key, piece in pieces.items():
-        offsets = [end, end + piece.nbytes]
-        header[key] = {"dtype": piece.dtype, "shape": list(piece.shape), "data_offsets": offsets}
-        end += piece.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    front = _LENGTH.pack(len(text)) + text
-    return front, {key: len(front) + header[key]["data_offsets"][0] for key in pieces}
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -7,11 +7,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import fault_injection
+from elasticflow import events, fault_injection
 from elasticflow.errors import StorageError
+from elasticflow.snapshots.client.messages import RetentionDone
 from elasticflow.snapshots.format import manifest, policy, shard_file
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.store.publish import CommitAbandonedError, CommitRefusedError, Publisher
+from elasticflow.snapshots.writer.pending import Role, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,14 +59,14 @@ class Committer:
                     fault_injection.reach("commit.told")
                     self._retain(pending, committed)
             for listener in pending.listeners.values():
-                listener.send({"tidied": pending.name})
+                listener.send(RetentionDone(pending.name))
 
     def _settle(self, pending: PendingSnapshot) -> Manifest | None:
         """Bring the snapshot to its end here; return the manifest if this writer committed it."""
         fault_injection.reach("commit.settled")
-        if pending.error is not None:
-            raise CommitRefusedError(pending.error)
-        if 0 in pending.staged:
+        if pending.state is State.ABANDONED:
+            raise CommitRefusedError(pending.reason)
+        if pending.role is not Role.PARTICIPANT:
             return self._commit(pending)
         for rank, files in sorted(pending.files.items()):
             self._publisher.announce(pending.name, rank, {"files": [file.to_json() for file in files]})
@@ -74,7 +76,8 @@ class Committer:
             self._start.limits.shares_s,
             lambda: self._pending_snapshots.is_current(pending),
         )
-        self._tell(pending, "snapshot.committed", to_parent=False)
+        self._pending_snapshots.published(pending)
+        self._tell(pending, events.SNAPSHOT_COMMITTED, to_parent=False)
         return None
 
     def _commit(self, pending: PendingSnapshot) -> Manifest:
@@ -95,7 +98,11 @@ class Committer:
             self._catalog.quarantine(pending.name, reason)
             raise CommittedButSetAsideError(reason)
         self._tell(
-            pending, "snapshot.committed", bytes=record.size, seconds=record.seconds, trigger=record.trigger
+            pending,
+            events.SNAPSHOT_COMMITTED,
+            bytes=record.size,
+            seconds=record.seconds,
+            trigger=record.trigger,
         )
         if others:
             self._publisher.remove_records(pending.name, others)
@@ -139,9 +146,9 @@ class Committer:
         ]
         if isinstance(error, CommittedButSetAsideError):
             pass
-        elif pending.is_alone:
+        elif pending.role is Role.LOCAL:
             self._publisher.discard(pending.name)
-        elif 0 in pending.staged or pending.error is not None:
+        elif pending.role is Role.COORDINATOR or pending.state is State.ABANDONED:
             self._publisher.discard(
                 pending.name, [*own, *([manifest.STATE_FILE] if 0 in pending.staged else [])]
             )
@@ -155,7 +162,7 @@ class Committer:
         ):  # whoever is told ends this writer, perhaps before it comes to what was staged since
             with contextlib.suppress(OSError, StorageError):
                 self._publisher.sweep(pending.generation + 1, ())
-        self._tell(pending, "snapshot.failed", reason=reason)
+        self._tell(pending, events.SNAPSHOT_FAILED, reason=reason)
         self._pending_snapshots.close(pending)
 
     def _tell(self, pending: PendingSnapshot, event: str, *, to_parent: bool = True, **facts: Any) -> None:
@@ -188,7 +195,7 @@ class Committer:
 
     def _tell_removed(self, pending: PendingSnapshot, snapshot: Manifest) -> None:
         report = {
-            "event": "snapshot.removed",
+            "event": events.SNAPSHOT_REMOVED,
             "name": snapshot.name,
             "step": snapshot.step,
             "generation": snapshot.generation,

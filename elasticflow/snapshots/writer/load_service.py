@@ -1,57 +1,46 @@
-"""Loading for a node's ranks: each snapshot is verified once, whoever asks, and held until the last is done."""
+"""Loading for a node's ranks: each snapshot is verified once, whoever asks, and held until the last rank is done."""
 
 from __future__ import annotations
 
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
+from elasticflow.snapshots.client.messages import LoadFailed, LoadProgress, LoadReady
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, UnreadableSnapshotError
 from elasticflow.snapshots.read.load import LoadedSnapshot, SnapshotReader
 from elasticflow.snapshots.writer.threads import thread
 
 if TYPE_CHECKING:
-    from elasticflow.snapshots.client.channel import Message
     from elasticflow.snapshots.store.catalog import Catalog
+    from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 
-_TOLD_EVERY_S = 0.5
-
-
-class Asker(Protocol):
-    """A connected rank."""
-
-    @property
-    def generation(self) -> int:
-        """Its own."""
-
-    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Send it a message; nothing happens if it is gone."""
+_PROGRESS_EVERY_S = 0.5
 
 
 @dataclass(eq=False)
-class _Load:
-    """A snapshot being read, or read, or found unreadable.
+class _Loading:
+    """A snapshot that is being read, or was read, or was found unreadable.
 
     Attributes:
-        askers: Ranks that wait for it or have it; it ends with the last of them.
-        snapshot: What was read.
-        refusal: Why it was not, as ranks are told.
+        ranks: Those that wait for it or have it; it ends with the last of them.
+        outcome: What was read, or why it was not; None: it is being read.
     """
 
     name: str
     generation: int
-    reading: SnapshotReader
-    askers: set[Asker] = field(default_factory=set)
-    snapshot: LoadedSnapshot | None = None
-    refusal: Message | None = None
+    reader: SnapshotReader
+    ranks: set[ConnectedRank] = field(default_factory=set)
+    outcome: LoadedSnapshot | LoadFailed | None = None
 
-    def tell(self, asker: Asker) -> None:
-        """Tell *asker* the outcome, if there is one."""
-        if self.refusal is not None:
-            asker.send(self.refusal)
-        elif self.snapshot is not None:
-            asker.send(_told(self.name, "ready", **self.snapshot.to_json()), self.snapshot.files.descriptors)
+    def tell(self, rank: ConnectedRank) -> None:
+        """Tell *rank* the outcome, if there is one."""
+        if isinstance(self.outcome, LoadFailed):
+            rank.send(self.outcome)
+        elif self.outcome is not None:
+            descriptors = self.outcome.files.descriptors
+            rank.send(LoadReady(self.name, len(descriptors), self.outcome.to_json()), descriptors)
 
 
 class LoadService:
@@ -60,82 +49,68 @@ class LoadService:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._lock = threading.Lock()
-        self._loads: list[_Load] = []
+        self._loadings: list[_Loading] = []
 
-    def handle(self, asker: Asker, message: Message) -> bool:
-        """Do what *message* asks for; False if it is about something else."""
-        if "load" in message:
-            self.ask(asker, message["load"])
-        elif "unload" in message:
-            self.leave(asker)
-        else:
-            return False
-        return True
-
-    def ask(self, asker: Asker, name: str) -> None:
-        """Have *asker* told of snapshot *name* as soon as it is verified, or why it will not be; returns at once."""
+    def load(self, rank: ConnectedRank, name: str) -> None:
+        """Have *rank* told of snapshot *name* as soon as it is verified, or why it will not be; returns at once."""
         with self._lock:
             # What could not be read is remembered for the ranks of this generation that have not asked yet.
-            self._loads = [
-                load
-                for load in self._loads
-                if load.refusal is None or (load.name, load.generation) == (name, asker.generation)
+            self._loadings = [
+                loading
+                for loading in self._loadings
+                if not isinstance(loading.outcome, LoadFailed)
+                or (loading.name, loading.generation) == (name, rank.generation)
             ]
-            load = next(
-                (load for load in self._loads if load.name == name and asker not in load.askers), None
-            )
-            if load is None:
-                load = self._begin(name, asker.generation)
-            load.askers.add(asker)
-            is_over = load.snapshot is not None or load.refusal is not None
+            same = (each for each in self._loadings if each.name == name and rank not in each.ranks)
+            loading = next(same, None) or self._begin(name, rank.generation)
+            loading.ranks.add(rank)
+            is_over = loading.outcome is not None
         if is_over:
-            load.tell(asker)
+            loading.tell(rank)
 
-    def leave(self, asker: Asker) -> None:
-        """*asker* needs nothing any more, or is gone."""
+    def leave(self, rank: ConnectedRank) -> None:
+        """*rank* needs nothing any more, or is gone."""
         with self._lock:
-            for load in [load for load in self._loads if asker in load.askers and load.refusal is None]:
-                load.askers.discard(asker)
-                if not load.askers:
-                    self._loads.remove(load)
-                    load.reading.stop()
-                    if load.snapshot is not None:
-                        load.snapshot.files.close()
+            for loading in tuple(self._loadings):
+                if rank not in loading.ranks or isinstance(loading.outcome, LoadFailed):
+                    continue
+                loading.ranks.discard(rank)
+                if not loading.ranks:
+                    self._loadings.remove(loading)
+                    loading.reader.stop()
+                    if loading.outcome is not None:
+                        loading.outcome.files.close()
 
-    def _begin(self, name: str, generation: int) -> _Load:
-        told_at = time.monotonic()
+    def _begin(self, name: str, generation: int) -> _Loading:
+        sent_at = time.monotonic()
 
-        def progress(done: int) -> None:
-            nonlocal told_at
-            if time.monotonic() - told_at > _TOLD_EVERY_S:
-                told_at = time.monotonic()
-                for asker in tuple(load.askers):
-                    asker.send(_told(name, "reading", bytes=done))
+        def progress(nbytes: int) -> None:
+            nonlocal sent_at
+            if time.monotonic() - sent_at > _PROGRESS_EVERY_S:
+                sent_at = time.monotonic()
+                for rank in tuple(loading.ranks):
+                    rank.send(LoadProgress(name, nbytes))
 
-        load = _Load(name, generation, SnapshotReader(self._catalog, name, progress))
-        self._loads.append(load)
-        thread(self._run, load).start()
-        return load
+        loading = _Loading(name, generation, SnapshotReader(self._catalog, name, progress))
+        self._loadings.append(loading)
+        thread(self._run, loading).start()
+        return loading
 
-    def _run(self, load: _Load) -> None:
-        snapshot, refusal = None, None
+    def _run(self, loading: _Loading) -> None:
+        outcome: LoadedSnapshot | LoadFailed
         try:
-            snapshot = load.reading.read()
+            outcome = loading.reader.read()
         except DamagedSnapshotError as error:
-            refusal = _told(load.name, "damaged", reason=error.message)
+            outcome = LoadFailed(loading.name, "damaged", error.message)
         except UnreadableSnapshotError as error:
-            refusal = _told(load.name, "refused", reason=error.message)
+            outcome = LoadFailed(loading.name, "forbidden", error.message)
         except Exception as error:  # noqa: BLE001  # whatever the store raises, the ranks are told
             reason = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
-            refusal = _told(load.name, "unreadable", reason=reason)
+            outcome = LoadFailed(loading.name, "unreadable", reason)
         with self._lock:
-            load.snapshot, load.refusal = snapshot, refusal
-            askers = tuple(load.askers)
-            if snapshot is not None and not askers:
-                snapshot.files.close()
-        for asker in askers:
-            load.tell(asker)
-
-
-def _told(name: str, state: str, **facts: Any) -> Message:
-    return {"load": {"name": name, "state": state, **facts}}
+            loading.outcome = outcome
+            ranks = tuple(loading.ranks)
+            if not ranks and isinstance(outcome, LoadedSnapshot):
+                outcome.files.close()
+        for rank in ranks:
+            loading.tell(rank)

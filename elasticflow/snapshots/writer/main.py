@@ -1,6 +1,6 @@
 """The writer process of a node: `python -m elasticflow.snapshots.writer.main`.
 
-It owns the staging memory, hashes and writes shares, commits snapshots, and loads them for ranks that go on. TERM and INT
+It owns the staging memory, hashes and writes shards, commits snapshots, and loads them for ranks that go on. TERM and INT
 are ignored, since they go to whole process groups while the last snapshot is still being written; it leaves at once when
 its standard input ends, and after what it has been handed when a line comes there.
 """
@@ -15,19 +15,38 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, assert_never
 
 from elasticflow import fault_injection
-from elasticflow.snapshots.client import channel as wire
+from elasticflow.snapshots.client import channel as channels
+from elasticflow.snapshots.client import messages
+from elasticflow.snapshots.client.channel import Channel
+from elasticflow.snapshots.client.messages import (
+    Buffers,
+    Describe,
+    Hello,
+    Invalidate,
+    Load,
+    Recall,
+    Refused,
+    Released,
+    Report,
+    RequestPersist,
+    ReserveBuffers,
+    ReserveSlots,
+    Stage,
+    Unload,
+    Welcome,
+)
 from elasticflow.snapshots.format.writer_config import WriterStart
-from elasticflow.snapshots.memory.buffers import Buffer, BufferPool, LimitError
+from elasticflow.snapshots.memory.buffers import BufferPool
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.writer.committer import Committer
+from elasticflow.snapshots.writer.connected_rank import ConnectedRank, memory_refused
 from elasticflow.snapshots.writer.load_service import LoadService
 from elasticflow.snapshots.writer.memory_service import MemoryTierService
-from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
+from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots, State
 from elasticflow.snapshots.writer.reports import ThrottledTroubles
 from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.snapshots.writer.threads import or_die, thread
@@ -38,28 +57,14 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable
 
+    from elasticflow.events import EventRecord
+    from elasticflow.snapshots.client.messages import ToWriter
+    from elasticflow.snapshots.format.shard_file import StagedShard
+    from elasticflow.snapshots.memory.buffers import Buffer
+
 _WRITING_THREADS = 2
 _HEAR_OUT_S = 5.0
 _NICENESS = 5  # training goes first; while a worker waits for us, it does not compete
-
-
-@dataclass(eq=False)
-class _Worker:
-    """A connected rank."""
-
-    channel: wire.Channel
-    rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    generation: int = 0
-    buffers: dict[int, Buffer] = field(default_factory=dict)
-    busy: bool = False
-
-    def send(self, message: wire.Message, descriptors: tuple[int, ...] = ()) -> None:
-        try:
-            self.channel.send(message, descriptors)
-        except OSError:
-            return  # it is gone; its own thread sees that too
 
 
 class Writer:
@@ -67,13 +72,13 @@ class Writer:
 
     def __init__(self, start: WriterStart) -> None:
         self._limits = start.limits
-        self._workers: set[_Worker] = set()
+        self._workers: set[ConnectedRank] = set()
         tell = partial(self._report, listeners=self._workers, to_parent=True)
         catalog = Catalog(
             Storage(start.uri, start.config.options, on_trouble=ThrottledTroubles(tell)), start.prefix
         )
-        self._writing = ShardWriter(start, catalog)
-        self._loader = LoadService(catalog)
+        self._shard_writer = ShardWriter(start, catalog)
+        self._load_service = LoadService(catalog)
         self._pool = BufferPool(start.config.staging_limit)
         self._pending_snapshots = PendingSnapshots()
         self._memory_tier = MemoryTierService(
@@ -81,15 +86,16 @@ class Writer:
         )
         self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
         self._committer = Committer(start, catalog, self._pending_snapshots, self._report)
-        self._out: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: no more
+        # None: no more.
+        self._out: queue.SimpleQueue[EventRecord | None] = queue.SimpleQueue()
         self._committing = thread(self._committer.run)
         self._printing = thread(self._print)
 
     def start(self) -> None:
         """Listen, and say where on standard output."""
-        server, address = wire.listen()
-        for each in (self._printing, self._committing, thread(self._accept, server)):
-            each.start()
+        server, address = channels.listen()
+        for started in (self._printing, self._committing, thread(self._accept, server)):
+            started.start()
         self._out.put({"event": "ready", "address": address})
 
     def finish(self) -> None:
@@ -105,59 +111,66 @@ class Writer:
     def _accept(self, server: socket.socket) -> None:
         while True:
             connection, _ = server.accept()
-            if wire.is_own_user(connection):
-                worker = _Worker(wire.Channel(connection))
-                thread(self._serve, worker).start()
+            if channels.is_own_user(connection):
+                thread(self._serve, Channel(connection, messages.to_writer)).start()
             else:
                 connection.close()
 
-    def _serve(self, worker: _Worker) -> None:
+    def _serve(self, channel: Channel[ToWriter]) -> None:
+        hello = channel.receive()
+        if not isinstance(hello, Hello):
+            channel.close()
+            return
+        worker = ConnectedRank(channel, hello)
         try:
             if not self._greet(worker):
                 return
             while True:
-                worker.channel.wait()
-                worker.busy = True  # before anything is read: see _is_idle
-                message = worker.channel.receive()
+                channel.wait()
+                worker.is_busy = True  # before anything is read: see _is_idle
+                message = channel.receive()
                 if message is None:
                     return
-                if "reserve" in message:
-                    self._reserve(worker, message["reserve"])
-                elif "stage" in message:
-                    self._stage(worker, message["stage"])
-                elif not self._loader.handle(worker, message):
-                    self._memory_tier.handle(worker, message)
-                worker.busy = False
+                self._handle(worker, message)
+                worker.is_busy = False
         finally:
             self._memory_tier.leave(worker)
-            self._loader.leave(worker)
+            self._load_service.leave(worker)
             self._workers.discard(worker)
             for buffer in worker.buffers.values():
                 self._pool.disown(buffer)
-            worker.channel.close()
+            channel.close()
 
-    def _greet(self, worker: _Worker) -> bool:
-        message = worker.channel.receive()
-        if message is None or "hello" not in message:
-            return False
+    def _handle(self, worker: ConnectedRank, message: ToWriter) -> None:
+        match message:
+            case Hello():
+                raise ValueError("a worker greeted twice")
+            case ReserveBuffers():
+                self._reserve(worker, message.nbytes)
+            case Stage():
+                self._stage(worker, message)
+            case Load():
+                self._load_service.load(worker, message.name)
+            case Unload():
+                self._load_service.leave(worker)
+            case ReserveSlots() | Describe() | RequestPersist() | Recall() | Invalidate():
+                self._memory_tier.handle(worker, message)
+            case _:
+                assert_never(message)
+
+    def _greet(self, worker: ConnectedRank) -> bool:
         fault_injection.reach("writer.hello")
-        hello = message["hello"]
-        worker.rank, worker.world_size = hello["rank"], hello["world_size"]
-        worker.local_world_size, worker.generation = hello["local_world_size"], hello["generation"]
-        is_alone = worker.local_world_size == worker.world_size
+        is_single_node = worker.hello.is_single_node
         self._hear_out(worker.generation)
-        if not self._pending_snapshots.greet(worker.generation, is_alone=is_alone):
-            worker.send(
-                {
-                    "refused": f"generation {worker.generation} is over, {self._pending_snapshots.newest} is here"
-                }
-            )
+        if not self._pending_snapshots.greet(worker.generation, is_single_node=is_single_node):
+            newest = self._pending_snapshots.newest
+            worker.send(Refused(f"generation {worker.generation} is over, {newest} is here"))
             return False
-        self._memory_tier.greet(is_alone=is_alone)
+        self._memory_tier.greet(is_single_node=is_single_node)
         fault_injection.reach("writer.before_settle")
-        self._pending_snapshots.settle(worker.generation, self._limits.settle_s)
+        self._pending_snapshots.await_older(worker.generation, self._limits.settle_s)
         self._workers.add(worker)
-        worker.send({"welcome": True})
+        worker.send(Welcome())
         return True
 
     def _hear_out(self, generation: float) -> None:
@@ -167,69 +180,61 @@ class Writer:
         while time.monotonic() < deadline and not all(self._is_idle(worker) for worker in older):
             time.sleep(0.001)
 
-    def _is_idle(self, worker: _Worker) -> bool:
+    def _is_idle(self, worker: ConnectedRank) -> bool:
         """Whether nothing *worker* sent is unread or being handled; the order of the two looks matters."""
         try:
             is_unread = worker in self._workers and worker.channel.wait(0)
         except (OSError, ValueError):  # closed in this moment
             is_unread = False
-        return not is_unread and (not worker.busy or worker not in self._workers)
+        return not is_unread and (not worker.is_busy or worker not in self._workers)
 
-    def _reserve(self, worker: _Worker, nbytes: int) -> None:
+    def _reserve(self, worker: ConnectedRank, nbytes: int) -> None:
         fault_injection.reach("writer.reserve")
         for buffer in worker.buffers.values():
             self._pool.disown(buffer)
         worker.buffers = {}
-        try:
-            found, short = self._pool.take_up_to(2, nbytes, least=1, workers=worker.local_world_size)
-        except LimitError as error:
-            worker.send({"over_limit": str(error)})
-            return
-        except OSError as error:
-            worker.send({"no_memory": str(error)})
-            return
-        worker.buffers = {buffer.number: buffer for buffer in found}
-        size = min(buffer.size for buffer in found)
-        message = {"buffers": [b.number for b in found], "size": size, "single": short}
-        worker.send(message, tuple(b.descriptor for b in found))
+        with memory_refused(worker):
+            sharers = worker.hello.local_world_size
+            buffers, single = self._pool.take_up_to(2, nbytes, least=1, workers=sharers)
+            worker.buffers = {buffer.number: buffer for buffer in buffers}
+            size = min(buffer.size for buffer in buffers)
+            message = Buffers([buffer.number for buffer in buffers], size, single)
+            worker.send(message, tuple(buffer.descriptor for buffer in buffers))
 
-    def _stage(self, worker: _Worker, message: dict[str, Any]) -> None:
-        """Take a share over; its bytes are written by a thread of the pool."""
-        buffer = worker.buffers.get(message["buffer"])
+    def _stage(self, worker: ConnectedRank, message: Stage) -> None:
+        """Take a shard over; its bytes are written by a thread of the pool."""
+        buffer = None if message.buffer is None else worker.buffers.get(message.buffer)
         if buffer is not None:
             buffer.busy = True
-        share = PendingSnapshot(
-            message["name"], message["step"], worker.generation, worker.world_size, worker.local_world_size
+        hello, shard = worker.hello, message.shard
+        pending = PendingSnapshot(
+            message.name, message.step, hello.generation, hello.world_size, hello.local_world_size
         )
-        pending = self._pending_snapshots.add(share, worker.rank, message["record"], worker)
+        pending = self._pending_snapshots.add(pending, worker.rank, shard.record, worker)
         fault_injection.reach("writer.received")
-        self._submit(worker.rank, pending, message, buffer)
+        self._submit(worker.rank, pending, shard, buffer)
 
-    def _submit(
-        self, rank: int, pending: PendingSnapshot, message: dict[str, Any], buffer: Buffer | None
-    ) -> None:
-        self._threads.submit(or_die, self._write, rank, pending, message, buffer)
+    def _submit(self, rank: int, pending: PendingSnapshot, shard: StagedShard, buffer: Buffer | None) -> None:
+        self._threads.submit(or_die, self._write, rank, pending, shard, buffer)
 
-    def _write(
-        self, rank: int, pending: PendingSnapshot, message: dict[str, Any], buffer: Buffer | None
-    ) -> None:
+    def _write(self, rank: int, pending: PendingSnapshot, shard: StagedShard, buffer: Buffer | None) -> None:
         error, files = None, []
         try:
-            if pending.error is None:
+            if pending.state is not State.ABANDONED:
                 memory = memoryview(buffer.view if buffer is not None else b"")
-                files = self._writing.write(pending, rank, message, memory)
+                files = self._shard_writer.write(pending, rank, shard, memory)
         except Exception as caught:  # noqa: BLE001  # whatever the store raises is the snapshot's reason
             error = f"{type(caught).__name__}: {caught}"
         if buffer is not None and self._pool.written(buffer):
-            pending.listeners[rank].send({"released": buffer.number})
+            pending.listeners[rank].send(Released(buffer.number))
         self._pending_snapshots.finish(pending, rank, files, error)
 
-    def _report(self, report: dict[str, Any], listeners: Iterable[_Worker], *, to_parent: bool) -> None:
+    def _report(self, report: EventRecord, listeners: Iterable[ConnectedRank], *, to_parent: bool) -> None:
         self._memory_tier.note(report)
         if to_parent:
             self._out.put(report)
         for worker in tuple(listeners):
-            worker.send({"report": report})
+            worker.send(Report(report))
 
     def _print(self) -> None:
         """Write reports to standard output; a thread of its own, since the parent may be slow to read."""

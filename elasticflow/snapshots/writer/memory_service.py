@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, assert_never
 
-from elasticflow.snapshots.memory.buffers import LimitError
+from elasticflow import events
+from elasticflow.snapshots.client.messages import (
+    CommittedPosition,
+    Describe,
+    Held,
+    HeldMemory,
+    HeldSet,
+    HeldShard,
+    Invalidate,
+    PersistBegun,
+    Recall,
+    RequestPersist,
+    ReserveSlots,
+    Slots,
+)
 from elasticflow.snapshots.memory.tier import MemoryTierSlots, PersistRequest, RankSlots, SlotSet
+from elasticflow.snapshots.writer.connected_rank import memory_refused
 from elasticflow.snapshots.writer.pending import PendingSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elasticflow.events import EventRecord
+    from elasticflow.snapshots.format.shard_file import StagedShard
     from elasticflow.snapshots.memory.buffers import Buffer, BufferPool
+    from elasticflow.snapshots.writer.connected_rank import ConnectedRank
     from elasticflow.snapshots.writer.pending import PendingSnapshots
 
-_AT_THE_END = "crash"  # trigger of what is written because its launch ended without a snapshot of it
+# Trigger of what is written because its launch ended without a snapshot of it.
+_AT_THE_END = "crash"
 
-Message = dict[str, Any]
-
-
-class Listener(Protocol):
-    """A connected rank."""
-
-    rank: int
-    world_size: int
-    local_world_size: int
-    generation: int
-
-    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Send it a message."""
+MemoryTierMessage = ReserveSlots | Describe | RequestPersist | Recall | Invalidate
 
 
 class MemoryTierService:
@@ -38,7 +46,7 @@ class MemoryTierService:
     Args:
         pool: Where slots come from.
         pending_snapshots: Snapshots on their way to the store.
-        write: Starts writing a share: rank, set, message (as of `StagingClient.stage`), buffer.
+        write: Starts writing a shard: rank, snapshot, how it lies in the buffer, the buffer.
         set_aside: Has a committed snapshot never be restored: name, reason.
     """
 
@@ -46,40 +54,48 @@ class MemoryTierService:
         self,
         pool: BufferPool,
         pending_snapshots: PendingSnapshots,
-        write: Callable[[int, PendingSnapshot, Message, Buffer], None],
+        write: Callable[[int, PendingSnapshot, StagedShard, Buffer], None],
         set_aside: Callable[[str, str], None],
     ) -> None:
         self._pending_snapshots, self._write, self._set_aside = pending_snapshots, write, set_aside
         pending_snapshots.on_free = self.begin
         self._tier = MemoryTierSlots(pool)
-        self._rank_slots: dict[Listener, RankSlots] = {}
+        self._rank_slots: dict[ConnectedRank, RankSlots] = {}
         self._beginning = threading.Lock()
-        self._begun: dict[str, Message] = {}
-        self._committed: Message | None = None  # place of the newest snapshot committed out of the tier
-        self._taken: list[
-            PendingSnapshot
-        ] = []  # of the newest generation: out of the tier, not known to be refused
-        self._handlers: dict[str, Callable[[Any, Any], None]] = {
-            "slots": self._attach,
-            "layout": self._describe,
-            "wish": self._request_persist,
-            "recall": self._recall,
-            "forget": self._forget,
-        }
+        self._begun: dict[str, CommittedPosition] = {}
+        # The newest snapshot that was committed out of the tier.
+        self._committed: CommittedPosition | None = None
+        # Of the newest generation: snapshots out of the tier that are not known to be refused.
+        self._taken: list[PendingSnapshot] = []
 
-    def handle(self, worker: Listener, message: Message) -> None:
-        """Do what *worker* asks for, if it concerns the tier."""
-        kind = next(iter(message))
-        if kind in self._handlers:
-            self._handlers[kind](worker, message[kind])
+    def handle(self, worker: ConnectedRank, message: MemoryTierMessage) -> None:
+        """Do what *worker* asks for."""
+        match message:
+            case ReserveSlots():
+                self._attach(worker, message.nbytes)
+            case Describe():
+                if (rank_slots := self._rank_slots.get(worker)) is not None:
+                    self._tier.describe(rank_slots, message.number, message.shard)
+            case RequestPersist():
+                # A worker of an older generation has nothing to ask for.
+                if worker in self._rank_slots and worker.generation == self._pending_snapshots.newest:
+                    self._tier.request(PersistRequest(worker.generation, message.step, message.trigger))
+                    self.begin()
+            case Recall():
+                self._recall(worker)
+            case Invalidate():
+                self._invalidate(worker.generation, message.equal_at)
+            case _:
+                assert_never(message)
 
-    def greet(self, *, is_alone: bool) -> None:
+    def greet(self, *, is_single_node: bool) -> None:
         """A worker of the newest generation is here: what older ones ask for is not begun any more."""
         self._tier.request(None)
-        if not is_alone:  # a group over several nodes goes on without the tier: what lies here grows old
+        # A group over several nodes goes on without the tier: what lies here grows old.
+        if not is_single_node:
             self._tier.clear()
 
-    def leave(self, worker: Listener) -> None:
+    def leave(self, worker: ConnectedRank) -> None:
         """*worker* is gone."""
         rank_slots = self._rank_slots.pop(worker, None)
         if rank_slots is not None:
@@ -98,103 +114,78 @@ class MemoryTierService:
         """See that the newest set is on the store or on its way: no worker comes any more."""
         self._pending_snapshots.end_open()
         self._pending_snapshots.await_free()
-        held = self._tier.newest()
-        if held is not None:
-            self._tier.request(PersistRequest(*held.place, _AT_THE_END))
+        slot_set = self._tier.newest()
+        if slot_set is not None:
+            self._tier.request(PersistRequest(slot_set.generation, slot_set.step, _AT_THE_END))
             self.begin()
 
-    def note(self, report: Message) -> None:
+    def note(self, report: EventRecord) -> None:
         """Take note of an outcome."""
-        place = self._begun.pop(str(report.get("name")), None)
-        if place is not None and report["event"] == "snapshot.committed":
-            self._committed = place
+        position = self._begun.pop(str(report.get("name")), None)
+        if position is not None and report["event"] == events.SNAPSHOT_COMMITTED:
+            self._committed = position
 
-    def _begin(self, held: SlotSet, request: PersistRequest) -> None:
-        name, record = held.metadata()
+    def _begin(self, slot_set: SlotSet, request: PersistRequest) -> None:
+        name, record = slot_set.metadata()
         about = record["manifest"]
         about["trigger"] = request.trigger
-        world_size = len(held.shares)
-        listeners = {w.rank: w for w in tuple(self._rank_slots) if w.generation == held.generation}
-        self._begun[name] = {"name": name, "step": held.step, **{k: about[k] for k in ("epoch", "samples")}}
+        world_size = len(slot_set.slots)
+        listeners = {w.rank: w for w in tuple(self._rank_slots) if w.generation == slot_set.generation}
+        self._begun[name] = CommittedPosition(name, slot_set.step, about["epoch"], about["samples"])
         pending = PendingSnapshot(
             name,
-            held.step,
-            held.generation,
+            slot_set.step,
+            slot_set.generation,
             world_size,
             world_size,
-            staged=set(held.shares),
+            staged=set(slot_set.slots),
             record=record,
-            listeners=dict(listeners),
+            listeners=listeners,
         )
-        self._taken = [taken for taken in self._taken if taken.generation == held.generation]
+        self._taken = [taken for taken in self._taken if taken.generation == slot_set.generation]
         self._taken.append(pending)
-        self._pending_snapshots.enter(pending)
+        self._pending_snapshots.add_complete(pending)
         for listener in listeners.values():
-            listener.send({"begun": {"name": name, "step": held.step, "trigger": request.trigger}})
-        for rank, share in held.shares.items():
-            message = {**share.layout, "name": name, "step": held.step, "record": None if rank else record}
-            self._write(rank, pending, message, share.buffer)
+            listener.send(PersistBegun(name, slot_set.step, request.trigger))
+        for rank, slot in slot_set.slots.items():
+            self._write(rank, pending, replace(slot.layout, record=None if rank else record), slot.buffer)
 
-    def _attach(self, worker: Listener, nbytes: int) -> None:
-        try:
+    def _attach(self, worker: ConnectedRank, nbytes: int) -> None:
+        with memory_refused(worker):
             rank_slots = self._tier.attach(
-                worker.rank, worker.world_size, worker.generation, nbytes, self._rank_slots.get(worker)
+                worker.rank, worker.hello.world_size, worker.generation, nbytes, self._rank_slots.get(worker)
             )
-        except LimitError as error:
-            worker.send({"over_limit": str(error)})
-            return
-        except OSError as error:
-            worker.send({"no_memory": str(error)})
-            return
-        self._rank_slots[worker] = rank_slots
-        buffers = [buffer for _, buffer in rank_slots.slots]
-        worker.send({"slots": [b.size for b in buffers]}, tuple(b.descriptor for b in buffers))
+            self._rank_slots[worker] = rank_slots
+            buffers = [buffer for _, buffer in rank_slots.slots]
+            worker.send(Slots([b.size for b in buffers]), tuple(b.descriptor for b in buffers))
 
-    def _describe(self, worker: Listener, message: Message) -> None:
-        rank_slots = self._rank_slots.get(worker)
-        if rank_slots is not None:
-            self._tier.describe(rank_slots, message["number"], message)
-
-    def _request_persist(self, worker: Listener, message: Message) -> None:
-        if (
-            worker in self._rank_slots and worker.generation == self._pending_snapshots.newest
-        ):  # a zombie has nothing to ask for
-            self._tier.request(PersistRequest(worker.generation, message["step"], message["trigger"]))
-            self.begin()
-
-    def _forget(self, worker: Listener, message: Message) -> None:
-        """The replicas of *worker*'s generation differ: what was taken of them since they were equal is not to be used.
+    def _invalidate(self, generation: int, equal_at: int) -> None:
+        """The replicas of *generation* differ: what was taken of them since they were equal is not to be used.
 
         Every rank says so before it ends. New workers are answered only after this was handled.
         """
-        self._tier.invalidate(worker.generation)
-        with self._beginning:  # no other set is taken meanwhile, and of all ranks the first sets aside
+        self._tier.invalidate(generation)
+        # No other set is taken meanwhile, and of all ranks the first sets aside.
+        with self._beginning:
             doubtful = [
-                taken
-                for taken in self._taken
-                if taken.generation == worker.generation and taken.step > message["equal_at"]
+                taken for taken in self._taken if taken.generation == generation and taken.step > equal_at
             ]
             self._taken = [taken for taken in self._taken if taken not in doubtful]
-            reason = f"the ranks' replicas differ, and were last known to be equal after step {message['equal_at']}"
+            reason = f"the ranks' replicas differ, and were last known to be equal after step {equal_at}"
             for pending in doubtful:
                 if not self._pending_snapshots.refuse(pending, reason):
                     self._set_aside(pending.name, reason)
 
-    def _recall(self, worker: Listener, _: None) -> None:
-        is_alone = worker.local_world_size == worker.world_size
-        held = self._tier.newest(before=worker.generation) if is_alone else None
-        if held is None:
-            worker.send({"held": None})
+    def _recall(self, worker: ConnectedRank) -> None:
+        is_single_node = worker.hello.is_single_node
+        slot_set = self._tier.newest(before=worker.generation) if is_single_node else None
+        if slot_set is None:
+            worker.send(Held(None))
             return
-        name, record = held.metadata()
-        shares = [
-            {
-                "size": share.buffer.size,
-                **{key: value for key, value in share.layout.items() if key in ("tensors", "nbytes")},
-            }
-            for share in held.shares.values()
-        ]
-        about = {"name": name, "generation": held.generation, "step": held.step, "record": record}
-        worker.send({"held": {**about, "committed": self._committed, "shares": shares}})
-        for share in held.shares.values():
-            worker.send({"share": None}, (share.buffer.descriptor,))
+        name, record = slot_set.metadata()
+        slots = slot_set.slots.values()
+        shards = [HeldShard(slot.buffer.size, replace(slot.layout, record=None)) for slot in slots]
+        held = HeldSet(name, slot_set.generation, slot_set.step, record, self._committed, tuple(shards))
+        worker.send(Held(held))
+        for slot in slots:
+            worker.send(HeldMemory(), (slot.buffer.descriptor,))

@@ -1,4 +1,4 @@
-"""Which shares have come, and which generation may still commit: the writer's shared memory of itself.
+"""Which shards have come, and which generation may still commit.
 
 The rule that keeps history in one line: a snapshot of an older generation may be committed only while no worker of a
 newer one can have chosen where to start from. Workers learn that their writer is ready by its answer to their greeting,
@@ -10,27 +10,46 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.snapshots.format.shard_file import WrittenFile
+    from elasticflow.snapshots.writer.connected_rank import ConnectedRank
+
+
+class State(Enum):
+    """How far a snapshot has come on this node."""
+
+    STAGING = "its shards are coming or being written"
+    WRITTEN = "its shards are on the store"
+    COMMITTED = "its manifest is on the store"
+    ABANDONED = "it will not be committed"
+
+
+class Role(Enum):
+    """What this node's writer does for a snapshot."""
+
+    LOCAL = "all ranks are here: it commits"
+    COORDINATOR = "rank 0 is here: it commits when the other nodes have written their shards"
+    PARTICIPANT = "rank 0 is elsewhere: it announces its shards and waits for the commit"
 
 
 @dataclass(eq=False)
 class PendingSnapshot:
-    """The shares of one snapshot that this node holds.
+    """The shards of one snapshot that this node holds.
 
     Attributes:
-        staged: Ranks whose share was handed over.
-        done: Ranks whose share is on the store, or failed.
+        staged: Ranks whose shard was handed over.
+        done: Ranks whose shard is on the store, or failed.
         files: What is on the store, by rank.
-        record: What rank 0 gave with its share.
-        error: Why the snapshot cannot be committed.
+        record: What rank 0 gave with its shard.
         listeners: Who is told of the outcome, by rank.
-        is_over: No more shares can come.
-        is_published: Its manifest is there.
+        state: How far it has come.
+        reason: Why it was abandoned.
+        is_complete: No more shards can come.
     """
 
     name: str
@@ -43,36 +62,43 @@ class PendingSnapshot:
     done: set[int] = field(default_factory=set)
     files: dict[int, list[WrittenFile]] = field(default_factory=dict)
     record: dict[str, Any] | None = None
-    error: str | None = None
-    listeners: dict[int, Any] = field(default_factory=dict)
-    is_over: bool = False
-    is_published: bool = False
+    listeners: dict[int, ConnectedRank] = field(default_factory=dict)
+    state: State = State.STAGING
+    reason: str = ""
+    is_complete: bool = False
 
     @property
-    def is_alone(self) -> bool:
-        """Whether all ranks are on this node."""
-        return self.local_world_size == self.world_size
+    def role(self) -> Role:
+        """What this writer does for it, as far as rank 0 has staged."""
+        if self.local_world_size == self.world_size:
+            return Role.LOCAL
+        return Role.COORDINATOR if 0 in self.staged else Role.PARTICIPANT
 
     @property
     def is_settled(self) -> bool:
         """Whether nothing of it is still coming or being written."""
-        return self.done == self.staged and (self.is_over or len(self.staged) == self.local_world_size)
+        return self.done == self.staged and (self.is_complete or len(self.staged) == self.local_world_size)
+
+    def abandon(self, reason: str) -> None:
+        """It will not be committed; the first reason stands."""
+        if self.state is not State.ABANDONED:
+            self.state, self.reason = State.ABANDONED, reason
 
     def end(self) -> None:
-        """No more shares can come: unless all are here, the snapshot cannot be committed."""
+        """No more shards can come: unless all are here, the snapshot cannot be committed."""
         if len(self.staged) < self.local_world_size:
-            self.is_over = True
-            self.error = self.error or "the generation ended before all shares were staged"
+            self.is_complete = True
+            self.abandon("the generation ended before all shares were staged")
 
 
 @dataclass
 class _Generation:
-    is_alone: bool
-    answered: bool = False
+    is_single_node: bool
+    is_answered: bool = False
 
 
 class PendingSnapshots:
-    """Share sets and generations of one writer; safe to use from all its threads.
+    """Snapshots without an outcome, and generations, of one writer; safe to use from all its threads.
 
     Attributes:
         on_free: Called, by the thread that closes a snapshot, whenever no other is open.
@@ -81,7 +107,7 @@ class PendingSnapshots:
     def __init__(self) -> None:
         self.on_free: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
-        self._sets: dict[str, PendingSnapshot] = {}
+        self._open: dict[str, PendingSnapshot] = {}
         self._generations: dict[int, _Generation] = {}
         self._is_finishing = False
 
@@ -94,111 +120,123 @@ class PendingSnapshots:
     def is_free(self) -> bool:
         """Whether no snapshot is without an outcome."""
         with self._changed:
-            return not self._sets
+            return not self._open
 
     @property
     def open_names(self) -> set[str]:
         """Names of the snapshots without an outcome."""
         with self._changed:
-            return set(self._sets)
+            return set(self._open)
 
-    def greet(self, generation: int, *, is_alone: bool) -> bool:
+    def greet(self, generation: int, *, is_single_node: bool) -> bool:
         """Take note of a worker of *generation*; True if it is welcome: no newer generation is here."""
         with self._changed:
             if generation < self.newest:
                 return False
-            self._generations.setdefault(generation, _Generation(is_alone))
-            for pending in self._sets.values():
+            self._generations.setdefault(generation, _Generation(is_single_node))
+            for pending in self._open.values():
                 if pending.generation < generation:
                     pending.end()
             self._changed.notify_all()
             return True
 
-    def settle(self, generation: int, limit_s: float) -> None:
+    def await_older(self, generation: int, limit_s: float) -> None:
         """Return when no snapshot before *generation* is open, or after *limit_s*; then none of them is committed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: all(s.generation >= generation for s in self._sets.values()), limit_s
+                lambda: all(s.generation >= generation for s in self._open.values()), limit_s
             )
-            self._generations[generation].answered = True
+            self._generations[generation].is_answered = True
 
     def add(
-        self, share: PendingSnapshot, rank: int, record: dict[str, Any] | None, listener: Any
+        self,
+        pending: PendingSnapshot,
+        rank: int,
+        record: dict[str, Any] | None,
+        listener: ConnectedRank | None,
     ) -> PendingSnapshot:
-        """Note that *rank* handed over a share of the snapshot that *share* describes; return its set."""
+        """Note that *rank* handed over a shard of the snapshot that *pending* describes; return the one it is part of."""
         with self._changed:
-            pending = self._sets.setdefault(share.name, share)
+            pending = self._open.setdefault(pending.name, pending)
             pending.staged.add(rank)
-            pending.listeners[rank] = listener
+            if listener is not None:
+                pending.listeners[rank] = listener
             pending.record = record or pending.record
             if pending.generation < self.newest or self._is_finishing:
                 pending.end()
             return pending
 
-    def enter(self, pending: PendingSnapshot) -> None:
-        """Note a snapshot whose shares are all here."""
+    def add_complete(self, pending: PendingSnapshot) -> None:
+        """Note a snapshot whose shards are all here."""
         with self._changed:
-            self._sets[pending.name] = pending
+            self._open[pending.name] = pending
 
     def finish(
         self, pending: PendingSnapshot, rank: int, files: list[WrittenFile], error: str | None
     ) -> None:
-        """Note that *rank*'s share is on the store or failed."""
+        """Note that *rank*'s shard is on the store, or failed with *error*."""
         with self._changed:
             pending.done.add(rank)
             pending.files[rank] = files
-            pending.error = pending.error or error
+            if error is not None:
+                pending.abandon(error)
+            if pending.is_settled and pending.state is State.STAGING:
+                pending.state = State.WRITTEN
             self._changed.notify_all()
 
     def refuse(self, pending: PendingSnapshot, reason: str) -> bool:
         """Have *pending* not be committed; False if it was: who asks has to set it aside."""
         with self._changed:
-            pending.error = pending.error or reason
-            return not pending.is_published
+            if pending.state is State.COMMITTED:
+                return False
+            pending.abandon(reason)
+            return True
 
     def published(self, pending: PendingSnapshot) -> str | None:
         """Note that the manifest is there; return why it was refused meanwhile: who published has to set it aside."""
         with self._changed:
-            pending.is_published = True
-            return pending.error
+            if pending.state is State.ABANDONED:
+                return pending.reason
+            pending.state = State.COMMITTED
+            return None
 
     def end_all(self) -> None:
-        """No more shares can come at all: once every open set is settled, `next_settled` has no more."""
+        """No more shards can come at all: once every open snapshot is settled, `next_settled` has no more."""
         with self._changed:
             self._is_finishing = True
             self._changed.notify_all()
         self.end_open()
 
     def next_settled(self) -> PendingSnapshot | None:
-        """Return the oldest open set once it is settled: snapshots are committed in the order they were staged."""
+        """Return the oldest open snapshot once it is settled: snapshots are committed in the order they were staged."""
         with self._changed:
-            self._changed.wait_for(self._can_tell_next)
-            return next(iter(self._sets.values()), None)
+            self._changed.wait_for(self._is_next_known)
+            return next(iter(self._open.values()), None)
 
-    def _can_tell_next(self) -> bool:
-        oldest = next(iter(self._sets.values()), None)
+    def _is_next_known(self) -> bool:
+        oldest = next(iter(self._open.values()), None)
         return self._is_finishing if oldest is None else oldest.is_settled
 
     def close(self, pending: PendingSnapshot) -> None:
         """The snapshot has an outcome."""
         with self._changed:
-            self._sets.pop(pending.name, None)
-            is_free = not self._sets
+            self._open.pop(pending.name, None)
+            is_free = not self._open
             self._changed.notify_all()
         if is_free:
             self.on_free()
 
     def end_open(self) -> None:
-        """No more shares can come of the snapshots that are open."""
+        """No more shards can come of the snapshots that are open."""
         with self._changed:
-            for pending in self._sets.values():
+            for pending in self._open.values():
                 pending.end()
             self._changed.notify_all()
 
     def await_free(self) -> None:
         """Return when no snapshot is open."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._sets)
+            self._changed.wait_for(lambda: not self._open)
 
     def is_current(self, pending: PendingSnapshot) -> bool:
         """Return whether no newer generation has greeted."""
@@ -211,13 +249,13 @@ class PendingSnapshots:
         Asked when a newer generation was claimed: by this node's own launcher, whose workers greet in a moment and
         wait for their answer, or by another launch, whose workers never come here.
         """
-        if not pending.is_alone:
+        if pending.role is not Role.LOCAL:
             return None
         with self._changed:
             self._changed.wait_for(lambda: self.newest > pending.generation, limit_s)
             newer = [n for n in self._generations if n > pending.generation]
             if not newer or any(
-                self._generations[n].answered or not self._generations[n].is_alone for n in newer
+                self._generations[n].is_answered or not self._generations[n].is_single_node for n in newer
             ):
                 return None
             return max(newer)

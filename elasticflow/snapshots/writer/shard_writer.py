@@ -1,24 +1,23 @@
-"""A rank's share, from staging memory to files on the store."""
+"""A rank's shard, from staging memory to files on the store."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.snapshots.format import shard_file
 from elasticflow.snapshots.format.manifest import STATE_FILE
-from elasticflow.snapshots.format.shard_file import TensorEntry
 from elasticflow.snapshots.store.publish import Publisher
 from elasticflow.snapshots.store.reuse import ReusableFiles
 
 if TYPE_CHECKING:
-    from elasticflow.snapshots.format.shard_file import Packed, WrittenFile
+    from elasticflow.snapshots.format.shard_file import Packed, StagedShard, WrittenFile
     from elasticflow.snapshots.format.writer_config import WriterStart
     from elasticflow.snapshots.store.catalog import Catalog
     from elasticflow.snapshots.writer.pending import PendingSnapshot
 
 
 class ShardWriter:
-    """Writes shares of one run's snapshots; safe to use from several threads."""
+    """Writes shards of one run's snapshots; safe to use from several threads."""
 
     def __init__(self, start: WriterStart, catalog: Catalog) -> None:
         self._run_id = start.run_id
@@ -28,43 +27,42 @@ class ShardWriter:
         self._publisher = Publisher(catalog)
 
     def write(
-        self, pending: PendingSnapshot, rank: int, message: dict[str, Any], memory: memoryview
+        self, pending: PendingSnapshot, rank: int, shard: StagedShard, memory: memoryview
     ) -> list[WrittenFile]:
-        """Write *rank*'s share, and rank 0's state.json; return what the manifest says about the files.
+        """Write *rank*'s shard, and rank 0's state.json; return what the manifest says about the files.
 
         Frozen tensors go to a file of their own, which is written only if no earlier snapshot has the same bytes.
 
         Args:
             pending: The snapshot.
-            rank: Whose share.
-            message: What the worker sent with it (`StagingClient.stage`).
+            rank: Whose shard.
+            shard: How it lies in *memory*.
             memory: The staging buffer.
 
         Raises:
             OSError: the store failed; nothing half written is at a file's name.
         """
         place = self._publisher.place(pending.name)
-        tensors = [TensorEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in message["tensors"]]
-        staged = memory[: message["nbytes"]]
+        staged = memory[: shard.nbytes]
         ranks = rank, pending.world_size
         about = {"run_id": self._run_id, "snapshot": pending.name, "step": str(pending.step)}
-        own = [tensor for tensor in tensors if not tensor.frozen]
-        shard = shard_file.pack(shard_file.shard_name(*ranks), tensors=own, staged=staged, about=about)
-        files = [shard_file.write_shard(self._storage, place, shard, self._integrity)]
-        if frozen := [tensor for tensor in tensors if tensor.frozen]:
+        own = [tensor for tensor in shard.tensors if not tensor.frozen]
+        packed = shard_file.pack(shard_file.shard_name(*ranks), tensors=own, staged=staged, about=about)
+        files = [shard_file.write_shard(self._storage, place, packed, self._integrity)]
+        if frozen := [tensor for tensor in shard.tensors if tensor.frozen]:
             # Nothing of this snapshot in the header: equal tensors make equal files.
             about = {"run_id": self._run_id}
-            shard = shard_file.pack(
+            packed = shard_file.pack(
                 shard_file.frozen_name(*ranks), tensors=frozen, staged=staged, about=about
             )
-            files.append(self._write_unless_there(place, shard))
-        if message["record"] is not None:
-            state = message["record"]["state"]
+            files.append(self._write_unless_there(place, packed))
+        if shard.record is not None:
+            state = shard.record["state"]
             files.append(shard_file.write_json(self._storage, place, STATE_FILE, state, self._integrity))
         return files
 
-    def _write_unless_there(self, place: str, shard: Packed) -> WrittenFile:
-        found = self._reusable_files.find(shard.sha256())
+    def _write_unless_there(self, place: str, packed: Packed) -> WrittenFile:
+        found = self._reusable_files.find(packed.sha256())
         if found is not None:
-            return shard.borrowed(*found)
-        return shard_file.write_shard(self._storage, place, shard, "sha256")
+            return packed.borrowed(*found)
+        return shard_file.write_shard(self._storage, place, packed, "sha256")

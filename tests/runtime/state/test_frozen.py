@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +17,7 @@ from elasticflow.runtime.snapshot import restore
 from elasticflow.runtime.snapshot.rank_shard import Sharing, balanced
 from elasticflow.runtime.state.state import State
 from elasticflow.snapshots.format.manifest import Manifest
+from elasticflow.snapshots.format.shard_file import StagedShard
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.catalog import Catalog
@@ -102,11 +102,11 @@ def commit(catalog: Catalog, state: State, step: int) -> Manifest:
     captured = state.capture()
     share = Sharing(0, 1).share_of(captured)
     memory = memoryview(bytearray(share.nbytes))
-    entries = [asdict(entry) for entry in share.copy_into(memory)]
+    entries = list(share.copy_into(memory))
     record = {"state": {"position": {"step": step}, "state": captured.tree}}
-    message = {"tensors": entries, "nbytes": share.nbytes, "record": record}
+    shard = StagedShard(entries, share.nbytes, record)
     pending = PendingSnapshot(f"{step:012d}-0001-{step:08x}", step, 1, 1, 1)
-    files = ShardWriter(WriterStart("", "r"), catalog).write(pending, 0, message, memory)
+    files = ShardWriter(WriterStart("", "r"), catalog).write(pending, 0, shard, memory)
     about: dict[str, Any] = {"run_id": "r", "generation": 1, "world_size": 1, "trigger": "steps"}
     made = Manifest(
         name=pending.name,

@@ -15,14 +15,17 @@ import pytest
 
 from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError
+from elasticflow.snapshots.client import messages
 from elasticflow.snapshots.client.channel import Channel
 from elasticflow.snapshots.client.connection import WriterConnection
 from elasticflow.snapshots.client.loading import NodeLoader
+from elasticflow.snapshots.client.messages import Hello, Load
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
 from elasticflow.snapshots.read import load
 from elasticflow.snapshots.read import verified_files as snapshots_held
 from elasticflow.snapshots.read.stream import VerifiedStream
 from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 from elasticflow.snapshots.writer.load_service import LoadService
 from elasticflow.storage.storage import Storage
 from tests.snapshots.conftest import Bench
@@ -30,7 +33,6 @@ from tests.snapshots.conftest import Bench
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.snapshots.client.channel import Message
     from elasticflow.snapshots.client.writer_process import WriterProcess
     from elasticflow.snapshots.read.load import LoadedSnapshot
 
@@ -101,22 +103,20 @@ def check(loaded: LoadedSnapshot) -> None:
 class NodeOfOne:
     """The writer's side of loading, for one rank, in this process: a store in memory is no other process' to read."""
 
-    generation = 1
-
     def __init__(self, uri: str) -> None:
         ours, theirs = socket.socketpair()
-        self.link, self._channel = WriterConnection(Channel(ours)), Channel(theirs)
+        self.link = WriterConnection(Channel(ours, messages.to_worker))
+        self._rank = ConnectedRank(Channel(theirs, messages.to_writer), Hello(0, 1, 1, 1))
         self._loader = LoadService(Catalog(Storage(uri)))
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """See load_service.Asker."""
-        self._channel.send(message, descriptors)
-
     def _serve(self) -> None:
-        while (message := self._channel.receive()) is not None:
-            self._loader.handle(self, message)
-        self._channel.close()
+        while (message := self._rank.channel.receive()) is not None:
+            if isinstance(message, Load):
+                self._loader.load(self._rank, message.name)
+            else:
+                self._loader.leave(self._rank)
+        self._rank.channel.close()
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ def test_rank_gone_while_loading(bench: Bench, committed: str, monkeypatch: pyte
     monkeypatch.setenv(fault_injection.VARIABLE, "restore.mid_load=stall:1@2-3")
     writer = bench.writer()
     client = bench.connect(writer, 0, 2, generation=2)
-    client.send({"load": committed})
+    client.send(Load(committed))
     assert comes_true(lambda: bool(held(writer.process.pid, committed)))
     client.close()
     assert comes_true(lambda: not held(writer.process.pid, committed))

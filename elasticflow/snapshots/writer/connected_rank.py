@@ -1,0 +1,62 @@
+"""A rank that is connected to its node's writer."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elasticflow.snapshots.client.messages import NoMemory, OverLimit
+from elasticflow.snapshots.memory.buffers import LimitError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.snapshots.client.channel import Channel
+    from elasticflow.snapshots.client.messages import Hello, ToWorker, ToWriter
+    from elasticflow.snapshots.memory.buffers import Buffer
+
+
+@dataclass(eq=False)
+class ConnectedRank:
+    """One rank, as the writer sees it.
+
+    Attributes:
+        channel: Its connection.
+        hello: How it greeted.
+        buffers: Staging buffers that it may write into, by number.
+        is_busy: A message of it is being handled.
+    """
+
+    channel: Channel[ToWriter]
+    hello: Hello
+    buffers: dict[int, Buffer] = field(default_factory=dict)
+    is_busy: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.hello.rank
+
+    @property
+    def generation(self) -> int:
+        """The generation it belongs to."""
+        return self.hello.generation
+
+    def send(self, message: ToWorker, descriptors: tuple[int, ...] = ()) -> None:
+        """Send it a message; nothing happens if it is gone: its own thread sees that too."""
+        try:
+            self.channel.send(message, descriptors)
+        except OSError:
+            return
+
+
+@contextlib.contextmanager
+def memory_refused(worker: ConnectedRank) -> Iterator[None]:
+    """Tell *worker* if the memory that it asked for is more than the limit allows, or than the machine has."""
+    try:
+        yield
+    except LimitError as error:
+        worker.send(OverLimit(str(error)))
+    except OSError as error:
+        worker.send(NoMemory(str(error)))
