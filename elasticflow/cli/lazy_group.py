@@ -17,10 +17,11 @@ _ONE_SECTION: Mapping[str, str] = MappingProxyType({})
 
 
 class CommandEntry(NamedTuple):
-    """A command of a group: its module below `elasticflow.cli`, whose `command` it is, and its line in `--help`."""
+    """A command of a group: its module below `elasticflow.cli`, its line in `--help`, and its name in the module."""
 
     module: str
     line: str
+    name: str = "command"
 
 
 class LazyGroup(click.Group):
@@ -49,8 +50,9 @@ class LazyGroup(click.Group):
         """Return the command, importing its module now."""
         if cmd_name not in self._table:
             return None
-        module = importlib.import_module(f"elasticflow.cli.{self._table[cmd_name].module}")
-        command: click.Command = module.command
+        entry = self._table[cmd_name]
+        module = importlib.import_module(f"elasticflow.cli.{entry.module}")
+        command: click.Command = getattr(module, entry.name)
         return command
 
     def resolve_command(
@@ -67,7 +69,7 @@ class LazyGroup(click.Group):
         titles = {first: title for title, first in self._sections.items()}
         rows: dict[str, list[tuple[str, str]]] = {}
         title = "Commands"
-        for name, (_, line) in self._table.items():
+        for name, (_, line, _) in self._table.items():
             title = titles.get(name, title)
             rows.setdefault(title, []).append((name.ljust(max(map(len, self._table))), line))
         for title, commands in rows.items():
@@ -80,7 +82,7 @@ class LazyGroup(click.Group):
 
         names = [
             CompletionItem(name, help=line)
-            for name, (_, line) in self._table.items()
+            for name, (_, line, _) in self._table.items()
             if name.startswith(incomplete)
         ]
         return names or click.Command.shell_complete(self, ctx, incomplete)

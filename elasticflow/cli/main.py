@@ -75,6 +75,9 @@ def group() -> None:
     elasticflow run jobs/mnist.toml          train it
     elasticflow resume mnist                 go on after an interruption
     """
+    from elasticflow.observe.terminal.colours import colour_choice
+
+    click.get_current_context().color = colour_choice(os.environ)  # of all commands below
 
 
 def call(arguments: Sequence[str] | None = None) -> int:

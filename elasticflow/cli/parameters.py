@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.trials.compare_runs import TOLERANCE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -18,6 +20,18 @@ overrides_option = click.option(
 )
 case_option = click.option(
     "--case", metavar="NAME", help="Which case of the file's [matrix]; `elasticflow plan FILE` lists them."
+)
+
+
+format_option = click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text."
+)
+tolerance_option = click.option(
+    "--tolerance",
+    type=click.FloatRange(0, min_open=True),
+    default=TOLERANCE,
+    show_default=True,
+    help='For consistency = "batch": how far two smoothed losses may lie apart, as a share of the largest.',
 )
 
 

@@ -1,4 +1,4 @@
-"""`--deep`: a job's own code imported and called in a child process, and what that tells."""
+"""`--deep`: imports and calls a job's own code in a child process, and reports what is wrong with it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DeepReport(NamedTuple):
     """What `--deep` found out.
 
     Attributes:
-        problems: Problems, in the order they were met.
+        problems: In the order they were met.
         facts: `samples`, `evaluation_samples`, `sample`, `parameters`, `trainable`, `snapshot_bytes`, `model_bytes`,
             `optimizer_bytes`, `loss`: those that could be found out.
         notes: How, and what was not tried.
@@ -120,7 +120,7 @@ def _entry_point(job: Job, project_root: Path) -> str:
 
 
 def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport:
-    """Return what a child told, and how it ended if that was not as it should."""
+    """Return what a child reported; a child that did not come to its end is a problem itself."""
     problems: list[DeepProblem] = []
     facts: dict[str, Any] = {}
     notes: list[str] = []

@@ -70,23 +70,23 @@ def run(
         assert process.stdout is not None
         with process.stdout as printed:
             try:
-                watched = _Watched(process, told, printed)
-                is_over = watched.until_end(limit_s)
+                pipes = _ChildPipes(process, told, printed)
+                is_over = pipes.until_end(limit_s)
                 if not is_over:
                     process.send_signal(signal.SIGABRT)  # faulthandler writes the stacks
-                    watched.until_end(_STACKS_S)
+                    pipes.until_end(_STACKS_S)
                 left = _left(process.pid, mark) if is_over else []
             finally:
                 _end_all(process.pid, mark)
                 process.kill()
                 process.wait()
-            watched.read(0)
+            pipes.read(0)
     code = process.returncode if is_over else None
-    return ChildEnd(code, watched.messages(), watched.printed.decode("utf-8", "replace"), left)
+    return ChildEnd(code, pipes.messages(), pipes.printed.decode("utf-8", "replace"), left)
 
 
-class _Watched:
-    """A child's two pipes, read while it runs. Others may hold them open, so nobody waits for their end."""
+class _ChildPipes:
+    """A child's two pipes, read while it runs; other processes may hold them open, so nobody waits for their end."""
 
     def __init__(self, process: subprocess.Popen[bytes], told: IO[bytes], printed: IO[bytes]) -> None:
         self._process, self._told = process, bytearray()

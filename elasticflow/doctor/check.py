@@ -1,4 +1,4 @@
-"""What was looked at, how it is, what that means and what to do."""
+"""The result of a check: what was checked, how it is, what that means and what to do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Verdict = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that was looked at.
+    """How one thing is.
 
     Attributes:
-        topic: Head it stands under: "python", "torch", "machine", "network", "storage", "project".
-        name: What was looked at, in a word or two.
+        topic: Heading it stands under: "python", "torch", "machine", "network", "storage", "project".
+        name: What was checked, in a word or two.
         verdict: Whether it is as it should be.
         fact: How it is.
         meaning: What follows for a run; empty when all is well.
@@ -59,5 +59,5 @@ class Needs:
 
 
 def ok(topic: str, name: str, fact: str) -> CheckResult:
-    """Return a finding that all is well."""
+    """Return a result that all is well."""
     return CheckResult(topic, name, "ok", fact)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[CheckResult]:
-    """Yield every finding as it is made; nothing is left behind, also when the caller stops in between.
+    """Yield each result as soon as it is known; nothing is left behind, also when the caller stops in between.
 
     torch comes last: it is imported meanwhile, in a child.
 
@@ -36,7 +36,7 @@ def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[CheckResult]:
         yield from network(needs)
         yield from stores(needs)
         yield from project(needs)
-        yield from probe.findings(needs, wait)
+        yield from probe.results(needs, wait)
     finally:
         probe.close()
 

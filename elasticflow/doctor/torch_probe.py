@@ -1,4 +1,4 @@
-"""torch, imported in a process of its own: one that is broken, or hangs, is a finding and no traceback."""
+"""torch, imported in a process of its own: one that is broken, or hangs, is a result and no traceback."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TorchProbe:
                 text=True,
             )
 
-    def findings(
+    def results(
         self, needs: Needs, wait: Callable[[str], None], limit_s: float = LIMIT_S
     ) -> Iterator[CheckResult]:
         """Yield what the child found; *wait* is told what is waited for, if anything is."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from elasticflow.observe.history import History, state_of
 from elasticflow.observe.records import float_of, int_of, last_of, read, tail, text_of, unix_time
 from elasticflow.observe.terminal.durations import parts_of
+from elasticflow.observe.terminal.formats import number, rfc3339
 from elasticflow.observe.terminal.pace import Pace
 
 if TYPE_CHECKING:
@@ -88,6 +89,27 @@ class RunStatus:
     failure: dict[str, Any] | None
     verdict: dict[str, Any] | None
     lost: dict[str, str | None] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--format json` prints; times are RFC 3339 in UTC."""
+        facts = {"job": self.folder.job, "run_id": self.folder.run_id, **asdict(self)}
+        facts["folder"] = str(self.folder.path)
+        for name in ("started", "launched", "updated"):
+            facts[name] = None if facts[name] is None else rfc3339(facts[name])
+        return facts
+
+    @property
+    def progress(self) -> str:
+        """`93 of 230 (40 %)`, or the step alone while the end is unknown."""
+        if self.steps is None:
+            return str(self.step)
+        return f"{self.step} of {self.steps} ({100 * self.step // self.steps} %)"
+
+    @property
+    def main_metrics(self) -> str:
+        """`accuracy 0.9806`: the metrics that are not the loss, else the loss; empty if there are none."""
+        named = {k: v for k, v in self.evaluation.items() if k != "loss"} or self.evaluation
+        return ", ".join(f"{name} {number(value)}" for name, value in named.items())
 
 
 def is_locked(folder: RunFolder) -> bool:

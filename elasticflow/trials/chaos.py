@@ -34,10 +34,10 @@ class FaultCost:
 
     Attributes:
         fault: What was done.
-        words: The same for people.
+        words: What was done, for people.
         restarts: Class of each generation that ended.
-        seconds: From the fault, or the drain that it led to, to the first step of the generation that went on; None: none
-            had to.
+        seconds: From the fault, or from the drain it led to, until the next generation had finished its first step;
+            None if no generation ended.
         redone: Steps that were done again.
         snapshots: Snapshots that were set aside, or could not be written.
     """
@@ -52,15 +52,15 @@ class FaultCost:
 
 @dataclass(frozen=True)
 class ChaosOutcome:
-    """What came of it.
+    """How the disturbed run compares with the undisturbed one.
 
     Attributes:
         run: The disturbed run's folder.
-        steps: Finished.
-        seconds: Of the undisturbed and of the disturbed run.
-        comparison: Of the two.
-        costs: Of each fault, in order.
-        undone: Faults that the run ended before.
+        steps: Steps that the disturbed run finished.
+        seconds: That the undisturbed and the disturbed run took.
+        comparison: Of the two runs.
+        costs: Of each fault that was done, in order.
+        undone: Number of faults that were not done, because the run had ended before.
     """
 
     run: RunFolder
@@ -85,10 +85,10 @@ def run_with_faults(
     Args:
         subject: The job; its own runs and snapshots are left alone.
         plan: What is done.
-        workers: Of each node.
-        steps: Of each run.
+        workers: Workers of each node.
+        steps: Steps of each run.
         tolerance: Of `compare_losses`.
-        scratch: Where both live.
+        scratch: Folder for both runs.
         begin: Called with each trial before it starts; returns what is called with its steps so far.
 
     Raises:
@@ -102,16 +102,16 @@ def run_with_faults(
         )
     mark = secrets.token_hex(2)
     began = time.monotonic()
-    calm = trial.undisturbed(1, workers * plan.nodes, steps)
-    reference = TrialRun(calm, subject, scratch, mark).play(begin(calm))
-    found = max(record.step for record in reference)
-    if found < steps:
-        trial.check_length(found)
-        plan = replace(plan, faults=tuple(each for each in plan.faults if each.step <= found - 2))
+    undisturbed = trial.undisturbed(1, workers * plan.nodes, steps)
+    reference = TrialRun(undisturbed, subject, scratch, mark).play(begin(undisturbed))
+    length = max(record.step for record in reference)
+    if length < steps:
+        trial.check_length(length)
+        plan = replace(plan, faults=tuple(each for each in plan.faults if each.step <= length - 2))
     between = time.monotonic()
-    wild = trial.with_faults(2, workers, found, plan)
-    played = TrialRun(wild, subject, scratch, mark)
-    records = played.play(begin(wild))
+    disturbed = trial.with_faults(2, workers, length, plan)
+    played = TrialRun(disturbed, subject, scratch, mark)
+    records = played.play(begin(disturbed))
     if subject.job.train.consistency == "exact":
         comparison = compare_runs.compare_bits(reference, compare_runs.without_lost_steps(records))
         comparison = replace(comparison, redone=compare_runs.redone(records))

@@ -1,4 +1,4 @@
-"""Doing the faults of a plan to a launch that is held."""
+"""Does the faults of a plan to a launch that waits for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DoneFault:
 
 
 def fault_variable(plan: FaultPlan, folder: Path) -> str:
-    """Return what `ELASTICFLOW_FAULTS` says for a run of *plan*: each fault within a process waits for its cue."""
+    """Return the value of ELASTICFLOW_FAULTS for a run of *plan*; each fault inside a process waits for its cue file."""
     clauses = []
     for number, fault in enumerate(plan.faults):
         if fault.clause is not None:
@@ -43,7 +43,7 @@ def fault_variable(plan: FaultPlan, folder: Path) -> str:
 
 
 def scale(plan: FaultPlan, folder: Path) -> tuple[ScaleChange, ...]:
-    """Return how many nodes there are from when on, each change on its cue."""
+    """Return how the number of nodes changes, each change on its cue file."""
     changes = [ScaleChange(0.0, plan.nodes)]
     for number, fault in enumerate(plan.faults):
         if KINDS[fault.what].nodes:
@@ -53,7 +53,7 @@ def scale(plan: FaultPlan, folder: Path) -> tuple[ScaleChange, ...]:
 
 
 def cue(folder: Path, number: int) -> Path:
-    """Return the file that says that it is time for a plan's fault of that number."""
+    """Return the file whose existence says that it is time for the plan's fault *number*."""
     return folder / f"cue-{number}"
 
 
@@ -81,7 +81,7 @@ class FaultActor:
         return found
 
     def _do(self, number: int, fault: Fault) -> int:
-        """Return the rank that it befell, or is to befall."""
+        """Do one fault and return the rank that it happens to."""
         if fault.clause is not None or KINDS[fault.what].nodes:
             cue(self._folder, number).touch()
             return self._worker(fault.rank)["rank"] if fault.rank is None else fault.rank
@@ -101,7 +101,7 @@ class FaultActor:
         return next((each for each in self._workers if each["rank"] == rank), self._workers[-1])
 
     def _below_launch(self, pid: int) -> int:
-        """Return the agent that the worker *pid* lives from: the launch's own child."""
+        """Return the process between the launch and the worker *pid* that is the launch's own child: its agent."""
         while (parent := _parent(pid)) not in (self._launch, 0):
             pid = parent
         return pid

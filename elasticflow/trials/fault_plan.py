@@ -1,7 +1,7 @@
 """Fault plans: what is done to a run, at which step; read from TOML, or drawn from a seed.
 
 A plan says how many simulated nodes there are at the start (`nodes`, default 1), and has one table `[[faults]]` for
-each fault: `step` (finished steps when it is done), `what` (a key of KINDS), and to whom.
+each fault: `step` (finished steps when it is done), `what` (a key of KINDS), and the rank or node it happens to.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class FaultKind(NamedTuple):
 
     Attributes:
         words: What is said of it; `{target}` stands for the rank or the node.
-        target: Key of a plan that says to whom: `rank`, `node`; None: nobody in particular.
+        target: Key of the plan that names what it happens to: `rank`, `node`, `point`; None: nothing in particular.
         point: Fault points and acts that do it, inside of the processes of the run.
-        nodes: How many nodes come with it.
+        nodes: By how many nodes it makes the run larger.
     """
 
     words: str
@@ -71,9 +71,9 @@ class Fault:
     Attributes:
         step: Finished steps when it is done.
         what: A key of KINDS.
-        rank: Whom it befalls; None: the last rank.
+        rank: The worker it happens to; None: the last rank.
         node: Number of the node, from 0.
-        point: Of `at-point`: a key of `faults.POINTS`.
+        point: Of `at-point`: a key of `fault_injection.POINTS`.
         act: Of `at-point`: what happens there, to whoever gets there first.
     """
 
@@ -86,7 +86,7 @@ class Fault:
 
     @property
     def clause(self) -> str | None:
-        """What `faults.arm` is told of it, without its cue; None: it is done from outside."""
+        """Its clause of ELASTICFLOW_FAULTS, without the cue; None: it is done from outside."""
         if self.what == "at-point":
             return f"{self.point}={self.act}"
         return KINDS[self.what].point

@@ -59,8 +59,8 @@ class Trial:
         launches: One, or one after the other.
         steps: Where it ends.
         snapshot_every: Steps between its snapshots; None: only when it leaves.
-        killed_after: Step after which a worker is killed.
-        drained_after: Step after which it is drained, to go on with other workers.
+        killed_after: Step after which a worker is killed; None: none is.
+        drained_after: Step after which the first launch is drained, so that another goes on; None: there is one launch.
         plan: Faults that are done to it.
     """
 
@@ -175,10 +175,10 @@ def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
 
 
 def check_length(steps: int) -> None:
-    """Return if so many steps can be disturbed.
+    """Raise unless a trial of so many steps leaves room for what is done to it.
 
     Raises:
-        TrialRefusedError: they are too few.
+        TrialRefusedError: the steps are too few.
     """
     if steps < FEWEST_STEPS:
         raise TrialRefusedError(

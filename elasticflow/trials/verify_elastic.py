@@ -116,14 +116,16 @@ class _Verifying:
         self._reference: list[Record] = []
 
     def outcome(self, trial: Trial, *, asks_for_bits: bool = False) -> TrialOutcome:
-        """Play *trial* and return what came of it; of an exact job bits are compared in any case."""
+        """Play *trial* and compare it with the reference; bits are compared for an exact job, or if asked for."""
         began = time.monotonic()
         run, records = self._played(trial)
         last = max(record.step for record in records)
-        comparison, compared = self._judged(records, asks_for_bits=asks_for_bits or self._is_exact)
+        comparison, compared = self._compared(records, asks_for_bits=asks_for_bits or self._is_exact)
         return TrialOutcome(trial, run, last, time.monotonic() - began, comparison, compared)
 
-    def _judged(self, records: list[Record], *, asks_for_bits: bool) -> tuple[RunComparison | None, Compared]:
+    def _compared(
+        self, records: list[Record], *, asks_for_bits: bool
+    ) -> tuple[RunComparison | None, Compared]:
         if not self._reference:
             self._reference = records
             return None, "bits" if self._is_exact else "curve"
@@ -148,7 +150,7 @@ class _Verifying:
 
 @dataclass
 class Scratch:
-    """A folder of trials; gone afterwards unless it is to be kept."""
+    """A folder of trials, removed afterwards unless it is to be kept."""
 
     path: Path
     is_kept: bool

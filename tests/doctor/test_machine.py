@@ -153,7 +153,7 @@ def test_a_torch_that_is_broken(tmp_path: Path, program: str, fact: str) -> None
     """An import that hangs or fails is a finding, and the process is gone."""
     waited: list[str] = []
     probe = TorchProbe([sys.executable, "-S", "-c", program])
-    (found,) = probe.findings(needs_of(tmp_path), waited.append, limit_s=0.3 if "sleep" in program else 30)
+    (found,) = probe.results(needs_of(tmp_path), waited.append, limit_s=0.3 if "sleep" in program else 30)
     assert "problem" == found.verdict
     assert fact in found.fact
     assert found.remedy
@@ -185,5 +185,5 @@ def test_what_torch_tells(
     }
     facts |= {"error": None, "devices": [], **told}
     probe = TorchProbe([sys.executable, "-S", "-c", f"import json; print(json.dumps({facts!r}))"])
-    found = list(probe.findings(_needs(tmp_path, **changes), lambda _: None))
+    found = list(probe.results(_needs(tmp_path, **changes), lambda _: None))
     assert expected == _wrong(found)

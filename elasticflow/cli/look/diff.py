@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.parameters import case_option, job_of, overrides_option
+from elasticflow.cli.output import paint, print_json, table
+from elasticflow.cli.parameters import case_option, format_option, job_of, overrides_option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from elasticflow.compiler.drift.compare import Difference, Weight
     from elasticflow.observe.run_inputs import RunInputs
+
+_COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
+_OF_DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 
 @click.command("diff")
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
 @overrides_option
 @case_option
 @click.option("--sources", is_flag=True, help="Show the text of the job's own files that differ, as a diff.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+@format_option
 def command(
     run: str, other: str, overrides: tuple[str, ...], case: str | None, form: str, *, sources: bool
 ) -> int:
@@ -34,8 +41,6 @@ def command(
     elasticflow diff 20261120-104500-4f2a nightly --sources
     elasticflow diff s3://bucket/mnist/nightly jobs/mnist.toml --format json
     """
-    from elasticflow.cli.look.diff_text import lines_of
-    from elasticflow.cli.terminal import print_json
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
     from elasticflow.jobfile.project import current_project_root
     from elasticflow.observe import run_inputs
@@ -52,7 +57,7 @@ def command(
         }
         print_json(facts if text is None else {**facts, "sources": text})
     else:
-        click.echo("\n".join(lines_of(old, new, differences, text)))
+        click.echo("\n".join(_text_of(old, new, differences, text)))
     return ANSWER_IS_NO if differences else FINISHED
 
 
@@ -77,11 +82,61 @@ def _both_inputs(
 
 
 def _facts(inputs: RunInputs) -> dict[str, object]:
-    from elasticflow.cli.look.diff_text import outcome_of
-
     return {
         "name": inputs.name,
-        "outcome": outcome_of(inputs),
+        "outcome": _outcome_of(inputs),
         "data": dict(inputs.data),
         **inputs.made.origins.to_json(),
     }
+
+
+def _text_of(
+    old: RunInputs, new: RunInputs, differences: Sequence[Difference], sources: Sequence[str] | None
+) -> Iterator[str]:
+    """Yield what `elasticflow diff` prints."""
+    from elasticflow.compiler.drift.table import lines_of
+
+    yield f"{paint('old', bold=True)}  {old.name}"
+    yield f"{paint('new', bold=True)}  {new.name}"
+    yield ""
+    if differences:
+        yield from lines_of(differences, lambda text, weight: paint(text, _COLOURS[weight], bold=True))
+    else:
+        yield "  no difference in job, own code, versions, machine and data"
+    yield from _outcomes(old, new)
+    if sources is not None:
+        yield ""
+        yield from (paint(line, _OF_DIFF.get(line[:1])) for line in sources or ["no file differs"])
+
+
+def _outcome_of(inputs: RunInputs) -> dict[str, Any] | None:
+    """Return how a run went, for people and programs; None without a run folder."""
+    status = inputs.status
+    if status is None:
+        return None
+    return {
+        "status": status.status,
+        "launches": status.launch,
+        "steps": status.step,
+        "loss": status.loss,
+        **{f"evaluation {name}": value for name, value in status.evaluation.items()},
+        "best": status.best,
+        "restarts": status.restarts,
+        "samples_per_s": status.samples_per_s,
+    }
+
+
+def _outcomes(old: RunInputs, new: RunInputs) -> Iterator[str]:
+    was, now = _outcome_of(old) or {}, _outcome_of(new) or {}
+    names = [name for name in {**was, **now} if was.get(name) is not None or now.get(name) is not None]
+    if not names:
+        return
+    rows = [(name.replace("_per_s", "/s"), _shown(was.get(name)), _shown(now.get(name))) for name in names]
+    yield ""
+    yield from (f"  {line}" for line in table(("how it went", "old", "new"), rows))
+
+
+def _shown(value: object) -> str:
+    from elasticflow.observe.terminal.formats import number
+
+    return f"{value:,}" if isinstance(value, int) else value if isinstance(value, str) else number(value)

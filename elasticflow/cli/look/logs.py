@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.terminal import paint
+from elasticflow.cli.output import paint
+from elasticflow.cli.parameters import format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.records import unix_time
 from elasticflow.observe.runs import find_run
@@ -48,7 +49,7 @@ _LEFT_OUT = frozenset(
 @click.option(
     "--level", type=click.Choice(LEVELS[:4]), default="info", help="Leave out what is below; default: info."
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+@format_option
 def command(
     *, run: str | None, rank: int | None, generation: int | None, is_following: bool, level: str, form: str
 ) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import click
 
-from elasticflow.cli.facts import COLOURS, evaluation_of, facts_of
-from elasticflow.cli.terminal import paint, print_json, show_damage
+from elasticflow.cli.output import STATUS_COLOURS, paint, print_json, show_damage, table, terminal_width
+from elasticflow.cli.parameters import format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.status import RunStatus, read_status
 from elasticflow.observe.terminal.formats import local_time, number, span
 
 _HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED", "TOOK")
+# Where there is no room; `status` and JSON have them all.
+_FIRST_TO_GO = ("STARTED", "LOSS", "TOOK", "EVALUATION")
 
 # What is most likely of a supervisor that could not say how it ended.
 _LOST = {
@@ -25,7 +27,7 @@ _LOST = {
 
 @click.command("runs")
 @click.argument("job", required=False)
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+@format_option
 def command(job: str | None, form: str) -> None:
     """List the project's runs, or those of one JOB, the one that was launched last first.
 
@@ -36,15 +38,22 @@ def command(job: str | None, form: str) -> None:
     elasticflow runs mnist --format json
     """
     root = current_project_root()
-    found = [read_status(folder) for folder in list_runs(root, job)]
-    for status in found:
+    statuses = [read_status(folder) for folder in list_runs(root, job)]
+    for status in statuses:
         show_damage(status.folder)
     if form == "json":
-        print_json([facts_of(status) for status in found])
-    elif not found:
+        print_json([status.to_json() for status in statuses])
+    elif not statuses:
         click.echo(f"no runs{f' of {job}' if job else ''} in {root / 'runs'}", err=True)
     else:
-        _print_table([_row(status) for status in found], [status.status for status in found])
+
+        def paint_status(row: int, title: str, cell: str) -> str:
+            return paint(cell, STATUS_COLOURS[statuses[row].status]) if title == "STATUS" else cell
+
+        rows = [_row(status) for status in statuses]
+        width = terminal_width()
+        lines = table(_HEADER, rows, width=width, first_to_go=_FIRST_TO_GO, paint_cell=paint_status)
+        click.echo("\n".join(lines))
 
 
 def _row(status: RunStatus) -> tuple[str, ...]:
@@ -55,18 +64,7 @@ def _row(status: RunStatus) -> tuple[str, ...]:
         status.status + (f" ({_LOST[status.lost['kind'] or '']})" if status.lost else ""),
         f"{status.step}{of}",
         number(status.loss),
-        evaluation_of(status) or "-",
+        status.main_metrics or "-",
         local_time(status.started),
         span(sum(status.durations.values())) if status.durations else "-",
     )
-
-
-def _print_table(rows: list[tuple[str, ...]], states: list[str]) -> None:
-    widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
-    click.echo(
-        paint("  ".join(f"{text:<{w}}" for text, w in zip(_HEADER, widths, strict=True)).rstrip(), dim=True)
-    )
-    for row, state in zip(rows, states, strict=True):
-        cells = [f"{text:<{w}}" for text, w in zip(row, widths, strict=True)]
-        cells[2] = paint(cells[2], {str(k): v for k, v in COLOURS.items()}[state])
-        click.echo("  ".join(cells).rstrip())

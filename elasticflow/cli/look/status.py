@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.facts import COLOURS, facts_of, progress_of
-from elasticflow.cli.terminal import paint, print_json, short, show_damage
+from elasticflow.cli.output import STATUS_COLOURS, paint, print_json, shortest_path, show_damage
+from elasticflow.cli.parameters import format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import History
 from elasticflow.observe.incidents import overlap_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command("status")
 @click.argument("run", required=False)
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+@format_option
 def command(run: str | None, form: str) -> None:
     """Show how RUN is doing.
 
@@ -39,14 +39,14 @@ def command(run: str | None, form: str) -> None:
     show_damage(folder)
     overlap = overlap_of(History.read(folder))
     if form == "json":
-        print_json({**facts_of(status), "overlap": overlap})
+        print_json({**status.to_json(), "overlap": overlap})
     else:
         _print(status, overlap)
 
 
 def _print(status: RunStatus, overlap: str | None) -> None:
     folder = status.folder
-    word = paint(status.status, COLOURS[status.status], bold=True)
+    word = paint(status.status, STATUS_COLOURS[status.status], bold=True)
     click.echo(f"{paint(f'{folder.job} {folder.run_id}', bold=True)}  {word}")
     for name, text in _rows(status):
         click.echo(f"  {paint(f'{name:<11}', dim=True)} {text}")
@@ -58,7 +58,7 @@ def _print(status: RunStatus, overlap: str | None) -> None:
 
 
 def _rows(status: RunStatus) -> list[tuple[str, str]]:
-    rows = [("step", progress_of(status))]
+    rows = [("step", status.progress)]
     stopped = (status.verdict or {}).get("stopped")
     if stopped is not None:
         rows.append(("stopped by", stopped))
@@ -85,7 +85,7 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
     launch = f"launch {status.launch}, generation {status.generation}, {plural(status.restarts, 'restart')}"
     rows.append(("launch", launch))
     rows += _times(status)
-    rows.append(("folder", short(status.folder.path)))
+    rows.append(("folder", shortest_path(status.folder.path)))
     return rows
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.facts import COLOURS
-from elasticflow.cli.terminal import paint, print_json, short, show_damage
+from elasticflow.cli.output import STATUS_COLOURS, paint, print_json, shortest_path, show_damage
+from elasticflow.cli.parameters import format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import SUPERVISOR_LOST, History
 from elasticflow.observe.incidents import incidents, overlap_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command("why")
 @click.argument("run", required=False)
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+@format_option
 def command(run: str | None, form: str) -> None:
     """Say what went wrong in RUN, the newest first: the rank that failed first, its own error, what it cost.
 
@@ -43,7 +43,7 @@ def command(run: str | None, form: str) -> None:
         print_json([asdict(each) | {"at": when} for each, when in zip(found, at, strict=True)])
         return
     status = read_status(folder)
-    word = paint(status.status, COLOURS[status.status], bold=True)
+    word = paint(status.status, STATUS_COLOURS[status.status], bold=True)
     count = plural(len(found), "failure") if found else "nothing went wrong"
     click.echo(f"{paint(f'{folder.job} {folder.run_id}', bold=True)}  {word}, {count}")
     if (overlap := overlap_of(history)) is not None:
@@ -69,7 +69,7 @@ def _print_whole(incident: Incident) -> None:
         ("phase", incident.phase),
         ("others", incident.others),
         ("then", _outcome(incident)),
-        ("log", short(Path(incident.log)) if incident.log else None),
+        ("log", shortest_path(Path(incident.log)) if incident.log else None),
     ]
     for name, text in rows:
         if text:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.parameters import case_option, job_of, overrides_option
+from elasticflow.cli.parameters import case_option, format_option, job_of, overrides_option
 
 if TYPE_CHECKING:
     from elasticflow.doctor.check import CheckResult, Needs
@@ -21,7 +21,7 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗",
 @click.argument("job_file", metavar="[JOB]", type=click.Path(path_type=Path), required=False)
 @overrides_option
 @case_option
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+@format_option
 def command(job_file: Path | None, overrides: tuple[str, ...], case: str | None, form: str) -> int:
     """Check this machine: torch and its devices, limits, memory, ports, storage, clock; say what each means.
 
@@ -35,12 +35,12 @@ def command(job_file: Path | None, overrides: tuple[str, ...], case: str | None,
     """
     from dataclasses import asdict
 
-    from elasticflow.cli.terminal import interrupted_by_signals, print_json
+    from elasticflow.cli.output import interrupt_on_signals, print_json
     from elasticflow.doctor.questions import examine
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
 
     needs = _needs(job_file, overrides, case)
-    interrupted_by_signals()
+    interrupt_on_signals()
     if form == "json":
         found = list(examine(needs, lambda _: None))
         print_json([asdict(each) for each in found])
@@ -62,7 +62,7 @@ def _needs(job_file: Path | None, overrides: tuple[str, ...], case: str | None) 
 
 
 def _shown(needs: Needs) -> list[CheckResult]:
-    from elasticflow.cli.terminal import paint
+    from elasticflow.cli.output import paint
     from elasticflow.doctor.questions import examine
     from elasticflow.observe.terminal.formats import plural
 

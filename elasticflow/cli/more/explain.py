@@ -22,7 +22,7 @@ def command(code: str | None) -> int:
     elasticflow explain
     elasticflow explain num_train_epochs
     """
-    from elasticflow.cli.terminal import paint
+    from elasticflow.cli.output import paint
     from elasticflow.jobfile.diagnostics.explanations import explanation_of, titles
 
     if code is None:

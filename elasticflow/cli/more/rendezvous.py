@@ -1,4 +1,4 @@
-"""`elasticflow rendezvous`: a store that outlives what trains."""
+"""`elasticflow rendezvous serve`: a store that outlives what trains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
 
 COMMANDS: dict[str, CommandEntry] = {
-    "serve": CommandEntry("more.rendezvous_serve", "Serve a store in which the machines of runs meet."),
+    "serve": CommandEntry("more.rendezvous", "Serve a store in which the machines of runs meet.", "serve"),
 }
 
 
@@ -18,3 +18,38 @@ def command() -> None:
     \b
     elasticflow rendezvous serve --port 29400
     """
+
+
+@click.command("serve")
+@click.option("--host", default="", help="Address to listen on; default: all of this machine's.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=29400,
+    show_default=True,
+    help="Port to listen on; 0: a free one.",
+)
+def serve(host: str, port: int) -> int:
+    """Serve a store in which the machines of runs meet, until Ctrl-C or SIGTERM.
+
+    It trains nothing and may run on any machine, such as a login node. Jobs name it and say that it is there:
+
+    \b
+    [nodes]
+    endpoint = "store:29400"
+    [torchrun]
+    rdzv_conf = { is_host = false }
+
+    \b
+    on `store`:        elasticflow rendezvous serve --port 29400
+    on one machine:    elasticflow run JOB
+    on any other one:  elasticflow run JOB --join store:29400
+
+    Any of the machines that train may be lost then, also the one that began: a machine that has joined leads the run
+    on, from its newest snapshot. If the store is lost, the run ends with 75, and `elasticflow resume` goes on with it
+    at the same endpoint once a store is served there again. Several runs may use one store, one of each job at a time.
+    It has no password: keep its port inside your network.
+    """
+    from elasticflow.launcher.rendezvous.serve_command import serve_until_asked
+
+    return serve_until_asked(host, port, lambda text: click.echo(text, err=True))

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.parameters import case_option, job_of, overrides_option
-from elasticflow.cli.prove.trial_options import tolerance_option
-from elasticflow.cli.terminal import interrupted_by_signals, print_json, show_warnings
-from elasticflow.cli.train.view import warn
+from elasticflow.cli.output import interrupt_on_signals, print_json, show_warnings, warn
+from elasticflow.cli.parameters import case_option, format_option, job_of, overrides_option, tolerance_option
 
 if TYPE_CHECKING:
-    from elasticflow.cli.prove.chaos_text import ChaosView
+    from elasticflow.cli.prove.trial_view import ChaosView
     from elasticflow.trials.chaos import ChaosOutcome
 
 
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="Keep both runs there; default: a temporary folder, kept only if the runs differ.",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+@format_option
 def command(
     job_file: Path,
     plan_file: Path | None,
@@ -64,7 +62,7 @@ def command(
     elasticflow chaos jobs/mnist.toml --plan examples/faults/workers.toml
     elasticflow chaos jobs/mnist.toml --faults 20 --seed 7 --steps 200
     """
-    from elasticflow.cli.prove.chaos_text import ChaosView
+    from elasticflow.cli.prove.trial_view import ChaosView
     from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError
     from elasticflow.launcher.launch import check_torch
@@ -87,7 +85,7 @@ def command(
     else:
         plan = fault_plan.read_plan(plan_file, least)
     steps = trial.check(job, [workers * plan.most_nodes], steps, count_gpus())
-    interrupted_by_signals()
+    interrupt_on_signals()
     view = ChaosView(job, plan, workers, steps, tolerance, quiet=form == "json")
     subject = TriedJob(job, loaded.files, loaded.project_root)
     with scratch_folder(keep) as folder, view:

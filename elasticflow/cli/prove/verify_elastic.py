@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.parameters import case_option, job_of, overrides_option
-from elasticflow.cli.prove.trial_options import tolerance_option
-from elasticflow.cli.terminal import interrupted_by_signals, print_json, show_warnings
-from elasticflow.cli.train.view import warn
+from elasticflow.cli.output import interrupt_on_signals, print_json, show_warnings, warn
+from elasticflow.cli.parameters import case_option, format_option, job_of, overrides_option, tolerance_option
 
 if TYPE_CHECKING:
-    from elasticflow.cli.prove.verify_text import VerifyView
+    from elasticflow.cli.prove.trial_view import VerifyView
     from elasticflow.trials.verify_elastic import TrialOutcome
 
 _MOST_WORKERS = 1024  # as in nodes.nproc_per_node
@@ -49,7 +47,7 @@ def _world_sizes(context: click.Context, parameter: click.Parameter, value: str)
     type=click.Path(path_type=Path, file_okay=False),
     help="Keep the trials' runs and records there; default: a temporary folder.",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+@format_option
 def command(
     job_file: Path,
     worlds: tuple[int, ...],
@@ -85,7 +83,7 @@ def command(
     elasticflow verify-elastic jobs/mnist.toml --worlds 1,3 --set train.consistency=exact \\
         --set train.virtual_shards=4
     """
-    from elasticflow.cli.prove.verify_text import VerifyView
+    from elasticflow.cli.prove.trial_view import VerifyView
     from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError
     from elasticflow.launcher.launch import check_torch
@@ -100,7 +98,7 @@ def command(
     check_torch(warn)
     require_importable(loaded)
     steps = trial.check(job, worlds, steps, count_gpus())
-    interrupted_by_signals()
+    interrupt_on_signals()
     view = VerifyView(job, worlds, steps, tolerance, quiet=form == "json")
     subject = TriedJob(job, loaded.files, loaded.project_root)
     outcomes = []

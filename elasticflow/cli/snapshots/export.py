@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.meter import Meter
+from elasticflow.cli.output import ProgressMeter, paint, print_json
 from elasticflow.cli.snapshots.selection import (
     find,
     find_one,
@@ -16,7 +16,6 @@ from elasticflow.cli.snapshots.selection import (
     store_errors,
     words_argument,
 )
-from elasticflow.cli.terminal import paint, print_json
 from elasticflow.errors import SnapshotNotFoundError
 from elasticflow.observe.terminal.formats import plural, size
 from elasticflow.snapshots.tools.export import write
@@ -88,7 +87,7 @@ def command(
             part = measured_part(source.catalog, row.manifest)
     path = output or _default(source, row, form, part)
     total = sum(entry.size for entry in row.manifest.locations().values())
-    with store_errors(), Meter(f"exporting {row.name}", total) as meter:
+    with store_errors(), ProgressMeter(f"exporting {row.name}", total) as meter:
         count = write(Export(source.catalog, row.manifest, part, meter), form, path, replaces=force)
     nbytes = _bytes(path)
     if as_json:

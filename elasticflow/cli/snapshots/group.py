@@ -10,8 +10,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "list": CommandEntry("snapshots.list", "List a run's snapshots, with why each stays."),
     "show": CommandEntry("snapshots.show", "Show all of one snapshot, and where it comes from."),
     "verify": CommandEntry("snapshots.verify", "Check every byte of snapshots."),
-    "pin": CommandEntry("snapshots.pin", "Keep snapshots until they are unpinned."),
-    "unpin": CommandEntry("snapshots.unpin", "Leave snapshots to the job's policy again."),
+    "pin": CommandEntry("snapshots.pin", "Keep snapshots until they are unpinned.", "pin"),
+    "unpin": CommandEntry("snapshots.pin", "Leave snapshots to the job's policy again.", "unpin"),
     "prune": CommandEntry("snapshots.prune", "Remove the snapshots that no rule keeps."),
     "export": CommandEntry(
         "snapshots.export", "Write the weights as safetensors, a torch state_dict or a DCP folder."

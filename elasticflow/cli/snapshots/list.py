@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.output import paint, print_json
 from elasticflow.cli.snapshots.selection import find, find_rows, form_options, option_option, words_argument
-from elasticflow.cli.terminal import paint, print_json
 from elasticflow.observe.snapshots.table import line, notes, summary, table
 
 if TYPE_CHECKING:

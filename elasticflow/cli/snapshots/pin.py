@@ -1,4 +1,4 @@
-"""`elasticflow snapshots pin [RUN] SNAPSHOT`: keep it, whatever the policy says."""
+"""`elasticflow snapshots pin` and `unpin`: keep a snapshot whatever the policy says, or leave it to the policy again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elasticflow.errors import SnapshotNotFoundError
 @words_argument("[RUN] SNAPSHOT...")
 @click.option("--note", default="", metavar="TEXT", help="Why; shown by list and show.")
 @option_option
-def command(words: tuple[str, ...], options: tuple[str, ...], note: str) -> None:
+def pin(words: tuple[str, ...], options: tuple[str, ...], note: str) -> None:
     """Keep SNAPSHOT of RUN until it is unpinned: neither retention nor `prune` removes it.
 
     \b
@@ -37,3 +37,21 @@ def command(words: tuple[str, ...], options: tuple[str, ...], note: str) -> None
         with store_errors("pinned"):
             source.catalog.pin(row.name, note)
         click.echo(f"{row.name}  pinned{f': {note}' if note else ''}")
+
+
+@click.command("unpin")
+@words_argument("[RUN] SNAPSHOT...")
+@option_option
+def unpin(words: tuple[str, ...], options: tuple[str, ...]) -> None:
+    """Leave SNAPSHOT of RUN to the job's policy again; the next retention may remove it.
+
+    \b
+    elasticflow snapshots unpin mnist step:5000
+    """
+    source, names = find(words, options)
+    rows = find_rows(source)
+    for row in [find_named(source, rows, name) for name in required(names, "unpin")]:
+        with store_errors("unpinned"):
+            source.catalog.unpin(row.name)
+        was = "unpinned" if row.note is not None else "was not pinned"
+        click.echo(f"{row.name}  {was}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.meter import Meter
+from elasticflow.cli.output import ProgressMeter, paint, print_json
 from elasticflow.cli.snapshots.selection import (
     find,
     form_options,
@@ -16,7 +16,6 @@ from elasticflow.cli.snapshots.selection import (
     store_errors,
     words_argument,
 )
-from elasticflow.cli.terminal import paint, print_json
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.observe.snapshots.rows import ordered_reasons
 from elasticflow.observe.terminal.formats import plural, size
@@ -121,8 +120,8 @@ def _dead(source: SnapshotSource) -> int:
     return newest if source.folder is not None else newest - 1
 
 
-def _watch(snapshot: Manifest) -> Meter:
-    return Meter(f"verifying {snapshot.name}", sum(e.size for e in snapshot.locations().values()))
+def _watch(snapshot: Manifest) -> ProgressMeter:
+    return ProgressMeter(f"verifying {snapshot.name}", sum(e.size for e in snapshot.locations().values()))
 
 
 def _agreed(pruning: prune.Pruning) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from elasticflow.cli.output import paint, print_json
 from elasticflow.cli.snapshots.selection import (
     find,
     find_one,
@@ -18,7 +19,6 @@ from elasticflow.cli.snapshots.selection import (
     store_errors,
     words_argument,
 )
-from elasticflow.cli.terminal import paint, print_json
 from elasticflow.observe.snapshots.lineage import draw, generations
 from elasticflow.observe.snapshots.page import page, tensors_by_prefix
 

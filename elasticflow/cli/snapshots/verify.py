@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.meter import Meter
+from elasticflow.cli.output import ProgressMeter, paint, print_json
 from elasticflow.cli.snapshots.selection import (
     find,
     find_named,
@@ -17,7 +17,6 @@ from elasticflow.cli.snapshots.selection import (
     store_errors,
     words_argument,
 )
-from elasticflow.cli.terminal import paint, print_json
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.observe.snapshots.rows import LATEST
 from elasticflow.observe.terminal.formats import size, span
@@ -104,7 +103,7 @@ def _verify(
         problems = {"MANIFEST.json": row.reason or row.state}
     else:
         nbytes = sum(entry.size for entry in row.manifest.locations().values())
-        with store_errors(), Meter(row.name, nbytes) as meter:
+        with store_errors(), ProgressMeter(row.name, nbytes) as meter:
             lines = verify.verify(source.catalog, row.manifest, meter)
             seconds = round(meter.seconds, 6)
         problems = {file: why for file, _, why in (text.partition(": ") for text in lines)}

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.output import warn
 from elasticflow.cli.parameters import job_of
-from elasticflow.cli.train.view import log_format_option, shown, warn
+from elasticflow.cli.train.view import log_format_option, shown
 
 if TYPE_CHECKING:
     from elasticflow.launcher.launch import Request

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.output import warn
 from elasticflow.cli.parameters import case_option, job_of, overrides_option
-from elasticflow.cli.train.view import log_format_option, shown, warn
+from elasticflow.cli.train.run_options import RunOptions
+from elasticflow.cli.train.view import log_format_option, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.launcher.launch import Request
-    from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
-    from elasticflow.run_folder import RunFolder
 
 
 @click.command("run")
@@ -84,118 +81,84 @@ def command(
     elasticflow run jobs/sweep.toml --case lr0.001-seed1   one case of a file with [matrix]
     elasticflow run jobs/sweep.toml --all --run-id tuning
     """
-    from elasticflow.errors import FINISHED
-
-    _require_usable(simulate_nodes, scale, run_id)
-    if is_all and (case is not None or endpoint is not None):
-        raise click.UsageError(
-            "--all is every case, on machines that this one leads: give it without --case and --join"
-        )
+    options = RunOptions(
+        job_file=job_file,
+        overrides=overrides,
+        run_id=run_id,
+        accept_drift=accept_drift,
+        simulate_nodes=simulate_nodes,
+        scale=scale,
+        endpoint=endpoint,
+        node_rank=node_rank,
+        case=case,
+        is_all=is_all,
+        log_format=log_format,
+    )
+    options.check()
     if dry_run:
         from elasticflow.cli.train.dry_run import show_plan
+        from elasticflow.errors import FINISHED
 
-        show_plan(
-            job_file,
-            overrides,
-            case=case,
-            run_id=run_id,
-            simulate_nodes=simulate_nodes,
-            scale=scale,
-            endpoint=endpoint,
-            is_all=is_all,
-        )
+        show_plan(options)
         return FINISHED
-    from elasticflow.jobfile.diagnostics import codes
-    from elasticflow.launcher.supervisor.scale_schedule import parse_scale
-
-    is_simulated = simulate_nodes is not None or scale is not None
-    but = {codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS} if is_simulated else set()
-    changes = parse_scale(scale or f"{simulate_nodes or 1}@0s")
-    train = _Training(overrides, accept_drift, changes, node_rank, log_format)
+    options.scale_changes()  # a schedule that is none is refused before the job is read
     if is_all:
-        from elasticflow.cli.train.run_all import run_all
-
-        return run_all(job_file, overrides, run_id, but, train, is_quiet=log_format == "json")
+        return _run_all(options)
     loaded = job_of(job_file, overrides, case)
-    if endpoint is None:
-        return _one(loaded, run_id, but, train)
-    if run_id or is_simulated or accept_drift:
-        raise click.UsageError("--join takes part in a run as its head started it: give it alone")
-    return _join(loaded, endpoint, train)
+    return _run_one(loaded, options) if endpoint is None else _join(loaded, endpoint, options)
 
 
-@dataclass(frozen=True)
-class _Training:
-    """How jobs are trained, whichever they are."""
-
-    overrides: tuple[str, ...]
-    accept_drift: bool
-    scale: tuple[ScaleChange, ...]
-    node_rank: int | None
-    log_format: str
-
-    def __call__(self, loaded: LoadedJob, folder: RunFolder) -> int:
-        return self.launch(self.request(loaded, folder))
-
-    def request(self, loaded: LoadedJob, folder: RunFolder) -> Request:
-        """Return what is to be launched.
-
-        Raises:
-            JobRefusedError: a package that the job's modules import is not installed here.
-        """
-        from elasticflow.compiler.inputs.missing_imports import require_importable
-        from elasticflow.launcher.launch import Request
-
-        assert loaded.job is not None
-        require_importable(loaded)
-        facts = (loaded.job, loaded.files, self.overrides, loaded.project_root, folder)
-        return Request(*facts, self.accept_drift, self.scale, self.node_rank, loaded.case)
-
-    def launch(self, request: Request) -> int:
-        """Launch it, shown as was asked for, and return the exit code."""
-        from elasticflow.launcher.launch import launch
-
-        with shown(self.log_format, request.folder.path) as show:
-            return launch(request, show, warn)
-
-
-def _require_usable(simulate_nodes: int | None, scale: str | None, run_id: str | None) -> None:
-    from elasticflow.run_folder import RUN_ID
-
-    if simulate_nodes is not None and scale is not None:
-        raise click.UsageError("--simulate-nodes and --scale both say how many nodes there are: use one")
-    if run_id is not None and not RUN_ID.fullmatch(run_id):
-        raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
-
-
-def _one(loaded: LoadedJob, run_id: str | None, but: Container[str], train: _Training) -> int:
+def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
     """Make the run of one job, or go on with it, if it is not finished."""
-    from elasticflow.cli.terminal import show_warnings
-    from elasticflow.cli.train.run_ids import run_id_of
+    from elasticflow.cli.output import show_warnings
     from elasticflow.errors import FINISHED
     from elasticflow.observe.runs import is_finished
-    from elasticflow.run_folder import RunFolder
 
-    assert loaded.job is not None
-    folder = RunFolder.of(loaded.project_root, loaded.job.job.name, run_id_of(run_id, loaded.case))
+    folder = options.folder_of(loaded)
     if is_finished(folder):
         click.echo(f"run {folder.run_id} is finished")
         return FINISHED
-    show_warnings(loaded, but=but)
-    return train(loaded, folder)
+    show_warnings(loaded, but=options.pointless_warnings)
+    return _launch(options.request(loaded, folder), options.log_format)
 
 
-def _join(loaded: LoadedJob, endpoint: str, train: _Training) -> int:
+def _run_all(options: RunOptions) -> int:
+    from elasticflow.cli.train.run_all import run_all
+
+    return run_all(
+        options.job_file,
+        options.overrides,
+        options.run_id,
+        options.pointless_warnings,
+        lambda loaded, folder: _launch(options.request(loaded, folder), options.log_format),
+        is_quiet=options.log_format == "json",
+    )
+
+
+def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
     """Take part in the run that another machine leads at *endpoint*."""
     from elasticflow.launcher.join import Address, join
     from elasticflow.run_folder import RunFolder
 
+    if options.run_id or options.is_simulated or options.accept_drift:
+        raise click.UsageError("--join takes part in a run as its head started it: give it alone")
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise click.BadParameter("write it like head:29400", param_hint="--join")
     assert loaded.job is not None
     folder = RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
-    address = Address(host, int(port))
     return join(
-        train.request(loaded, folder), address, lambda text: click.echo(text, err=True), warn, train.launch
+        options.request(loaded, folder),
+        Address(host, int(port)),
+        lambda text: click.echo(text, err=True),
+        warn,
+        lambda request: _launch(request, options.log_format),
     )
+
+
+def _launch(request: Request, log_format: str) -> int:
+    """Launch what is asked for, show it, and return the exit code."""
+    from elasticflow.launcher.launch import launch
+
+    with shown(log_format, request.folder.path) as show:
+        return launch(request, show, warn)

@@ -6,14 +6,12 @@ import os
 import shlex
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from elasticflow.cli.case_table import CaseResult, results_text
-from elasticflow.cli.terminal import interrupted_by_signals, show_warnings
-from elasticflow.cli.train.run_ids import run_id_of
-from elasticflow.cli.train.view import warn
+from elasticflow.cli.output import STATUS_COLOURS, interrupt_on_signals, paint, show_warnings, table, warn
+from elasticflow.cli.train.run_options import run_id_of
 from elasticflow.errors import (
     ANSWER_IS_NO,
     BUDGET_SPENT,
@@ -22,11 +20,13 @@ from elasticflow.errors import (
     KILLED_BY_USER,
     ElasticflowError,
 )
+from elasticflow.observe.status import read_status
+from elasticflow.observe.terminal.formats import number, span
 from elasticflow.redaction import public_overrides
 from elasticflow.run_folder import RunFolder, new_run_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
     from pathlib import Path
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
@@ -40,6 +40,22 @@ _WORDS = {
     KILLED_BY_USER: "interrupted",
 }
 _NOT_BEGUN = "not begun"
+
+
+class CaseResult(NamedTuple):
+    """What became of one case.
+
+    Attributes:
+        case: Its name.
+        run: Its run folder; it need not exist.
+        outcome: A word or two: as in `elasticflow runs`, or why there is no run.
+        seconds: Spent on it now; None: nothing was done.
+    """
+
+    case: str
+    run: RunFolder
+    outcome: str
+    seconds: float | None = None
 
 
 def run_all(
@@ -73,23 +89,21 @@ def run_all(
     whole = run_id or new_run_id()
     runs = [_folder(each, run_id_of(whole, each.case)) for each in jobs]
     results = [CaseResult(str(each.case), run, _NOT_BEGUN) for each, run in zip(jobs, runs, strict=True)]
-    told: set[Diagnostic] = set()
+    shown: set[Diagnostic] = set()
     code = FINISHED
-    interrupted_by_signals()
+    interrupt_on_signals()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number, job in enumerate(jobs):
-        say(
-            f"{'' if number == 0 else chr(10)}case {number + 1} of {len(jobs)}: {job.case}, run {runs[number].run_id}",
-            quiet=is_quiet,
-        )
-        _warn_once(job, told, but)
+    for index, (job, run) in enumerate(zip(jobs, runs, strict=True)):
+        blank_line = "\n" if index else ""
+        say(f"{blank_line}case {index + 1} of {len(jobs)}: {job.case}, run {run.run_id}", quiet=is_quiet)
+        _warn_once(job, shown, but)
         began = time.monotonic()
         try:
-            ended, outcome = _trained(job, runs[number], train)
+            ended, outcome = _train(job, run, train)
         except KeyboardInterrupt:  # before its supervisor stood, or behind it
             ended, outcome = INTERRUPTED, "interrupted"
         seconds = None if outcome == "finished before" else time.monotonic() - began
-        results[number] = CaseResult(str(job.case), runs[number], outcome, seconds)
+        results[index] = CaseResult(str(job.case), run, outcome, seconds)
         code = code if ended == FINISHED else ANSWER_IS_NO
         if ended in {INTERRUPTED, KILLED_BY_USER}:
             code = ended
@@ -104,10 +118,35 @@ def _again(job_file: Path, overrides: Sequence[str], run_id: str) -> str:
 
 
 def _sum_up(results: Sequence[CaseResult], code: int, again: str, *, quiet: bool) -> None:
-    say("\n" + "\n".join(results_text(results)), quiet=quiet)
+    say("\n" + "\n".join(_results_text(results)), quiet=quiet)
     if code != FINISHED:
         what = "go on with" if code in {INTERRUPTED, KILLED_BY_USER} else "try those that failed again with"
         say(f"\n{what}: {again}", quiet=quiet)
+
+
+def _results_text(results: Sequence[CaseResult]) -> Iterator[str]:
+    """Yield the lines of the summary of `run --all`."""
+    header = ("CASE", "RUN", "OUTCOME", "STEP", "LOSS", "EVALUATION", "TIME")
+    rows = []
+    for result in results:
+        status = read_status(result.run)
+        of = "" if status.steps is None else f"/{status.steps}"
+        is_there = status.launch > 0
+        rows.append(
+            (
+                *(result.case, result.run.run_id if is_there else "-", result.outcome),
+                f"{status.step}{of}" if is_there else "-",
+                number(status.loss),
+                status.main_metrics or "-",
+                "-" if result.seconds is None else span(result.seconds),
+            )
+        )
+
+    def paint_outcome(row: int, title: str, cell: str) -> str:
+        colour = STATUS_COLOURS.get(results[row].outcome.split(",")[0])
+        return paint(cell, colour) if title == "OUTCOME" and colour else cell
+
+    yield from table(header, rows, paint_cell=paint_outcome)
 
 
 def say(text: str, *, quiet: bool) -> None:
@@ -120,7 +159,7 @@ def _folder(job: LoadedJob, run_id: str) -> RunFolder:
     return RunFolder.of(job.project_root, job.job.job.name, run_id)
 
 
-def _trained(job: LoadedJob, run: RunFolder, train: Callable[[LoadedJob, RunFolder], int]) -> tuple[int, str]:
+def _train(job: LoadedJob, run: RunFolder, train: Callable[[LoadedJob, RunFolder], int]) -> tuple[int, str]:
     from elasticflow.observe.runs import is_finished
 
     if is_finished(run):
@@ -133,8 +172,8 @@ def _trained(job: LoadedJob, run: RunFolder, train: Callable[[LoadedJob, RunFold
     return code, _WORDS.get(code, "failed")
 
 
-def _warn_once(job: LoadedJob, told: set[Diagnostic], but: Container[str]) -> None:
+def _warn_once(job: LoadedJob, shown: set[Diagnostic], but: Container[str]) -> None:
     """Show the warnings about a case that no case before it had."""
-    new = [each for each in job.diagnostics if each not in told]
-    told.update(new)
+    new = [each for each in job.diagnostics if each not in shown]
+    shown.update(new)
     show_warnings(job._replace(diagnostics=new), but=but)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.system.records import printable
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -27,11 +25,6 @@ log_format_option = click.option(
 )
 
 
-def warn(sentence: str) -> None:
-    """Tell a person something on standard error."""
-    click.echo(f"warning: {printable(sentence)}", err=True)
-
-
 @contextmanager
 def shown(log_format: str, folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yield the function that shows one event or metrics record on standard output.
@@ -43,10 +36,10 @@ def shown(log_format: str, folder: Path) -> Iterator[Callable[[dict[str, Any]], 
     if log_format == "json":
         yield _print_json
         return
-    from elasticflow.cli.terminal import short
+    from elasticflow.cli.output import shortest_path
     from elasticflow.observe.terminal.live_view import LiveView
 
-    view = LiveView.on(sys.stdout, os.environ, short(folder))
+    view = LiveView.on(sys.stdout, os.environ, shortest_path(folder))
     try:
         yield view.show
     finally:

@@ -29,7 +29,7 @@ def command(
     python build/train.py       one process
     elasticflow compile jobs/sweep.toml --case lr0.001-seed1 -o build
     """
-    from elasticflow.cli.terminal import show_warnings
+    from elasticflow.cli.output import show_warnings
     from elasticflow.compiler import compile_job
 
     compiled = compile_job(

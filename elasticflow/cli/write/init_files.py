@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.terminal import paint, short
+from elasticflow.cli.output import paint, shortest_path
 from elasticflow.errors import ANSWER_IS_NO, FINISHED, ElasticflowError
 from elasticflow.scaffold import begin
 from elasticflow.scaffold.job_text import text_of
@@ -46,7 +46,7 @@ def finish(
     configuration, by_hand = begin.pre_commit_hook(found.root) if pre_commit else ({}, "")
     begin.write(files | begin.schema_file(found.job_file) | configuration)
     for path in (*files, *configuration):
-        click.echo(f"{paint('wrote', 'green')} {short(path.absolute())}")
+        click.echo(f"{paint('wrote', 'green')} {shortest_path(path.absolute())}")
     _ignore(found.root, asked, gitignore=gitignore)
     for text in found.notes:
         note(text)
@@ -62,7 +62,7 @@ def _ignore(root: Path, asked: Asked, *, gitignore: bool | None) -> None:
     if gitignore is None and asked.may_ask and not click.confirm(question, default=True):
         return
     begin.ignore_runs(root)
-    click.echo(f"{paint('added', 'green')} /runs/ to {short(root / '.gitignore')}")
+    click.echo(f"{paint('added', 'green')} /runs/ to {shortest_path(root / '.gitignore')}")
 
 
 def _checked(found: Answers, *, deep: bool | None) -> int:
@@ -78,7 +78,7 @@ def _checked(found: Answers, *, deep: bool | None) -> int:
     has_torch = util.find_spec("torch") is not None
     if deep is False or (deep is None and not has_torch):
         why = "" if has_torch else ", since torch is not installed here"
-        note(f"not tried out{why}: elasticflow validate --deep {short(found.job_file.absolute())}")
+        note(f"not tried out{why}: elasticflow validate --deep {shortest_path(found.job_file.absolute())}")
     elif not _tried_out(loaded, found):
         return ANSWER_IS_NO
     _say_what_is_next(found)
@@ -91,7 +91,7 @@ def _tried_out(loaded: LoadedJob, found: Answers) -> bool:
     from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.jobfile.diagnostics.render_text import render
 
-    place = short(found.job_file.absolute())
+    place = shortest_path(found.job_file.absolute())
     is_to_be_proved = found.has_made_up_data or found.draft.loss_is_guessed
     step = "-step" if is_to_be_proved and found.to_write is None else ""
     click.echo(f"{paint('trying it out', dim=True)}  elasticflow validate --deep{step} {place}")
@@ -118,7 +118,7 @@ def note(text: str) -> None:
 
 def _say_what_is_next(found: Answers) -> None:
     job_file = found.job_file
-    shown = short(job_file.absolute())
+    shown = shortest_path(job_file.absolute())
     click.echo(f"\n{paint('next', bold=True)}")
     if found.to_write is not None:
         click.echo(f"  write the loss in {found.to_write}: until then a run fails at its first step")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.parameters import case_option, job_of, overrides_option
+from elasticflow.cli.parameters import case_option, format_option, job_of, overrides_option
 from elasticflow.cli.write.deep_options import DeepRequest, deep_options
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from elasticflow.cli.write.plan_text import Answer, PlanView
+    from elasticflow.cli.write.plan_view import Answer, PlanView
     from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.forecast import Knowledge
     from elasticflow.deep_check.check import DeepReport
@@ -35,7 +35,7 @@ _WIDTH = 100  # where there is no terminal
 @click.option(
     "--diff", "run", metavar="RUN", help="Compare with this run, not with the newest; learn from this run."
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text.")
+@format_option
 @deep_options
 def command(
     job_file: Path,
@@ -62,7 +62,7 @@ def command(
     elasticflow plan jobs/sweep.toml                   the cases of a file with [matrix]
     elasticflow plan jobs/sweep.toml --case lr0.001-seed1
     """
-    from elasticflow.cli.terminal import show_warnings
+    from elasticflow.cli.output import show_warnings
     from elasticflow.jobfile.load import has_matrix
     from elasticflow.observe.runs import find_run
 
@@ -96,8 +96,8 @@ def show(
         report: What `--deep` told.
         asides: What else is to be said, by the name of a fact.
     """
-    from elasticflow.cli.terminal import print_json
-    from elasticflow.cli.write.plan_text import PlanView, lines_of
+    from elasticflow.cli.output import print_json
+    from elasticflow.cli.write.plan_view import PlanView, lines_of
     from elasticflow.compiler.plan.forecast import forecast
     from elasticflow.compiler.plan.launch_plan import plan_job
     from elasticflow.observe.estimates import read_run_facts
@@ -125,14 +125,13 @@ def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> 
         JobRefusedError: some of them have errors.
         CaseError: the file has no [matrix].
     """
-    from elasticflow.cli.case_table import cases_text
-    from elasticflow.cli.terminal import print_json
+    from elasticflow.cli.output import print_json
     from elasticflow.jobfile.diagnostics.toml_literals import dotted
     from elasticflow.jobfile.load import require_cases
 
     jobs = require_cases(job_file, overrides, environment=os.environ)
     if form == "text":
-        click.echo("\n".join(cases_text(job_file, jobs)))
+        click.echo("\n".join(_cases_text(job_file, jobs)))
         return
     print_json(
         [
@@ -144,6 +143,26 @@ def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> 
             for each in jobs
         ]
     )
+
+
+def _cases_text(path: Path, jobs: Sequence[LoadedJob]) -> Iterator[str]:
+    """Yield the lines that tell which cases a file has, and what each changes."""
+    from elasticflow.cli.output import table
+    from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+    from elasticflow.observe.terminal.formats import plural
+
+    yield f"{path}: {plural(len(jobs), 'case')} of one file"
+    yield ""
+    keys = list(dict.fromkeys(key for job in jobs for key in job.changes))
+    rows = [
+        (job.case or "", *(show(job.changes[key]) if key in job.changes else "-" for key in keys))
+        for job in jobs
+    ]
+    yield from table(("CASE", *map(dotted, keys)), rows)
+    yield ""
+    yield f"one of them:  elasticflow plan {path} --case {jobs[0].case}"
+    yield f"train one:    elasticflow run {path} --case {jobs[0].case}"
+    yield f"train all:    elasticflow run {path} --all"
 
 
 def newest_run(loaded: LoadedJob) -> RunFolder | None:

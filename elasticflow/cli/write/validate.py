@@ -15,6 +15,7 @@ from elasticflow.cli.write.deep_options import DeepRequest, deep_options, try_ou
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
+from elasticflow.observe.terminal.colours import wants_colour
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,7 +69,7 @@ def command(
     found = in_order(found)  # two jobs may share a base
     style = cast("Format", output_format)
     shown = [each for each in found if each.severity != "note" or style in {"json", "sarif"}]
-    if text := render(shown, style, colour=wants_colour()):
+    if text := render(shown, style, colour=wants_colour(sys.stdout, os.environ)):
         click.echo(text, color=True)
     if style in {"full", "concise"}:
         click.echo(
@@ -101,15 +102,6 @@ def _loaded(files: Sequence[Path], overrides: Sequence[str]) -> list[LoadedJob]:
     cache = ValidationCache.empty()
     loaded = [load_job(file, overrides, cache=cache) for file in reversed(once.values())]
     return [each.as_base() if is_base(each.path) else each for each in loaded]
-
-
-def wants_colour() -> bool:
-    """Return whether standard output is a terminal that wants colours."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    return os.environ.get("FORCE_COLOR", "0") not in {"", "0"} or (
-        sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    )
 
 
 def _summary(found: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, strict: bool) -> str:

@@ -300,7 +300,7 @@ def _nodes_awaited(record: Record) -> Line:
     return Line("warning", "notice", "waiting", text)
 
 
-ALONE: dict[str, Callable[[Record], Line]] = {
+CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.SUPERVISOR_LOST: _supervisor_lost,
     events.PROCESS_LEFT_BEHIND: _process_left_behind,
     events.SNAPSHOT_REJECTED: _snapshot_rejected,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from elasticflow import events
 from elasticflow.observe.records import Record, int_of
+from elasticflow.observe.terminal.colours import wants_colour
 from elasticflow.observe.terminal.event_lines import Line, Symbol, Tone, epoch_of, rates_of
 from elasticflow.observe.terminal.formats import elapsed, number
 from elasticflow.observe.terminal.narrator import RunNarrator
@@ -94,9 +95,10 @@ class LiveView:
 
     @classmethod
     def on(cls, stream: TextIO, environment: Mapping[str, str], folder: str | None = None) -> LiveView:
-        """Return a console that suits *stream*: TERM=dumb means no redrawing, NO_COLOR no colours."""
+        """Return a view that suits *stream*: TERM=dumb means no redrawing."""
         tty = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
-        colour = (tty or bool(environment.get("FORCE_COLOR"))) and not environment.get("NO_COLOR")
+        # A terminal that says nothing of itself is taken for a dumb one.
+        colour = wants_colour(stream, {"TERM": "dumb", **environment})
         return cls(stream, tty=tty, colour=colour, folder=folder)
 
     def show(self, record: Record) -> None:

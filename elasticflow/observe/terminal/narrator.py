@@ -10,7 +10,7 @@ from elasticflow import events
 from elasticflow.observe.records import Record, float_of, int_of, unix_time
 from elasticflow.observe.terminal.durations import parts_of, took
 from elasticflow.observe.terminal.event_lines import (
-    ALONE,
+    CONTEXT_FREE,
     Line,
     epoch_of,
     of_weights,
@@ -58,7 +58,8 @@ class RunNarrator:
         self._measured = ""  # the same in words
         self._best: float | None = None
         self._snapshot_line_at: float | None = None
-        self._told: dict[str, Callable[[Record], Line | None]] = {
+        self._line_of: dict[str, Callable[[Record], Line | None]] = {
+            **CONTEXT_FREE,
             events.RUN_STARTED: self._run_started,
             events.RUN_FINISHED: self._run_finished,
             events.RUN_FAILED: self._run_failed,
@@ -93,9 +94,7 @@ class RunNarrator:
         if name == events.RUN_STARTED:
             self._started = None
         seconds = self.seconds(record)
-        line = ALONE[name](record) if name in ALONE else None
-        if name in self._told:
-            line = self._told[name](record)
+        line = self._line_of[name](record) if name in self._line_of else None
         return None if line is None else replace(line, seconds=seconds)
 
     def metrics(self, record: Record) -> Line | None:

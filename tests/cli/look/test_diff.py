@@ -77,7 +77,7 @@ def test_a_run_and_its_job_file_are_equal(project: Path, capsys: pytest.CaptureF
     lines = capsys.readouterr().out.splitlines()
     assert ["old  small one", "new  small.toml"] == lines[:2]
     assert "  no difference in job, own code, versions, machine and data" in lines
-    assert ["  loss      0.2500    -", "  restarts  1         -"] == lines[-2:]
+    assert ["  loss         0.2500    -", "  restarts     1         -"] == lines[-2:]
 
 
 def test_two_runs_that_differ(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

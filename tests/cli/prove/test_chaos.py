@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.cli.prove.chaos_text import ChaosView
+from elasticflow.cli.prove.trial_view import ChaosView
 from elasticflow.jobfile.load import require_job
 from elasticflow.run_folder import RunFolder
 from elasticflow.trials.chaos import ChaosOutcome, FaultCost
@@ -68,9 +68,9 @@ def test_the_table_says_what_each_fault_cost(job: Job, capsys: pytest.CaptureFix
     assert [
         "small: 12 steps with 2 workers and 3 faults (plan.toml)",
         "",
-        "STEP   WHAT WAS DONE                                         RESTARTS                LOST      DONE AGAIN",
-        "4      kill -9 of rank 1                                     crash                   0.50 s    3",
-        "9      a write fails: no space left                          none, 1 snapshot lost",
+        "STEP  WHAT WAS DONE                 RESTARTS               LOST    DONE AGAIN",
+        "4     kill -9 of rank 1             crash                  0.50 s  3",
+        "9     a write fails: no space left  none, 1 snapshot lost",
         "1 fault not done: the run had ended",
         "",
         "12 steps in 3.00 s, undisturbed in 2.00 s, 3 steps done again",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.cli.prove import verify_text
+from elasticflow.cli.prove import trial_view
 from elasticflow.trials.compare_runs import Divergence
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def test_the_command_does_without_torch(project: Path, real_processes: None) -> 
     """Up to where the trials start, each in a process of its own."""
     code = (
         "import sys; from elasticflow.cli.main import call; "
-        "import elasticflow.trials.verify_elastic, elasticflow.cli.prove.verify_text; "
+        "import elasticflow.trials.verify_elastic, elasticflow.cli.prove.trial_view; "
         "code = call(['verify-elastic', 'small.toml', '--worlds', '9']); "
         "sys.exit(3 if 'torch' in sys.modules else code)"
     )
@@ -109,4 +109,4 @@ def test_the_command_does_without_torch(project: Path, real_processes: None) -> 
 )  # fmt: skip
 def test_a_difference_in_words(difference: Divergence, said: str) -> None:
     """Step, tensor, both values, and what else is wrong there."""
-    assert said == verify_text.where(difference)
+    assert said == trial_view.where(difference)

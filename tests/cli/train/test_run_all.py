@@ -12,7 +12,7 @@ import pytest
 
 from elasticflow.cli.main import call
 from elasticflow.cli.train.run_all import run_all
-from elasticflow.cli.train.run_ids import run_id_of
+from elasticflow.cli.train.run_options import run_id_of
 from elasticflow.errors import CaseError, StorageError
 
 if TYPE_CHECKING:

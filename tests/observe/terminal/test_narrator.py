@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from elasticflow import events
 from elasticflow.observe.terminal.durations import took
 from elasticflow.observe.terminal.event_lines import (
-    ALONE,
+    CONTEXT_FREE,
     LONGEST_QUOTE,
     Line,
     epoch_of,
@@ -243,7 +243,7 @@ def test_data_shards_are_told_by_their_number() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", sorted(ALONE))
+@pytest.mark.parametrize("name", sorted(CONTEXT_FREE))
 def test_every_warning_and_note_has_a_line(name: str) -> None:
     """Events that need no context give a line even when fields are missing."""
     (line,) = told([event(1, name)])

@@ -7,8 +7,7 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from elasticflow.cli.terminal import paint
-from elasticflow.cli.write.plan_table import either, notes, table
+from elasticflow.cli.output import paint
 from elasticflow.compiler.drift.table import lines_of as drift_lines
 from elasticflow.compiler.entry_point.values import intervals, measured_weights
 from elasticflow.observe.terminal.formats import plural, size, span
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from elasticflow.compiler.drift.compare import Difference, Weight
+    from elasticflow.compiler.plan.batch_split import WorldRow
     from elasticflow.compiler.plan.forecast import Forecast, Knowledge, Known
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
@@ -31,6 +31,9 @@ _ANSWERS: dict[Answer, str] = {
     "refuses": "it cannot go on as this job",
 }
 _COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
+
+_HEADER = (("", "nodes"), ("", "workers"), ("samples", "each"), ("forwards", "each"), ("samples", "in one"))
+_EXACT_HEADER = (("forwards", "of batch mode"), ("gradient", "sums"), ("", "traffic"))
 
 
 class PlanView(NamedTuple):
@@ -64,8 +67,8 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
     if view.run_facts is not None and view.run_facts.drift:
         yield from _differences(view.run_facts.drift, width)
     yield ""
-    yield from table(view.plan.worlds)
-    for text in notes(view.job, view.plan):
+    yield from _worlds_table(view.plan.worlds)
+    for text in _worlds_notes(view.job, view.plan):
         yield ""
         yield from textwrap.wrap(text, width, break_long_words=False)
     yield ""
@@ -90,7 +93,7 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield "nodes", _nodes(view)
     yield "batch", _batch(view)
     if view.known.parameters is not None:
-        yield "model", plural(int(view.known.parameters.value), "parameter") + by(view.known.parameters)
+        yield "model", plural(int(view.known.parameters.value), "parameter") + _by(view.known.parameters)
     if job.dataset.shards is not None:
         shards = plural(job.dataset.shards, "shard")
         yield "data", f"{shards} of unknown lengths; what a worker reads is whole shards"
@@ -100,10 +103,10 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
         names = ", ".join(dict.fromkeys(["loss", *job.evaluation.metrics])) + _whose(job)
         times = view.ahead.evaluations
         often = "" if times is None else f"; {times:,} time{'' if times == 1 else 's'}"
-        yield "evaluation", f"{any_of(intervals(job.evaluation.every))} and at the end: {names}{often}"
-    yield "snapshots", snapshots(view)
-    yield "", written(view)
-    yield "", kept(view)
+        yield "evaluation", f"{_any_of(intervals(job.evaluation.every))} and at the end: {names}{often}"
+    yield "snapshots", _snapshots(view)
+    yield "", _written(view)
+    yield "", _kept(view)
     yield "restarts", _restarts(view)
     yield from view.asides.items()
     if view.run_facts is not None:
@@ -138,12 +141,12 @@ def _batch(view: PlanView) -> str:
     text = f"{plural(size, 'sample')} per step, at every number of nodes"
     if known is None or size <= known.value:
         return text
-    return f"{text}; more than the whole dataset, which has {plural(int(known.value), 'sample')}{by(known)}"
+    return f"{text}; more than the whole dataset, which has {plural(int(known.value), 'sample')}{_by(known)}"
 
 
 def _steps(view: PlanView) -> str:
     train, dataset, ahead = view.job.train, view.job.dataset, view.ahead
-    later = f"{unknown(view, 'samples')}, or set dataset.samples"
+    later = f"{_unknown(view, 'samples')}, or set dataset.samples"
     if dataset.shards is not None:
         later = "nobody knows before they are read"
     epochs = plural(train.epochs or 0, "epoch")
@@ -154,9 +157,9 @@ def _steps(view: PlanView) -> str:
             else f"{train.steps:,}; how many an epoch has: "
         )
         return known + later
-    per_epoch = either(*ahead.steps_per_epoch)
+    per_epoch = _either(*ahead.steps_per_epoch)
     of = f"{plural(int(view.known.samples.value), 'sample')} by {dataset.global_batch_size:,}"
-    told = by(view.known.samples)
+    told = _by(view.known.samples)
     if train.steps is None:
         return f"{ahead.steps:,}: {epochs} of {of}, {per_epoch} each{told}"
     return f"{train.steps:,}; an epoch of {of} has {per_epoch}{told}"
@@ -165,10 +168,10 @@ def _steps(view: PlanView) -> str:
 def _duration(view: PlanView) -> str:
     known, ahead = view.known, view.ahead
     if known.step_s is None:
-        return unknown(view, "step_s").replace(", or with --deep", "")
+        return _unknown(view, "step_s").replace(", or with --deep", "")
     workers = "" if known.workers is None else f" with {plural(int(known.workers.value), 'worker')}"
     total = "" if ahead.duration_s is None else f"about {span(ahead.duration_s)}, "
-    return f"{total}{span(known.step_s.value)} a step{workers}{by(known.step_s)}"
+    return f"{total}{span(known.step_s.value)} a step{workers}{_by(known.step_s)}"
 
 
 def _restarts(view: PlanView) -> str:
@@ -218,17 +221,17 @@ def _environment(plan: LaunchPlan, width: int) -> Iterator[str]:
         yield from settings
 
 
-def by(known: Known) -> str:
+def _by(known: Known) -> str:
     """Return ` (run 20261120-104500-4f2a)`: who told; the job file itself goes without saying."""
     return "" if known.source == "dataset.samples" else f" ({known.source})"
 
 
-def any_of(every: Sequence[str]) -> str:
+def _any_of(every: Sequence[str]) -> str:
     """Return `every 10 min or 1 epoch`."""
     return "every " + " or ".join(every)
 
 
-def unknown(view: PlanView, fact: str) -> str:
+def _unknown(view: PlanView, fact: str) -> str:
     """Return when a fact will be known, and why the last run does not tell it."""
     why = "known after the first run, or with --deep"
     if view.run_facts is not None and fact in view.run_facts.outdated:
@@ -236,21 +239,21 @@ def unknown(view: PlanView, fact: str) -> str:
     return why
 
 
-def snapshots(view: PlanView) -> str:
+def _snapshots(view: PlanView) -> str:
     """Return when and where snapshots are taken."""
     plan = view.plan.snapshots
     place = plan.uri or f"runs/{view.plan.job_name}/<run id>"
     held = f"; held in memory every {plan.memory}" if plan.memory else ""
-    return f"{any_of(plan.every)}, at the end and when asked to leave; in {place}{held}"
+    return f"{_any_of(plan.every)}, at the end and when asked to leave; in {place}{held}"
 
 
-def written(view: PlanView) -> str:
+def _written(view: PlanView) -> str:
     """Return how large they are, and how many bytes that makes."""
     ahead, known = view.ahead, view.known.snapshot_bytes
     parts = [
-        f"how large: {unknown(view, 'snapshot_bytes')}"
+        f"how large: {_unknown(view, 'snapshot_bytes')}"
         if known is None
-        else f"{size(known.value)} each{by(known)}"
+        else f"{size(known.value)} each{_by(known)}"
     ]
     if ahead.snapshots_per_hour is None:
         parts.append("how many an hour: known after the first run")
@@ -266,7 +269,7 @@ def written(view: PlanView) -> str:
     return "; ".join(parts)
 
 
-def kept(view: PlanView) -> str:
+def _kept(view: PlanView) -> str:
     """Return which stay, and how many bytes that are at most."""
     keep, ahead = view.job.snapshots.keep, view.ahead
     stay = [f"the last {keep.last}"]
@@ -278,3 +281,56 @@ def kept(view: PlanView) -> str:
         return f"{told} stay; how many that are: known after the first run"
     held = "" if ahead.kept_bytes is None else f", {size(ahead.kept_bytes)}"
     return f"{told} stay: at most {ahead.kept:,}{held}, and one more while it is written"
+
+
+def _worlds_table(worlds: Sequence[WorldRow]) -> Iterator[str]:
+    """Yield the header of two lines and a line for each world size."""
+    header = _HEADER if worlds[0].exact is None else _HEADER + _EXACT_HEADER
+    rows = [*zip(*header, strict=True), *(_row(world) for world in worlds)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        line = "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+        yield paint(line, bold=True) if number < 2 else line
+
+
+def _row(world: WorldRow) -> tuple[str, ...]:
+    nodes = f"{world.nodes:,}"
+    if world.world_size is None or world.samples_per_rank is None or world.micro_batch_size is None:
+        return nodes, *("as found" for _ in _HEADER[1:])
+    row = (
+        *(nodes, f"{world.world_size:,}", _either(*world.samples_per_rank)),
+        *(f"{world.micro_batches:,}", _either(*world.micro_batch_size)),
+    )
+    if world.exact is None:
+        return row
+    traffic = "none" if world.exact.traffic is None else f"{world.exact.traffic:g}"
+    return *row, f"{world.exact.batch_micro_batches:,}", f"{world.exact.gradient_copies:,}", traffic
+
+
+def _either(fewest: int, most: int) -> str:
+    """Return `4`, `4 or 5` or `4 to 6`."""
+    if fewest == most:
+        return f"{most:,}"
+    return f"{fewest:,} or {most:,}" if most == fewest + 1 else f"{fewest:,} to {most:,}"
+
+
+def _worlds_notes(job: Job, plan: LaunchPlan) -> Iterator[str]:
+    """Yield what stands under the table: the formulas of what it leaves out, and what its columns mean."""
+    batch, micro, shards = (
+        job.dataset.global_batch_size,
+        job.dataset.micro_batch_size,
+        job.train.virtual_shards,
+    )
+    if len(plan.worlds) <= plan.nodes_max - plan.nodes_min or plan.worlds[0].world_size is None:
+        if shards is None:
+            size = "" if micro is None else f", in as few even forwards of at most {micro:,} as that takes"
+            yield f"with W workers: each takes {batch:,} / W samples, rounded down or up{size}"
+        else:
+            yield f"with W workers: each runs {shards:,} / W forwards of {plural(batch // shards, 'sample')}, rounded down or up"
+    if shards is not None:
+        yield (
+            f"exact: a batch is {plural(shards, 'virtual shard')} of {plural(batch // shards, 'sample')}, a forward and "
+            "backward each, instead of the forwards of batch mode; a worker holds at most so many sums of gradients, where "
+            "batch mode holds one, and sends so many times the bytes of a ring all-reduce (at most log2(shards / workers) "
+            "+ 1 sums, and 1 times, where shards and workers are powers of two)"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 
-from elasticflow.cli.meter import Meter, progress
+from elasticflow.cli.output import ProgressMeter, bytes_done
 
 
 class Terminal(io.StringIO):
@@ -18,15 +18,15 @@ class Terminal(io.StringIO):
 
 def test_progress_in_words() -> None:
     """Bytes, share, rate and what is left; nothing is divided by nothing."""
-    assert "50.0 MB of 200.0 MB (25 %), 25.0 MB/s, 6.00 s left" == progress(50_000_000, 200_000_000, 2.0)
-    assert "0 bytes of 10 bytes (0 %)" == progress(0, 10, 0.0)
-    assert "0 bytes of 0 bytes (100 %)" == progress(0, 0, 1.0)
+    assert "50.0 MB of 200.0 MB (25 %), 25.0 MB/s, 6.00 s left" == bytes_done(50_000_000, 200_000_000, 2.0)
+    assert "0 bytes of 10 bytes (0 %)" == bytes_done(0, 10, 0.0)
+    assert "0 bytes of 0 bytes (100 %)" == bytes_done(0, 0, 1.0)
 
 
 def test_a_line_that_is_taken_away() -> None:
     """On a terminal it is drawn over itself, at most ten times a second, and gone at the end."""
     out = Terminal()
-    with Meter("verifying", 1000, out) as meter:
+    with ProgressMeter("verifying", 1000, out=out) as meter:
         meter(1)
         assert "" == out.getvalue()
         while not out.getvalue():
@@ -39,7 +39,7 @@ def test_a_line_that_is_taken_away() -> None:
 def test_nothing_where_nobody_looks() -> None:
     """A log file gets no progress."""
     out = io.StringIO()
-    with Meter("verifying", 1000, out) as meter:
+    with ProgressMeter("verifying", 1000, out=out) as meter:
         time.sleep(0.15)
         meter(500)
     assert "" == out.getvalue()

@@ -1,0 +1,121 @@
+"""What `elasticflow run` was told: its options, and what follows from them for each job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.errors import CaseError
+from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.launcher.launch import Request
+    from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The command line; see `elasticflow run --help`."""
+
+    job_file: Path
+    overrides: tuple[str, ...]
+    run_id: str | None
+    accept_drift: bool
+    simulate_nodes: int | None
+    scale: str | None
+    endpoint: str | None
+    node_rank: int | None
+    case: str | None
+    is_all: bool
+    log_format: str
+
+    def check(self) -> None:
+        """Raise if the options do not go together.
+
+        Raises:
+            UsageError: two of them say different things.
+            BadParameter: the run id is none.
+        """
+        if self.simulate_nodes is not None and self.scale is not None:
+            raise click.UsageError("--simulate-nodes and --scale both say how many nodes there are: use one")
+        if self.run_id is not None and not RUN_ID.fullmatch(self.run_id):
+            raise click.BadParameter(
+                "letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id"
+            )
+        if self.is_all and (self.case is not None or self.endpoint is not None):
+            raise click.UsageError(
+                "--all is every case, on machines that this one leads: give it without --case and --join"
+            )
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nodes are played on this machine."""
+        return self.simulate_nodes is not None or self.scale is not None
+
+    @property
+    def pointless_warnings(self) -> frozenset[str]:
+        """Codes of warnings about a job that do not count for nodes on this machine."""
+        from elasticflow.jobfile.diagnostics import codes
+
+        return frozenset({codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS}) if self.is_simulated else frozenset()
+
+    def scale_changes(self) -> tuple[ScaleChange, ...]:
+        """Return how many nodes are played from when on.
+
+        Raises:
+            ScaleError: the schedule is none.
+        """
+        from elasticflow.launcher.supervisor.scale_schedule import parse_scale
+
+        return parse_scale(self.scale or f"{self.simulate_nodes or 1}@0s")
+
+    def folder_of(self, loaded: LoadedJob) -> RunFolder:
+        """Return the run folder of a job; it need not exist.
+
+        Raises:
+            CaseError: the run's id would be too long.
+        """
+        assert loaded.job is not None
+        return RunFolder.of(loaded.project_root, loaded.job.job.name, run_id_of(self.run_id, loaded.case))
+
+    def request(self, loaded: LoadedJob, folder: RunFolder) -> Request:
+        """Return what is to be launched.
+
+        Raises:
+            JobRefusedError: a package that the job's modules import is not installed here.
+        """
+        from elasticflow.compiler.inputs.missing_imports import require_importable
+        from elasticflow.launcher.launch import Request
+
+        assert loaded.job is not None
+        require_importable(loaded)
+        return Request(
+            loaded.job,
+            loaded.files,
+            self.overrides,
+            loaded.project_root,
+            folder,
+            self.accept_drift,
+            self.scale_changes(),
+            self.node_rank,
+            loaded.case,
+        )
+
+
+def run_id_of(run_id: str | None, case: str | None) -> str:
+    """Return the id of a run: of a case it ends in the case's name, so that cases of one id never meet.
+
+    Raises:
+        CaseError: it would be too long.
+    """
+    whole = run_id or new_run_id()
+    if case is not None and not whole.endswith(f"-{case}"):
+        whole = f"{whole}-{case}"
+    if not RUN_ID.fullmatch(whole):
+        raise CaseError(f"the run would be called {whole}, and an id has at most 100 letters")
+    return whole

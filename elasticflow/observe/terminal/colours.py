@@ -1,0 +1,23 @@
+"""Whether to write in colours: the one policy of all commands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def colour_choice(environment: Mapping[str, str]) -> bool | None:
+    """Return what the user asked for: NO_COLOR, then FORCE_COLOR, then TERM=dumb; None: colours on a terminal only."""
+    if environment.get("NO_COLOR"):
+        return False
+    if environment.get("FORCE_COLOR", "0") not in {"", "0"}:
+        return True
+    return False if environment.get("TERM") == "dumb" else None
+
+
+def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Return whether *stream* gets colours."""
+    choice = colour_choice(environment)
+    return stream.isatty() if choice is None else choice
