@@ -56,7 +56,7 @@ def test_each_line_is_one_write() -> None:
 def test_lines_below_the_level_are_left_out_but_never_events() -> None:
     """`logging.level` is for what people read; the supervisor's events are written at any level."""
     stream = io.StringIO()
-    logs.configure(stream, "warning", events.SCHEMA, rank=0)
+    logs.configure(stream, "warning", events.EVENTS, rank=0)
     log = logs.get_logger("test")
     log.info("user.says")
     log.warning("user.warns")

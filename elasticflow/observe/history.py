@@ -20,7 +20,7 @@ SUPERVISOR_LOST = "supervisor_lost"
 """Class of a stop that the supervisor could not write down itself."""
 # How a generation ends when nothing went wrong.
 _AS_WANTED = frozenset({"finished", "drained", "resized", "preempted"})
-_STATUS_OF_END = {
+_STATUS_OF_END: dict[str, str] = {
     events.RUN_FINISHED: "finished",
     events.RUN_FAILED: "failed",
     events.RUN_INTERRUPTED: "interrupted",

@@ -67,7 +67,7 @@ def test_tries_are_read_as_they_were_written() -> None:
 
 def test_way_has_the_medians_of_what_happened() -> None:
     """In the order of the events; what a part never sees stays empty."""
-    seen = {events.NODE_LOST: 2.5, events.TRAINING_FIRST_STEP: 2.6}
+    seen: dict[str, float] = {events.NODE_LOST: 2.5, events.TRAINING_FIRST_STEP: 2.6}
     tries = {
         "worker": {OURS: [Try(0.2, marks={events.TRAINING_FIRST_STEP: at}) for at in (0.1, 0.3, 0.2)]},
         "node": {OURS: [Try(2.6, marks=seen)]},

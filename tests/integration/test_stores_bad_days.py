@@ -92,7 +92,7 @@ def test_outage_in_the_middle(bench_in_bucket: Bench, proxy: FaultyProxy, s3_ser
     assert len(proxy.asked) > first + 20
     told = [report for report in writer.reports() if report["event"] == "store.trouble"]
     assert told[0]["operation"].startswith("write run/snapshots/")
-    assert {"event", *events.SCHEMA["store.trouble"][1]} == set(told[0])
+    assert {"event", *events.STORE_TROUBLE.fields} == set(told[0])
     assert_all_whole(directly(bench, s3_server), [2, 1])
 
 

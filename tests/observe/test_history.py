@@ -85,7 +85,7 @@ fields = st.sampled_from(
 )
 
 
-@given(st.lists(st.tuples(st.sampled_from(sorted(events.SCHEMA)), st.dictionaries(fields, odd)), max_size=8))
+@given(st.lists(st.tuples(st.sampled_from(sorted(events.EVENTS)), st.dictionaries(fields, odd)), max_size=8))
 def test_no_record_whatsoever_breaks_a_history(happened: list[tuple[str, dict[str, Any]]]) -> None:
     """A file that anybody wrote can be read."""
     History.of([{"event": name, **values} for name, values in happened]).state()

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from elasticflow import errors
-from elasticflow.events import COMMON_FIELDS, SCHEMA, WORKER_FIELDS
+from elasticflow.events import COMMON_FIELDS, EVENTS, WORKER_FIELDS
 from elasticflow.runtime.process import failure
 from elasticflow.runtime.process.identity import Identity
 
@@ -98,7 +98,7 @@ def test_skipped_step_other_data_and_damage(groups: Callable[[str], Any]) -> Non
     assert [line["step"] for line in group.lines("loss.skipped")] == [4]
     assert [line["step"] for line in group.lines("snapshot.staged")] == [2, 5, 6, 7]
     for line in group.lines("step") + group.lines("snapshot.staged") + group.lines("training.started"):
-        assert {*COMMON_FIELDS, *WORKER_FIELDS, *SCHEMA[line["event"]][1]} <= line.keys()
+        assert {*COMMON_FIELDS, *WORKER_FIELDS, *EVENTS[line["event"]].fields} <= line.keys()
         assert line["timestamp"].endswith("Z")
 
     assert group.run(2, *arguments, "--data-seed", "1", "--samples", "101").codes == [1, 1]

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
     from elasticflow.run_folder import RunFolder
 
-FOLLOWED = events.FROM_WORKERS | {
-    *(events.STEP, events.EVALUATION, events.WORKER_RAISED, events.ENVIRONMENT_FOUND),
-}
+FOLLOWED = frozenset(event for event in events.EVENTS.values() if event.emitter == "worker")
 _MARKS = tuple(f'"{name}"'.encode() for name in sorted(FOLLOWED))
 
 

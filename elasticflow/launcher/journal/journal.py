@@ -8,7 +8,6 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events
 from elasticflow.launcher.journal.durations import Durations, read_parts
 from elasticflow.launcher.journal.post_mortem import MACHINE, Machine
 from elasticflow.system.records import BadJsonError, Damage, parse
@@ -18,33 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from elasticflow.events import Event, EventRecord
     from elasticflow.launcher.journal.durations import Parts
     from elasticflow.run_folder import RunFolder
 
 _STATE_EVERY_S = 0.25
 _LOOKED_AT = 1 << 20  # bytes at the end of a file, where damage is looked for
-_LEVELS = {
-    events.WORKER_FAILED: "error",
-    events.RUN_FAILED: "error",
-    events.BUDGET_SPENT: "error",
-    events.SNAPSHOT_FAILED: "warning",
-    events.SNAPSHOT_REJECTED: "warning",
-    events.STORE_TROUBLE: "warning",
-    events.HANG_DETECTED: "warning",
-    events.PROCESS_LEFT_BEHIND: "warning",
-    events.SUPERVISOR_LOST: "warning",
-    events.NODE_LOST: "warning",
-    events.NODE_EXCLUDED: "warning",
-    events.NODE_AWAITED: "warning",
-    events.PRELOAD_REFUSED: "warning",
-    events.ENTRY_POINT_EDITED: "warning",
-    events.LOSS_SKIPPED: "warning",
-    events.LOSS_UNWEIGHED: "warning",
-    events.STATE_LEFT_OUT: "warning",
-    events.OVERLAP_FOUND: "warning",
-    events.KIND_CHANGED: "warning",
-    events.RECORD_DAMAGED: "warning",
-}
 
 
 def now() -> str:
@@ -205,12 +183,12 @@ class Journal:
             "updated": now(),
         }
 
-    def event(self, name: str, /, **fields: Any) -> dict[str, Any]:
+    def event(self, event: Event, /, **fields: Any) -> EventRecord:
         """Append one event of the supervisor's own and show it."""
         record = {
             "timestamp": now(),
-            "level": _LEVELS.get(name, "info"),
-            "event": name,
+            "level": event.level,
+            "event": event,
             "job": self._folder.job,
             "run_id": self._folder.run_id,
             "generation": self.generation,

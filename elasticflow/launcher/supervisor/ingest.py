@@ -80,6 +80,6 @@ class Ingest:
             name = report["event"]
             if name == events.SNAPSHOT_COMMITTED:
                 self._journal.update(at_once=True, snapshot=report["name"])
-            if name in events.SCHEMA:
+            if name in events.EVENTS:
                 fields = {key: value for key, value in report.items() if key not in ("event", "generation")}
-                self._journal.event(name, **fields)
+                self._journal.event(events.EVENTS[name], **fields)

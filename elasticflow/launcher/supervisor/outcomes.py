@@ -11,6 +11,7 @@ from elasticflow.launcher.restarts.generations import Cause, Generation
 from elasticflow.launcher.supervisor.drains import TOO_LATE
 
 if TYPE_CHECKING:
+    from elasticflow.events import Event
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.launcher.restarts.failures import Failure
     from elasticflow.launcher.restarts.restarts import Restarts
@@ -25,7 +26,7 @@ class Verdict:
 
     status: str
     exit_code: int
-    event: str
+    event: Event
     fields: dict[str, Any]
 
 

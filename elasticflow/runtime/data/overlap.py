@@ -106,7 +106,7 @@ def tell(me: Worker, training: Any, evaluation: Any) -> None:
     if found.is_leak:
         facts = found._asdict()
         del facts["doubt"], facts["is_natural"]
-        me.event(events.OVERLAP_FOUND, level="warning", **facts)
+        me.event(events.OVERLAP_FOUND, **facts)
 
 
 def _by_number(training: Any, evaluation: Any) -> Overlap | None:

@@ -148,9 +148,9 @@ class Worker:
         if not self.all_true(not self.leaves_untrained):
             raise stopping.Leaving
 
-    def event(self, event: str, *, level: str = "info", **fields: Any) -> None:
-        """Log an event of `elasticflow.events`."""
-        getattr(self.log, level)(event, **fields)
+    def event(self, event: events.Event, **fields: Any) -> None:
+        """Log *event* at its own level."""
+        getattr(self.log, event.level)(event, **fields)
 
     def phase(self, name: str) -> None:
         """Say what this rank is doing, for whoever watches its heartbeat; see `Heartbeat`."""
@@ -209,7 +209,7 @@ class Worker:
             samples, batch = schedule.samples, schedule.global_batch_size
             if samples is not None and batch > samples:
                 facts = {"samples": samples, "batch": batch, "steps": steps}
-                self.event(events.DATASET_SMALLER_THAN_BATCH, level="warning", **facts)
+                self.event(events.DATASET_SMALLER_THAN_BATCH, **facts)
             self.event(
                 events.TRAINING_STARTED,
                 restored_from=self.restored_from,
@@ -255,7 +255,7 @@ class Worker:
         self.at_leave.append(progress.flush)
         # Has what logging uses: write and flush.
         target = cast("TextIO", _InOrder(progress, streams))
-        logs.configure(target, level, events.SCHEMA, **bound, step=lambda: progress.number)
+        logs.configure(target, level, events.EVENTS, **bound, step=lambda: progress.number)
         return progress
 
     def _first_step(self, step: int) -> None:

@@ -90,7 +90,7 @@ def tell_changes(me: Worker, was: Mapping[str, str]) -> None:
     In batch mode nothing is said: bits are not promised there when a run goes on elsewhere.
     """
     if me.is_exact and me.rank == 0 and (changed := changes(was, of(me.device))):
-        me.event(events.KIND_CHANGED, level="warning", changed=changed)
+        me.event(events.KIND_CHANGED, changed=changed)
 
 
 def _cpu_model() -> str:

@@ -28,7 +28,6 @@ def tell(me: Worker) -> None:
     names = {name.partition(".")[0] for name in tuple(sys.modules)}
     me.event(
         events.ENVIRONMENT_FOUND,
-        level="debug",  # long, and for a program
         modules=sorted(names - set(sys.stdlib_module_names)),
         files=_files(root),
         device=environment.of(me.device),

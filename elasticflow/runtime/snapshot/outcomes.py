@@ -12,12 +12,9 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.snapshots.client.staging import StagingClient
 
-_LEVELS = {  # of what the writer tells
-    events.SNAPSHOT_COMMITTED: "info",
-    events.SNAPSHOT_REMOVED: "info",
-    events.SNAPSHOT_FAILED: "warning",
-    events.STORE_TROUBLE: "warning",
-}
+_OF_THE_WRITER = frozenset(
+    {events.SNAPSHOT_COMMITTED, events.SNAPSHOT_REMOVED, events.SNAPSHOT_FAILED, events.STORE_TROUBLE}
+)
 
 
 class Outcomes:
@@ -48,7 +45,7 @@ class Outcomes:
         if me.rank == 0:
             me.event(events.SNAPSHOT_STAGED, **self.facts, **facts)
             if single is not None:
-                me.event(events.STAGING_SINGLE, level="warning", reason=single)
+                me.event(events.STAGING_SINGLE, reason=single)
                 self._client.single = None
 
     def log(self, reports: list[dict[str, Any]]) -> None:
@@ -59,6 +56,6 @@ class Outcomes:
             if event == BEGUN:
                 self.staged(**report)
             # Under our agent the writer's own reports become events.
-            elif me.rank == 0 and me.identity.way != "launched" and event in _LEVELS:
+            elif me.rank == 0 and me.identity.way != "launched" and event in _OF_THE_WRITER:
                 report.pop("generation", None)
-                me.event(event, level=_LEVELS[event], **report)
+                me.event(events.EVENTS[event], **report)

@@ -85,7 +85,7 @@ class Snapshots:
         # Not taken in silently, nor left out so: positions go on without it, and it may be more than a position.
         if me.rank == 0 and state.misses(dataset):
             kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-            me.event(events.STATE_LEFT_OUT, level="warning", name="dataset", type=kind)
+            me.event(events.STATE_LEFT_OUT, name="dataset", type=kind)
 
     def restore(self) -> Position:
         """Go on from the newest state that every rank can read, else from the beginning. Collective: every rank.

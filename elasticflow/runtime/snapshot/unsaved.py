@@ -104,7 +104,7 @@ class Unsaved:
             for path in doubtful:
                 if path not in self._warned:
                     self._warned.add(path)
-                    self._me.event(events.STATE_LEFT_OUT, level="warning", name=path, type="a number")
+                    self._me.event(events.STATE_LEFT_OUT, name=path, type="a number")
 
 
 def roots_of(state: State) -> dict[str, Any]:

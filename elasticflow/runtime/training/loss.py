@@ -156,7 +156,7 @@ class NonFinite:
                 'look at the data and the learning rate; train.on_nonfinite = "skip" leaves such steps out',
             )
         if self._me.rank == 0:
-            self._me.event(events.LOSS_SKIPPED, level="warning", step=number, loss=str(loss))
+            self._me.event(events.LOSS_SKIPPED, step=number, loss=str(loss))
         for parameter in self._parameters:
             if self._scaler is None:
                 parameter.grad = None

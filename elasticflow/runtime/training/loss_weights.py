@@ -65,7 +65,7 @@ def tell(me: Worker, reason: str) -> None:
     """Say, once in this process, that the loss depends on how a batch is cut; rank 0."""
     if me.rank == 0 and not me.has_told_weights:
         me.has_told_weights = True
-        me.event(events.LOSS_UNWEIGHED, level="warning", reason=reason, help=REMEDY)
+        me.event(events.LOSS_UNWEIGHED, reason=reason, help=REMEDY)
 
 
 def unused_keys(result: dict[Any, Any]) -> list[str]:

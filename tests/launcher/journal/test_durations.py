@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticflow import events
 from elasticflow.launcher.journal.durations import Durations, read_parts
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.run_folder import RunFolder
@@ -100,7 +101,7 @@ def test_the_next_launch_counts_on(tmp_path: Path) -> None:
     first: dict[str, float] = {}
     for launch in (1, 2):
         journal = Journal(folder, launch, lambda _: None)
-        journal.event("run.started", resumed=launch > 1)
+        journal.event(events.RUN_STARTED, resumed=launch > 1)
         journal.close()
         found = json.loads(folder.state.read_text())["durations"]
         assert sum(found["run"].values()) >= sum(found["launch"].values())

@@ -79,7 +79,7 @@ def test_a_killed_rank_is_the_cause_and_its_peers_are_folded() -> None:
         "others": "2 other ranks: connection closed by peer",
         "stderr": [],
     }
-    assert set(events.SCHEMA[events.WORKER_FAILED][1]) == set(found.fields())
+    assert set(events.WORKER_FAILED.fields) == set(found.fields())
 
 
 def test_an_error_that_only_reads_like_a_lost_peer_is_folded_too() -> None:

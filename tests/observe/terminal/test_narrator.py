@@ -268,9 +268,9 @@ JSON = st.recursive(
 RECORDS = {
     name: st.fixed_dictionaries(
         {"event": st.just(name)},
-        optional=dict.fromkeys([*fields, "timestamp", "step", "generation"], JSON),
+        optional=dict.fromkeys([*event.fields, "timestamp", "step", "generation"], JSON),
     )
-    for name, (_, fields) in events.SCHEMA.items()
+    for name, event in events.EVENTS.items()
 }
 
 

@@ -18,5 +18,5 @@ def test_first_trouble_is_told_and_then_one_in_ten_seconds() -> None:
         take(Trouble("read x", "ConnectionError", "ConnectionError: reset", attempt, 0.123))
         now += 1.0
     assert [1, 11, 21] == [report["attempt"] for report in told]
-    assert {"event", *events.SCHEMA[events.STORE_TROUBLE][1]} == set(told[0])
+    assert {"event", *events.STORE_TROUBLE.fields} == set(told[0])
     assert (0.1, "ConnectionError") == (told[0]["pause_s"], told[0]["class"])
