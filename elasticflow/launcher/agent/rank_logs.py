@@ -4,68 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import events, logs
+from elasticflow.system.json_lines import FollowedLines
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from elasticflow.events import EventRecord
     from elasticflow.run_folder import RunFolder
 
 FOLLOWED = frozenset(event for event in events.EVENTS.values() if event.emitter == "worker")
 _MARKS = tuple(f'"{name}"'.encode() for name in sorted(FOLLOWED))
 
 
-_NEWLINE = re.compile(rb"\n")
-
-
-class GrowingFile:
-    """A file of lines that grows, and that may not be there yet.
-
-    Args:
-        path: Where it is, or will be.
-        ends: What ends a line.
-        longest: Bytes of a line; what is longer comes in pieces. None: lines come whole.
-    """
-
-    def __init__(self, path: Path, ends: re.Pattern[bytes] = _NEWLINE, longest: int | None = None) -> None:
-        self._path, self._ends, self._longest = path, ends, longest
-        self._fd: int | None = None
-        self._rest = b""
-
-    def lines(self) -> list[bytes]:
-        """Return the lines completed since the last call, without their ends."""
-        if self._fd is None:
-            if not self._path.exists():
-                return []
-            self._fd = os.open(self._path, os.O_RDONLY)
-        data = self._rest
-        while chunk := os.read(self._fd, 1 << 20):
-            data += chunk
-        *whole, self._rest = self._ends.split(data)
-        if self._longest is not None and len(self._rest) > self._longest:
-            whole.append(self._rest)
-            self._rest = b""
-        return whole
-
-    def close(self) -> bytes:
-        """Stop following; return what stood behind the last line."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-        rest, self._rest = self._rest, b""
-        return rest
-
-
 class RankLog:
     """One growing JSON-lines file."""
 
     def __init__(self, folder: RunFolder, generation: int, rank: int) -> None:
-        self._file = GrowingFile(folder.rank_log(generation, rank))
+        self._file = FollowedLines(folder.rank_log(generation, rank))
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[EventRecord]:
         """Return the followed records among the lines completed since the last call."""
         return [record for line in self._file.lines() if (record := _followed(line)) is not None]
 
@@ -74,7 +34,7 @@ class RankLog:
         self._file.close()
 
 
-def _followed(line: bytes) -> dict[str, Any] | None:
+def _followed(line: bytes) -> EventRecord | None:
     if not any(mark in line for mark in _MARKS):
         return None
     try:

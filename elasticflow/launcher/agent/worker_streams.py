@@ -7,7 +7,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from elasticflow.launcher.agent.rank_logs import GrowingFile
+from elasticflow.system.json_lines import FollowedLines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +72,7 @@ class _Shown:
     """A stream that is copied to another one, line by line."""
 
     def __init__(self, prefix: str, path: Path, to: TextIO) -> None:
-        self._prefix, self._file, self._to = prefix.encode(), GrowingFile(path, _ENDS, _LONGEST), to
+        self._prefix, self._file, self._to = prefix.encode(), FollowedLines(path, _ENDS, _LONGEST), to
 
     def show(self) -> None:
         self._write(self._file.lines())

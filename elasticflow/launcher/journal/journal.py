@@ -10,117 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.launcher.journal.durations import Durations, read_parts
 from elasticflow.launcher.journal.post_mortem import MACHINE, Machine
-from elasticflow.system.records import BadJsonError, Damage, parse
+from elasticflow.system.json_lines import AppendedLines
 from elasticflow.system.records import read as read_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from elasticflow.events import Event, EventRecord
     from elasticflow.launcher.journal.durations import Parts
     from elasticflow.run_folder import RunFolder
 
 _STATE_EVERY_S = 0.25
-_LOOKED_AT = 1 << 20  # bytes at the end of a file, where damage is looked for
 
 
 def now() -> str:
     """Return the time in UTC, RFC 3339 with microseconds."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-class AppendedLines:
-    """A file of JSON lines with one writer; each call is one `write`, so no reader sees half a batch of one line.
-
-    What a power cut or a bad disk left at the file's end and is no whole record is moved aside when it is opened.
-
-    Args:
-        path: The file.
-        is_right: Whether a record may stand in it.
-
-    Attributes:
-        damage: What was moved aside, and where it is now; None if all lines at the end were whole.
-        damaged_at: Where in the file the first of it stood.
-    """
-
-    def __init__(self, path: Path, is_right: Callable[[dict[str, Any]], bool] = bool) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self.damage: Damage | None = None
-        self.damaged_at: int | None = None
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._mend(is_right)
-
-    def _mend(self, is_right: Callable[[dict[str, Any]], bool]) -> None:
-        start, lines = self._last_lines()
-        is_whole = [_is_whole(line, is_right) for line in lines]
-        if all(is_whole):
-            if lines and not lines[-1].endswith(b"\n"):
-                os.write(self._fd, b"\n")
-            return
-        first = is_whole.index(False)
-        bad = [line for line, good in zip(lines, is_whole, strict=True) if not good]
-        good = [line for line, good in zip(lines[first:], is_whole[first:], strict=True) if good]
-        aside = self.path.with_name(f"{self.path.name}.damaged")
-        with aside.open("ab") as file:
-            file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in bad)
-            file.flush()
-            os.fsync(file.fileno())
-        self.damaged_at = start + sum(map(len, lines[:first]))
-        self.truncate(self.damaged_at)
-        for line in good:
-            os.write(self._fd, line if line.endswith(b"\n") else line + b"\n")
-        self.sync()
-        size = sum(map(len, bad))
-        why = f"had {size} bytes at its end that are no whole record; they are in {aside.name} now"
-        self.damage = Damage(str(self.path), why)
-
-    def _last_lines(self) -> tuple[int, list[bytes]]:
-        """Return where the file's last lines begin, and these lines."""
-        size = os.fstat(self._fd).st_size
-        reach = _LOOKED_AT
-        while True:
-            start = max(0, size - reach)
-            data = _read_at(self._fd, start, size - start)
-            skipped = data.find(b"\n") + 1 if start else 0
-            if not start or 0 < skipped < len(data):
-                return start + skipped, data[skipped:].splitlines(keepends=True)
-            reach *= 4
-
-    def append(self, records: list[dict[str, Any]]) -> None:
-        """Append *records*, one line each."""
-        if records:
-            data = "".join(json.dumps(record) + "\n" for record in records).encode()
-            while data:
-                data = data[os.write(self._fd, data) :]
-
-    def sync(self) -> None:
-        """Return when the lines are on disk."""
-        os.fsync(self._fd)
-
-    def truncate(self, size: int) -> None:
-        """Keep the first *size* bytes."""
-        os.ftruncate(self._fd, size)
-        os.fsync(self._fd)
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
-
-
-def _read_at(descriptor: int, start: int, size: int) -> bytes:
-    found = b""
-    while len(found) < size and (data := os.pread(descriptor, size - len(found), start + len(found))):
-        found += data
-    return found
-
-
-def _is_whole(line: bytes, is_right: Callable[[dict[str, Any]], bool]) -> bool:
-    try:
-        return is_right(parse(line))
-    except BadJsonError:
-        return False
 
 
 _CARRIED: dict[str, type | tuple[type, ...]] = {

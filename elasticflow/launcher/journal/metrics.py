@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events, logs
-from elasticflow.launcher.journal.journal import AppendedLines
+from elasticflow.system.json_lines import AppendedLines
 from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:

@@ -6,13 +6,12 @@ on another machine finds them there.
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.system.json_lines import append_line
 from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
@@ -69,16 +68,7 @@ class RestartLedger:
 
     def append(self, entry: LedgerEntry) -> None:
         """Add an entry; it is on disk before this returns."""
-        line = json.dumps(entry.to_json()) + "\n"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab+") as file:
-            # A line torn by a crash must not swallow this one.
-            if file.tell() > 0:
-                file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else "\n" + line
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._path, entry.to_json())
         self.entries.append(entry)
 
     def since(self, generation: int) -> list[dict[str, Any]]:

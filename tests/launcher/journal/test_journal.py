@@ -11,11 +11,12 @@ import pytest
 
 from elasticflow import events
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
-from elasticflow.launcher.journal.journal import AppendedLines, Journal
+from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.restarts.generations import Generation
 from elasticflow.launcher.supervisor.ingest import Ingest
 from elasticflow.run_folder import RunFolder
+from elasticflow.system.json_lines import AppendedLines
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow import logs
-from elasticflow.launcher.journal.journal import AppendedLines
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.run_folder import RunFolder
+from elasticflow.system.json_lines import AppendedLines
 
 if TYPE_CHECKING:
     from pathlib import Path

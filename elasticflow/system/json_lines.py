@@ -1,0 +1,165 @@
+"""Files of JSON lines: appended whole, mended where a crash tore their end, followed while they grow."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.system.records import BadJsonError, Damage, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+# Bytes at the end of a file in which damage is looked for.
+_LOOKED_AT = 1 << 20
+_NEWLINE = re.compile(rb"\n")
+
+
+class AppendedLines:
+    """A file of JSON lines with one writer; each call is one `write`, so no reader sees half a batch of one line.
+
+    What a power cut or a bad disk left at the file's end and is no whole record is moved aside when it is opened.
+
+    Args:
+        path: The file.
+        is_right: Whether a record may stand in it.
+
+    Attributes:
+        damage: What was moved aside, and where it is now; None if all lines at the end were whole.
+        damaged_at: Where in the file the first of it stood.
+    """
+
+    def __init__(self, path: Path, is_right: Callable[[dict[str, Any]], bool] = bool) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.damage: Damage | None = None
+        self.damaged_at: int | None = None
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._mend(is_right)
+
+    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append *records*, one line each."""
+        if records:
+            data = "".join(json.dumps(record) + "\n" for record in records).encode()
+            while data:
+                data = data[os.write(self._fd, data) :]
+
+    def sync(self) -> None:
+        """Return when the lines are on disk."""
+        os.fsync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        """Keep the first *size* bytes."""
+        os.ftruncate(self._fd, size)
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _mend(self, is_right: Callable[[dict[str, Any]], bool]) -> None:
+        start, lines = self._last_lines()
+        is_whole = [_is_whole(line, is_right) for line in lines]
+        if all(is_whole):
+            if lines and not lines[-1].endswith(b"\n"):
+                os.write(self._fd, b"\n")
+            return
+        first = is_whole.index(False)
+        bad = [line for line, good in zip(lines, is_whole, strict=True) if not good]
+        good = [line for line, good in zip(lines[first:], is_whole[first:], strict=True) if good]
+        aside = self.path.with_name(f"{self.path.name}.damaged")
+        with aside.open("ab") as file:
+            file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in bad)
+            file.flush()
+            os.fsync(file.fileno())
+        self.damaged_at = start + sum(map(len, lines[:first]))
+        self.truncate(self.damaged_at)
+        for line in good:
+            os.write(self._fd, line if line.endswith(b"\n") else line + b"\n")
+        self.sync()
+        size = sum(map(len, bad))
+        why = f"had {size} bytes at its end that are no whole record; they are in {aside.name} now"
+        self.damage = Damage(str(self.path), why)
+
+    def _last_lines(self) -> tuple[int, list[bytes]]:
+        """Return where the file's last lines begin, and these lines."""
+        size = os.fstat(self._fd).st_size
+        reach = _LOOKED_AT
+        while True:
+            start = max(0, size - reach)
+            data = _read_at(self._fd, start, size - start)
+            skipped = data.find(b"\n") + 1 if start else 0
+            if not start or 0 < skipped < len(data):
+                return start + skipped, data[skipped:].splitlines(keepends=True)
+            reach *= 4
+
+
+class FollowedLines:
+    """The lines of a file that grows, and that may not be there yet.
+
+    Args:
+        path: Where it is, or will be.
+        ends: What ends a line.
+        longest: Bytes of a line; what is longer comes in pieces. None: lines come whole.
+    """
+
+    def __init__(self, path: Path, ends: re.Pattern[bytes] = _NEWLINE, longest: int | None = None) -> None:
+        self._path, self._ends, self._longest = path, ends, longest
+        self._fd: int | None = None
+        self._rest = b""
+
+    def lines(self) -> list[bytes]:
+        """Return the lines completed since the last call, without their ends."""
+        if self._fd is None:
+            if not self._path.exists():
+                return []
+            self._fd = os.open(self._path, os.O_RDONLY)
+        data = self._rest
+        while chunk := os.read(self._fd, 1 << 20):
+            data += chunk
+        *whole, self._rest = self._ends.split(data)
+        if self._longest is not None and len(self._rest) > self._longest:
+            whole.append(self._rest)
+            self._rest = b""
+        return whole
+
+    def close(self) -> bytes:
+        """Stop following; return what stood behind the last line."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append one line to the file at *path*, which is made if it is not there; it is on disk when this returns.
+
+    A line that a crash has torn is ended first, so that it does not swallow this one.
+    """
+    line = json.dumps(record) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else "\n" + line
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_at(descriptor: int, start: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (chunk := os.pread(descriptor, size - len(data), start + len(data))):
+        data += chunk
+    return data
+
+
+def _is_whole(line: bytes, is_right: Callable[[dict[str, Any]], bool]) -> bool:
+    try:
+        return is_right(parse(line))
+    except BadJsonError:
+        return False
