@@ -333,6 +333,8 @@ DECIDED_ELSEWHERE: dict[str, str] = {
     "logs_specs": "every line of every rank is kept in the run folder: elasticflow logs",
     "duplicate_stdout_filters": "every line of every rank is kept in the run folder: elasticflow logs, or local_ranks_filter",
     "duplicate_stderr_filters": "every line of every rank is kept in the run folder: elasticflow logs, or local_ranks_filter",
+    "log_line_prefix_template": "a line that tee shows begins with the workers' role and the local rank, as torchrun's own do",
+    "print_completion": "elasticflow completion does that for elasticflow's own commands",
     "virtual_local_rank": "each worker chooses the GPU of its local rank by itself",
     "role": "all workers of a job have one role",
     "module": "what is started is the generated train.py",
