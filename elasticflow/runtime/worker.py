@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.snapshot.policy import Policy
     from elasticflow.runtime.torch_private import Store
+    from elasticflow.runtime.training.evaluation import Evaluation
 
 _OTHERS_LEAVE_S = 30.0
 
@@ -127,17 +128,25 @@ def _listen(me: Worker) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def leave(me: Worker, position: Position, schedule: Schedule) -> NoReturn:
+def leave(
+    me: Worker, position: Position, schedule: Schedule, evaluation: Evaluation | None = None
+) -> NoReturn:
     """End this process once its last snapshot is committed; never returns. Every rank.
 
     It ends here, while model and process group are alive: their destructors can wait for each other for ever
     (torch 2.13, gloo: `~ProcessGroupGloo` joins a thread that waits for the interpreter's lock).
 
+    Args:
+        me: This worker.
+        position: After the last step.
+        schedule: What positions mean.
+        evaluation: Where the job has one: training is not finished while it is owed.
+
     Raises:
         SnapshotError: the last snapshot could not be written.
     """
     me.phase("leave")
-    finished = schedule.is_end(position) and not me.owes_evaluation
+    finished = schedule.is_end(position) and not (evaluation is not None and evaluation.is_owed)
     if finished:
         me.stopped = None
     elif me.stopped is None:  # the last step's schedule may have raised StopTraining, after its vote
@@ -149,7 +158,8 @@ def leave(me: Worker, position: Position, schedule: Schedule) -> NoReturn:
     for action in me.at_leave:
         action()
     if finished and me.rank == 0:
-        me.event(events.TRAINING_FINISHED, epoch=position.epoch, samples=position.samples, best=me.best)
+        best = None if evaluation is None else evaluation.best
+        me.event(events.TRAINING_FINISHED, epoch=position.epoch, samples=position.samples, best=best)
     _wait_for_others(me)
     _exit(errors.FINISHED if finished else _code_of_leaving(me))
 

@@ -147,9 +147,9 @@ def me() -> Any:
     vote = Vote()
     stand_in = SimpleNamespace(
         rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=vote,
-        autocast_dtype=None, is_exact=False, skipped_step=False, has_told_weights=False, fingerprints={}, drawn={}, random_version=2, started_at=None, best=None, events=events, witness=None,
+        autocast_dtype=None, is_exact=False, skipped_step=False, has_told_weights=False, fingerprints={}, drawn={}, random_version=2, started_at=None, events=events, witness=None,
         event=event, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
-        all_true=lambda mine: mine, should_leave=False, owes_evaluation=False,
+        all_true=lambda mine: mine, should_leave=False,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
         generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,
         leave_untrained=lambda: None, leaves_untrained=False,

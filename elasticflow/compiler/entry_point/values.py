@@ -78,6 +78,7 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
     code |= {
         "loss": f"step.{'run' if forms.step_moves_optimizers else 'forward_backward'}(batch)",
         "step_scheduler": f"worker.step_scheduler(scheduler, {optimizer})",
+        "leave": f"leave(worker, position, schedule{', evaluation' if job.evaluation else ''})",
         "log_step": f"worker.log_step(position, loss, {optimizer})",
         "imports": imports.lines(),  # what all the calls above need
     }

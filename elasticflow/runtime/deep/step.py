@@ -17,7 +17,7 @@ from elasticflow.runtime.deep.state import moves_optimizers
 from elasticflow.runtime.training import loss_weights
 from elasticflow.runtime.training.ddp import AUTOCAST
 from elasticflow.runtime.training.loss import parse_loss
-from elasticflow.runtime.training.own_steps import reported_loss
+from elasticflow.runtime.training.manual_step import reported_loss
 
 if TYPE_CHECKING:
     from types import ModuleType

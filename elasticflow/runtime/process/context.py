@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from elasticflow import StopTraining, events, logs
 from elasticflow.runtime import torch_private
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.torch_private import Store
+
+
+class Restored(NamedTuple):
+    """The state that this generation goes on from.
+
+    Attributes:
+        name: Of the snapshot.
+        is_from_memory: It was held in memory, and need not be on the store.
+    """
+
+    name: str
+    is_from_memory: bool
 
 
 class AnyScheduler(Protocol):
@@ -62,15 +74,11 @@ class Worker:
         is_exact: Its steps are to have the same bits at every world size.
         has_told_weights: This process has said that the loss depends on how a batch is cut.
         skipped_step: The last step's loss was not finite and the step was left out.
-        restored_from: Name of the snapshot this generation goes on from.
-        is_from_memory: It was held in memory, and need not be on the store.
         started_at: Position at which this generation began to train.
         at_first_step: Called by rank 0 after the first step of this generation.
         witness: Records what every step made of the state, where somebody asked for it.
-        best: Best value of the metric that `evaluation.best` names, so far.
         stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
         stopped: Why all ranks take no further step, once they agreed to: training has ended, or they leave.
-        owes_evaluation: One was cut short, since all ranks leave; whoever goes on makes it.
     """
 
     def __init__(
@@ -103,7 +111,6 @@ class Worker:
         self.vote = Vote()
         self.stoppable = stopping.Stoppable(self.vote)
         self.stopped: stopping.Stopped | None = None
-        self.owes_evaluation = False
         self.at_beginning: list[Callable[[], None]] = []
         self.at_leave: list[Callable[[], None]] = []
         self.at_first_step: list[Callable[[], None]] = []
@@ -112,9 +119,6 @@ class Worker:
         self.is_exact = False
         self.skipped_step = False
         self.has_told_weights = False
-        self.best: float | None = None
-        self.restored_from: str | None = None
-        self.is_from_memory = False
         self.started_at: Position | None = None
         self.witness: StepRecorder | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
@@ -190,9 +194,23 @@ class Worker:
         self.all_true(mine=True)
 
     def start_training(
-        self, position: Position, schedule: Schedule, model: nn.Module, log_every: int
+        self,
+        position: Position,
+        schedule: Schedule,
+        model: nn.Module,
+        *,
+        log_every: int,
+        restored: Restored | None = None,
     ) -> None:
-        """Begin training at *position*. Collective: every rank."""
+        """Begin training at *position*. Collective: every rank.
+
+        Args:
+            position: Where training goes on.
+            schedule: What positions mean.
+            model: It is in training mode afterwards.
+            log_every: A line is logged after so many steps.
+            restored: What *position* was read from; None: this is the beginning.
+        """
         self.listen()  # again: the model's or the dataset's code may have taken the signals for itself
         self.leave_untrained()
         left = schedule.remaining(position)  # None: nobody knows the data's length
@@ -212,8 +230,8 @@ class Worker:
                 self.event(events.DATASET_SMALLER_THAN_BATCH, **facts)
             self.event(
                 events.TRAINING_STARTED,
-                restored_from=self.restored_from,
-                from_memory=self.is_from_memory,
+                restored_from=None if restored is None else restored.name,
+                from_memory=restored is not None and restored.is_from_memory,
                 epoch=position.epoch,
                 samples=position.samples,
                 steps=steps,

@@ -10,6 +10,7 @@ from elasticflow import events, fault_injection
 from elasticflow.errors import SnapshotError
 from elasticflow.runtime.data.dataset import require_same
 from elasticflow.runtime.process import environment, leaving, random_streams
+from elasticflow.runtime.process.context import Restored
 from elasticflow.runtime.replica_checks.captured import Alike
 from elasticflow.runtime.replica_checks.replicas import Comparison, flip
 from elasticflow.runtime.snapshot import restore, writer_connection
@@ -46,6 +47,9 @@ class Snapshots:
         dataset: The training data; its fingerprint was taken by `open_dataset`.
         policy: When, where, which stay.
         compare_every: When the ranks' replicas are compared, besides before each snapshot; None: never.
+
+    Attributes:
+        restored: What `restore` went on from; None: from the beginning.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Snapshots:
         self._last: HasPosition = schedule.start
         self._last_time = time.monotonic()
         self._staged: str | None = None
+        self.restored: Restored | None = None
         self._is_prepared = False
         if me.rank == 0 and self._due.seconds is not None:
             me.vote.snapshot_wanted = self._is_due_by_time
@@ -104,9 +109,10 @@ class Snapshots:
         held = None if self._tier is None else self._tier.recall(self._catalog)
         found = restore.newest_good(me, self._catalog, loads) if held is None else held.found
         position = self._schedule.start if found is None else self._take_over(found, loads)
+        if found is not None:
+            self.restored = Restored(found.manifest.name, is_from_memory=held is not None)
         self._last, self._last_time = position, time.monotonic()
         if held is not None:
-            me.is_from_memory = True
             self._recorder.parent = held.parent
             self._last = held.last or (self._schedule.start if held.parent is None else position)
         if self._tier is not None:
@@ -241,7 +247,7 @@ class Snapshots:
                 "job.changed", snapshot=manifest.name, was=content["job_digest"], now=me.job_digest
             )
         me.generators.are_used |= content["draws_random"]
-        me.restored_from = self._recorder.parent = self._staged = manifest.name
+        self._recorder.parent = self._staged = manifest.name
         return position
 
     def _is_due_by_time(self) -> bool:
@@ -249,7 +255,8 @@ class Snapshots:
 
     def _trigger(self, position: Position, *, final: bool) -> str:
         if final:
-            stopped, owes = self._me.stopped, self._me.owes_evaluation
+            stopped, evaluation = self._me.stopped, self._state.evaluation
+            owes = evaluation is not None and evaluation.is_owed
             is_end = self._schedule.is_end(position) and not owes
             return "end" if is_end or (stopped is not None and stopped.is_end) else "drain"
         return self._due.trigger(self._last, position)

@@ -64,6 +64,7 @@ class Evaluation:
         also_raw: The model's own weights are measured beside the average's.
 
     Attributes:
+        best: Best value so far of the metric that *best* names.
         is_owed: The one after the step gone on from was cut short, since all ranks left: it is to be made now.
     """
 
@@ -101,7 +102,7 @@ class Evaluation:
         self.ranked_by = None if best is None else f"{best} by {best_of}{of_average}"
         self._source = None if best is None else _source_of(best_of)
         self._data = me.fingerprints.get(EVALUATION_DATA)
-        self._best: float | None = None
+        self.best: float | None = None
         self._last: Position | None = None
         self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
         self._last_time = time.monotonic()
@@ -140,10 +141,10 @@ class Evaluation:
         if found is None or (self._raw is not None and raw is None):
             me.agree_to_stop()
             assert me.stopped is not None
-            self.is_owed = me.owes_evaluation = not me.stopped.is_end
+            self.is_owed = not me.stopped.is_end
             found = {}
         else:
-            self.is_owed = me.owes_evaluation = False
+            self.is_owed = False
             self._remember(position, found)
             if me.rank == 0:
                 beside: dict[str, Any] = {} if raw is None else {"eval_raw": raw}
@@ -154,7 +155,7 @@ class Evaluation:
                     eval=found,
                     weights=self._weights,
                     **beside,
-                    best=self._best,
+                    best=self.best,
                     time=round(began, 3),
                     seconds=round(time.monotonic() - since, 6),
                 )
@@ -173,7 +174,7 @@ class Evaluation:
     def state_dict(self) -> dict[str, Any]:
         """Return what a snapshot keeps."""
         return {
-            "best": self._best,
+            "best": self.best,
             "measured": self._measured,
             "owed": self.is_owed,
             "ranked_by": self.ranked_by,
@@ -193,7 +194,7 @@ class Evaluation:
         is_the_same = (ranked_by, data, weights) == (self.ranked_by, self._data, self._weights)
         is_the_same = is_the_same and (None in (source, self._source) or source == self._source)
         best, measured = (state["best"], state["measured"]) if is_the_same else (None, None)
-        self._best = self._me.best = best
+        self.best = best
         self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
         is_lost = not is_the_same and state["best"] is not None
         if is_lost and self.best_mode is not None and self._me.rank == 0:
@@ -295,9 +296,9 @@ class Evaluation:
         value = found[self._best_name]
         self._measured = (position.step, value)
         better = max if self.best_mode == "max" else min
-        if self._best is not None and not math.isnan(self._best):
-            value = better(self._best, value)
-        self._best = self._me.best = value
+        if self.best is not None and not math.isnan(self.best):
+            value = better(self.best, value)
+        self.best = value
 
 
 def _source_of(entry: str | None) -> str | None:

@@ -22,9 +22,8 @@ from elasticflow.runtime.process import environment, stopping
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.torch_private import foreach_div_
 from elasticflow.runtime.training import determinism, model_buffers, replicable, stoppable_batches
-from elasticflow.runtime.training.buckets import BucketLayout
 from elasticflow.runtime.training.ddp import AUTOCAST
-from elasticflow.runtime.training.fixed_order_sum import FixedOrderAllReduce
+from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
 from elasticflow.runtime.training.loss_weights import first_look
 from elasticflow.runtime.training.virtual_shards import EarlyBuckets, ShardBuffers

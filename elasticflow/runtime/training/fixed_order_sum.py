@@ -1,28 +1,134 @@
-"""The sum over all shards of all ranks in the order of one tree: the library moves bytes, additions are ours.
+"""The sum over all virtual shards of all ranks in the order of one fixed tree: the library moves bytes, additions are ours.
+
+Floating-point addition is not associative, so a sum is the same bit for bit only if its grouping is. Here the grouping
+is that of the binary tree over leaves 0 .. n-1: ((0 + 1) + (2 + 3)) + ... A rank that holds neighbouring leaves adds
+the whole subtrees among them; whoever gets those of all ranks adds the rest (`TreeSum`).
 
 What the shards give is cut into buckets (`BucketLayout`), each on its way by itself: this rank's subtrees are added up,
-their slices go to the slices' owners, who add the rest, and the totals come back to all. Sent from one to one, for
-gloo's all_gather takes three times as long as its sends (torch 2.13). What runs over one link is matched by its order,
-so every rank sends the same buckets in the same order, whenever each is ready.
+their slices go to the slices' owners, who add the rest, and the totals come back to all (`FixedOrderAllReduce`). Sent
+from one to one, for gloo's all_gather takes three times as long as its sends (torch 2.13). What runs over one link is
+matched by its order, so every rank sends the same buckets in the same order, whenever each is ready.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from elasticflow.runtime.process.position import even_split
-from elasticflow.runtime.training.tree_sum import TreeSum, places
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from elasticflow.runtime.training.buckets import BucketLayout, FlatBucket
+    Subtree = Sequence[Tensor | None]  # None: zeros
 
-    Subtree = Sequence[Tensor | None]  # None: noughts
+_ALIGNED = 64  # bytes: as torch aligns a tensor of its own
+BUCKET_BYTES = 8 * 2**20
+
+T = TypeVar("T")
+
+
+class FlatBucket(NamedTuple):
+    """A flat tensor, and the tensors that lie in it as views."""
+
+    whole: Tensor
+    views: list[Tensor]
+
+
+class BucketLayout:
+    """Where each of several tensors lies in flat ones, the buckets: each of one dtype and of a few megabytes.
+
+    A tensor larger than that has a bucket of its own. Buckets are filled from the last tensor to the first, which is
+    the order in which a backward makes gradients ready; the first tensor lies in the last bucket.
+
+    Args:
+        tensors: What is to lie in them: shapes, strides, dtypes and the device; their values do not matter.
+        parts: Every bucket can be cut into so many equal slices.
+
+    Attributes:
+        buckets: For each bucket, which of the tensors lie in it, in order.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], parts: int) -> None:
+        self._device, self._parts = tensors[0].device, parts
+        # A gradient lies in memory as its parameter does, else sums over its elements would have another order.
+        self._likes = [torch.empty_like(tensor, device="meta") for tensor in tensors]
+        self.buckets: list[list[int]] = []
+        open_buckets: dict[torch.dtype, list[int]] = {}
+        for number in reversed(range(len(tensors))):
+            dtype = tensors[number].dtype
+            bucket = open_buckets.setdefault(dtype, [])
+            bucket.insert(0, number)
+            if sum(self._likes[n].nbytes for n in bucket) >= BUCKET_BYTES:
+                self.buckets.append(open_buckets.pop(dtype))
+        self.buckets += sorted(open_buckets.values(), reverse=True)
+
+    def new(self, bucket: int) -> FlatBucket:
+        """Return a new flat tensor of zeros for *bucket*."""
+        likes = [self._likes[number] for number in self.buckets[bucket]]
+        step = _ALIGNED // likes[0].element_size()
+        offsets, end = [], 0
+        for like in likes:
+            offsets.append(end)
+            end += -(-like.numel() // step) * step
+        size = max(1, -(-end // self._parts)) * self._parts
+        whole = torch.zeros(size, dtype=likes[0].dtype, device=self._device)
+        views = [
+            whole.as_strided(like.shape, like.stride(), at) for like, at in zip(likes, offsets, strict=True)
+        ]
+        return FlatBucket(whole, views)
+
+
+class Node(NamedTuple, Generic[T]):
+    """A subtree: the sum of leaves `[place << level, (place + 1) << level)`, as far as there are such."""
+
+    level: int
+    place: int
+    value: T
+
+
+class TreeSum(Generic[T]):
+    """Adds up neighbouring leaves or subtrees in ascending order; `nodes` is what is left, as few as can be.
+
+    Args:
+        leaves: Of the whole tree.
+        add: Returns left + right; it may overwrite both.
+    """
+
+    def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
+        self._leaves, self._add = leaves, add
+        self._height = (leaves - 1).bit_length()
+        self.nodes: list[Node[T]] = []
+
+    def push(self, level: int, place: int, value: T) -> None:
+        """Take the subtree that follows those before it; a leaf is a subtree of level 0."""
+        while level < self._height:
+            if place % 2 == 0:
+                if (place + 1) << level < self._leaves:
+                    break  # its sibling is still to come
+            elif self.nodes and self.nodes[-1][:2] == (level, place - 1):
+                value = self._add(self.nodes.pop().value, value)
+            else:
+                break  # its sibling is another rank's
+            # A left child whose sibling is empty is its parent already.
+            level, place = level + 1, place // 2
+        self.nodes.append(Node(level, place, value))
+
+
+def places(leaves: int, low: int, high: int) -> list[tuple[int, int]]:
+    """Return level and place of the subtrees that are left of the leaves `[low, high)`."""
+    tree: TreeSum[None] = TreeSum(leaves, _nothing)
+    for leaf in range(low, high):
+        tree.push(0, leaf, None)
+    return [(node.level, node.place) for node in tree.nodes]
+
+
+def _nothing(left: None, right: None) -> None:
+    """Add what has no value."""
+    del left, right
 
 
 class FixedOrderAllReduce:
@@ -185,4 +291,4 @@ def _sum(left: Tensor | None, right: Tensor | None, target: Tensor | None) -> Te
     one = right if left is None else left
     if one is None:
         return None if target is None else target.zero_()
-    return torch.add(one, 0.0, out=target)  # -0 becomes 0, as where another rank sends noughts
+    return torch.add(one, 0.0, out=target)  # -0 becomes 0, as where another rank sends zeros

@@ -11,7 +11,7 @@ from elasticflow.compiler.plan.batch_split import exact_cost, num_steps, steps_p
 from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process.position import even_split
-from elasticflow.runtime.training.tree_sum import TreeSum
+from elasticflow.runtime.training.fixed_order_sum import TreeSum
 from tests.compiler.jobs import make_job
 
 ROOT = Path("/project")

@@ -170,7 +170,7 @@ def evaluated(me: Any) -> dict[str, Any]:
     return {
         "first": first,
         "second": measure.run(SCHEDULE.end),
-        "best": me.best,
+        "best": measure.best,
         "at": measure.metric_at(SCHEDULE.end),
     }
 

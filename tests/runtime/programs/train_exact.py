@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.snapshot import snapshots
-from elasticflow.runtime.training import buckets
+from elasticflow.runtime.training import fixed_order_sum
 from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
 from tests.end_to_end.trajectory_models import Transformer, cnn, mlp
@@ -119,7 +119,9 @@ def train(me: Any, name: str) -> str:
     options: dict[str, Any] = {"precision": precision, "on_nonfinite": "skip"}
     if scaler.is_enabled():
         options["scaler"] = scaler
-    buckets.BUCKET_BYTES = 512  # these models would fit into one bucket, and nothing would be sent early
+    fixed_order_sum.BUCKET_BYTES = (
+        512  # these models would fit into one bucket, and nothing would be sent early
+    )
     group = (
         DDPStep(me, model, step, ddp={}, **options)
         if args.plain

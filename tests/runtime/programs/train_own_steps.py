@@ -19,7 +19,7 @@ from elasticflow import StopTraining
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.snapshot import snapshots
-from elasticflow.runtime.training.own_steps import ManualStep
+from elasticflow.runtime.training.manual_step import ManualStep
 
 HERE = Path(__file__).resolve().parent
 HOW = sys.argv[1]

@@ -115,7 +115,7 @@ def main() -> None:
     state = State(model=model, optimizer=optimizer)
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy)
     position = snapshots.restore()
-    me.start_training(position, schedule, model, log_every=1)
+    me.start_training(position, schedule, model, log_every=1, restored=snapshots.restored)
     loader = shard_loader.ShardLoader(
         me, dataset, schedule, args.micro_batch_size, num_workers=args.processes, virtual_shards=args.exact
     )

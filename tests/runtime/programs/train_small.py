@@ -252,7 +252,7 @@ def main() -> None:
     state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
     snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy, args.compare)
     position = snapshots.restore()
-    me.start_training(position, schedule, model, log_every=1)
+    me.start_training(position, schedule, model, log_every=1, restored=snapshots.restored)
     if evaluation is not None:
         evaluation.run_if_owed(position)
     loader = index_loader.IndexLoader(
@@ -278,7 +278,7 @@ def main() -> None:
         if me.should_leave:
             break
     snapshots.finish(position)
-    worker.leave(me, position, schedule)
+    worker.leave(me, position, schedule, evaluation)
 
 
 if __name__ == "__main__":

@@ -73,11 +73,12 @@ def test_what_is_measured_is_the_average_as_it_would_be_exported(me: Any) -> Non
     """Its parameters and its buffers; `best` goes by it, and the line says whose it is."""
     model, average = trained()
     exported = {k.removeprefix("module."): v for k, v in average.state_dict().items() if k != "n_averaged"}
-    found = evaluation(me, model, average).run(SCHEDULE.end)
+    measured = evaluation(me, model, average)
+    found = measured.run(SCHEDULE.end)
     assert found["loss"] == pytest.approx(by_hand(exported))
     assert found["loss"] != pytest.approx(by_hand(model.state_dict()))
     (line,) = me.events
-    assert (line["weights"], line["eval"], line["best"], me.best) == (
+    assert (line["weights"], line["eval"], line["best"], measured.best) == (
         "ema",
         found,
         found["loss"],
@@ -91,10 +92,11 @@ def test_what_is_measured_is_the_average_as_it_would_be_exported(me: Any) -> Non
 def test_both_are_measured_on_request_and_best_goes_by_the_average(me: Any) -> None:
     """The weights that are trained stand beside it, under a name of their own."""
     model, average = trained()
-    found = evaluation(me, model, average, also_raw=True).run(SCHEDULE.end)
+    measured = evaluation(me, model, average, also_raw=True)
+    found = measured.run(SCHEDULE.end)
     (line,) = me.events
     assert line["eval_raw"]["loss"] == pytest.approx(by_hand(model.state_dict()))
-    assert (line["eval"], line["weights"], me.best) == (found, "ema", found["loss"])
+    assert (line["eval"], line["weights"], measured.best) == (found, "ema", found["loss"])
     assert model.training
 
 
@@ -113,10 +115,10 @@ def test_a_best_value_of_other_weights_does_not_count(me: Any, *, says: bool) ->
     raw.run(SCHEDULE.end)
     state = raw.state_dict() if says else {k: v for k, v in raw.state_dict().items() if k != "weights"}
     raw.load_state_dict(state)
-    assert me.best is not None
+    assert raw.best is not None
     averaged = evaluation(me, model, average)
     averaged.load_state_dict(state)
-    assert (me.best, averaged.metric_at(SCHEDULE.end)) == (None, None)
+    assert (averaged.best, averaged.metric_at(SCHEDULE.end)) == (None, None)
 
 
 def test_an_evaluation_line_counts_epochs_as_step_lines_do(me: Any) -> None:

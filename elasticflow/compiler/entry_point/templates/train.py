@@ -23,7 +23,7 @@ from elasticflow.runtime.training.ddp import DDPStep  # = import.ddp
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation
 from elasticflow.runtime.training.exact import ExactStep  # = import.exact
 from elasticflow.runtime.training.loss import with_count  # = import.count
-from elasticflow.runtime.training.own_steps import ManualStep  # = import.manual
+from elasticflow.runtime.training.manual_step import ManualStep  # = import.manual
 from elasticflow.runtime.training.several_optimizers import Schedules  # = import.schedules
 from elasticflow.runtime.training.unwrap import unwrap_model  # = import.unwrap
 from elasticflow.runtime.worker import join, leave, run
@@ -130,7 +130,7 @@ def main() -> None:
     state = State(model=model, optimizer=optimizer, include={"curriculum": curriculum})  # = state
     snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest state that every rank can read, or the beginning
-    worker.start_training(position, schedule, model, log_every=LOG_EVERY)
+    worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
     # if: evaluation
     evaluation.run_if_owed(position)  # one that was cut short, when the workers were asked to leave
     # end
@@ -175,7 +175,7 @@ def main() -> None:
         if worker.should_leave:  # all ranks do, after the same step
             break
     snapshots.finish(position)
-    leave(worker, position, schedule)
+    leave(worker, position, schedule, evaluation)  # = leave
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def main() -> None:
     state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
     snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest state that every rank can read, or the beginning
-    worker.start_training(position, schedule, model, log_every=LOG_EVERY)
+    worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
     evaluation.run_if_owed(position)  # one that was cut short, when the workers were asked to leave
     loader = IndexLoader(worker, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)
 
@@ -112,7 +112,7 @@ def main() -> None:
         if worker.should_leave:  # all ranks do, after the same step
             break
     snapshots.finish(position)
-    leave(worker, position, schedule)
+    leave(worker, position, schedule, evaluation)
 
 
 if __name__ == "__main__":

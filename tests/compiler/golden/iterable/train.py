@@ -79,7 +79,7 @@ def main() -> None:
     state = State(model=model, optimizer=optimizer)
     snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest state that every rank can read, or the beginning
-    worker.start_training(position, schedule, model, log_every=LOG_EVERY)
+    worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
     loader = ShardLoader(
         worker, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS, virtual_shards=VIRTUAL_SHARDS
     )

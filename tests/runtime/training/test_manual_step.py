@@ -18,7 +18,7 @@ from elasticflow.runtime.data.index_loader import Batch
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import several_optimizers
-from elasticflow.runtime.training.own_steps import ManualStep
+from elasticflow.runtime.training.manual_step import ManualStep
 from tests.runtime.state.test_optimizers import net
 from tests.runtime.stored import assert_same_state, transfer
 
