@@ -166,7 +166,7 @@ def _runtime_imports(job: Job, forms: CallForms) -> dict[str, Line]:
         "evaluation": (bool(job.evaluation), f"{_ROOMS}.training.evaluation import Evaluation"),
         "exact": (_is_exact(job), f"{_ROOMS}.training.exact import ExactStep"),
         "count": (bool(job.model.loss_count), f"{_ROOMS}.training.loss import with_count"),
-        "manual": (moves, f"{_ROOMS}.training.own_steps import ManualStep"),
+        "manual": (moves, f"{_ROOMS}.training.manual_step import ManualStep"),
         "schedules": (
             moves and bool(job.lr_scheduler),
             f"{_ROOMS}.training.several_optimizers import Schedules",

@@ -17,7 +17,7 @@ from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training.evaluation import Evaluation
-from elasticflow.runtime.training.own_steps import ManualStep
+from elasticflow.runtime.training.manual_step import ManualStep
 from elasticflow.runtime.training.several_optimizers import Schedules
 from elasticflow.runtime.worker import join, leave, run
 from torch import nn
