@@ -7,15 +7,12 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from elasticflow.launcher.fork_server.client import ForkServer
-from elasticflow.launcher.supervisor import drains, hangs, lifecycle, outcomes
-from elasticflow.run_folder import RunFolder
 from tests.launcher.lifecycle_trial import Trial
 
 if TYPE_CHECKING:
@@ -44,13 +41,9 @@ def close(server: ForkServer) -> None:
 
 
 @pytest.fixture
-def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
+def trial() -> Trial:
     """Return a fresh lifecycle with a budget of two restarts."""
-    made = Trial(RunFolder(tmp_path / "runs" / "job" / "run"))
-    clock = SimpleNamespace(monotonic=lambda: made.clock, time=lambda: made.clock)
-    for module in (outcomes, lifecycle, drains, hangs):
-        monkeypatch.setattr(module, "time", clock)
-    return made
+    return Trial()
 
 
 @pytest.fixture(scope="session")

@@ -1,67 +1,94 @@
-"""A lifecycle whose clock, nodes and generation numbers are the test's."""
+"""A lifecycle whose clock, agents, snapshots and generation numbers are the test's."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
+from elasticflow import events
 from elasticflow.compiler.plan.launch_plan import RestartPlan
-from elasticflow.launcher.journal.journal import Journal
-from elasticflow.launcher.restarts.restart_ledger import RestartLedger
-from elasticflow.launcher.restarts.restart_policy import RestartPolicy
-from elasticflow.launcher.restarts.restarts import Restarts
-from elasticflow.launcher.restarts.snapshot_rollback import SnapshotRollback
-from elasticflow.launcher.supervisor.formation import Formation
-from elasticflow.launcher.supervisor.lifecycle import Lifecycle
-from elasticflow.launcher.supervisor.nodes import Node, Nodes
-from elasticflow.protocol.messages import WorkerEnd, WorkersEnded
-from elasticflow.snapshots.store.catalog import Catalog
-from elasticflow.storage.storage import Storage
+from elasticflow.launcher.supervisor.commands import (
+    AgentEnded,
+    AskWorkers,
+    ClaimFailed,
+    ClaimGeneration,
+    ClearSnapshot,
+    ForgetAgent,
+    GenerationClaimed,
+    Instant,
+    ListSnapshots,
+    NodeLost,
+    RecordEvent,
+    RecordFailure,
+    ReleaseNode,
+    RunTakenOver,
+    SetSnapshotAside,
+    SnapshotSetAside,
+    SnapshotsListed,
+    StartAgent,
+    TimePassed,
+    UpdateState,
+)
+from elasticflow.launcher.supervisor.lifecycle import Lifecycle, RunSoFar
+from elasticflow.launcher.supervisor.nodes import Nodes
+from elasticflow.protocol.messages import (
+    FormGeneration,
+    LogLines,
+    NodeReady,
+    RefusedModule,
+    WorkerEnd,
+    WorkersEnded,
+)
 
 if TYPE_CHECKING:
-    from elasticflow.protocol.messages import RefusedModule
-    from elasticflow.run_folder import RunFolder
+    from elasticflow.launcher.agent.agent_process import AgentEnd
+    from elasticflow.launcher.supervisor.commands import Answer, Command, LifecycleEvent
+    from elasticflow.launcher.supervisor.generations import Generation
+    from elasticflow.launcher.supervisor.outcomes import Verdict
 
 GRACE_S = 30.0
 
 
-class FakeAgents:
-    """Remembers what it was asked for."""
+@dataclass
+class Agents:
+    """What the agents were asked for."""
 
-    def __init__(self) -> None:
-        self.formed: list[tuple[int, tuple[str, ...], float | None]] = []
-        self.requests: list[tuple[str, int]] = []
-        self.released: list[str] = []
+    formed: list[tuple[int, tuple[str, ...], float | None]] = field(default_factory=list)
+    requests: list[tuple[str, int]] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    started_again: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
-    def form(self, generation: int, nodes: tuple[tuple[str, int], ...], failed_at: float | None) -> None:
-        """Note a generation to form."""
-        self.formed.append((generation, tuple(node for node, _ in nodes), failed_at))
 
-    def request(self, what: str, generation: int) -> None:
-        """Note a request."""
-        self.requests.append((what, generation))
+@dataclass
+class Snapshots:
+    """The snapshots of a run, newest first, and why some of them are set aside."""
 
-    def release(self, node: str) -> None:
-        """Note a node that was let go."""
-        self.released.append(node)
+    names: list[str] = field(default_factory=list)
+    set_aside: dict[str, str] = field(default_factory=dict)
+    answer: bool = True
+
+    def usable(self) -> tuple[str, ...]:
+        """Return those that could be restored, newest first."""
+        return tuple(name for name in self.names if name not in self.set_aside)
 
 
 @dataclass
 class Trial:
-    """A lifecycle whose clock, nodes and generation numbers are the test's."""
+    """A lifecycle whose clock, agents, snapshots and generation numbers are the test's."""
 
-    folder: RunFolder
     budget: int = 2
     least: int = 1
     most: int = 1
-    agents: FakeAgents = field(default_factory=FakeAgents)
+    agents: Agents = field(default_factory=Agents)
+    snapshots: Snapshots = field(default_factory=Snapshots)
     records: list[dict[str, Any]] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
     claimed: list[str] = field(default_factory=list)
     clock: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.journal = Journal(self.folder, 1, self.records.append)
-        self.catalog = Catalog(Storage(str(self.folder.path)))
         self.plan(self.budget)
 
     def plan(self, budget: int) -> None:
@@ -74,83 +101,151 @@ class Trial:
             hang_timeout_s=600,
             grace_s=GRACE_S,
         )
-        ledger = RestartLedger(self.folder.ledger)
-        rollback = SnapshotRollback(self.catalog, self.journal)
-        restarts = Restarts(self.journal, RestartPolicy(plan), ledger, rollback)
         self.nodes = Nodes(self.least, self.most)
-        formation = Formation(self.journal, self.nodes, self.agents, self.claimed_number, "start")
-        self.lifecycle = Lifecycle(self.journal, restarts, self.agents, self.nodes, formation, GRACE_S)
+        self.lifecycle = Lifecycle(plan, self.nodes, RunSoFar())
 
-    def claimed_number(self, reason: str, last: int, nodes: tuple[str, ...]) -> int | None:
-        """Return the next generation number, by the test's own claim if it has one."""
-        return self.claim(reason, last)
+    # --- what happens -----------------------------------------------------------------------------------
+
+    def on(self, event: LifecycleEvent) -> None:
+        """Tell the lifecycle what happened, and do what it says."""
+        pending: deque[LifecycleEvent] = deque([event])
+        while pending:
+            now = Instant(self.clock, self.clock)
+            for command in self.lifecycle.on(pending.popleft(), now):
+                if (answer := self.run(command)) is not None:
+                    pending.append(answer)
+
+    def begin(self) -> None:
+        """Have the node join and the first generation formed."""
+        self.join()
+        self.pass_time()
+
+    def join(self, node: str = "n0", *, nproc: int = 2, rank: int | None = None, **refused: str) -> None:
+        """Say that a node is ready, whose fork server has *refused* modules for reasons."""
+        modules = tuple(RefusedModule(module, reason) for module, reason in refused.items())
+        self.on(NodeReady(node, "host", nproc, rank, modules))
+
+    def pass_time(self) -> None:
+        """Say that time has passed."""
+        self.on(TimePassed())
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.clock += seconds
+        self.pass_time()
+
+    def log(self, event: str, /, **fields: Any) -> None:
+        """Have a worker write a line."""
+        self.on(LogLines(({"event": event, **fields},), held=None))
+
+    def step(self, step: int, *, finished: bool = False) -> None:
+        """Have the generation finish a step."""
+        self.log(events.STEP, step=step, epoch=0, loss=0.0)
+        if finished:
+            self.log(events.TRAINING_FINISHED, step=step, epoch=0)
+
+    def leave(self, node: str = "n0") -> None:
+        """Have all workers of a node leave with code 0."""
+        workers = (worker(0, 0), worker(1, 0))
+        self.on(WorkersEnded(self.generation.number, node, failed=False, workers=workers))
+
+    def killed(self, node: str) -> None:
+        """Have a node's agent say that it killed its workers."""
+        workers = (worker(2, -9, ended_by_us=True), worker(3, -9, ended_by_us=True))
+        self.on(WorkersEnded(self.generation.number, node, failed=False, workers=workers))
+
+    def fail(self, *workers: WorkerEnd, generation: int | None = None, node: str = "n0") -> None:
+        """Have the workers fail: by default rank 1 killed, rank 0 ended by the agent."""
+        number = self.generation.number if generation is None else generation
+        ends = workers or (worker(0, -9, ended_by_us=True), worker(1, -9))
+        self.on(WorkersEnded(number, node, failed=True, workers=ends))
+
+    def lose(self, node: str) -> None:
+        """Have a node give no sign of life."""
+        self.on(NodeLost(node, "node_lost", "it has given no sign of life"))
+
+    def agent_died(self, node: str, end: AgentEnd) -> bool:
+        """Have an agent of this machine end; return whether it was started again."""
+        before = len(self.agents.started_again)
+        self.on(AgentEnded(node, end))
+        return len(self.agents.started_again) > before
+
+    # --- what is done -----------------------------------------------------------------------------------
+
+    def run(self, command: Command) -> Answer | None:  # noqa: C901, PLR0912  # one line for each command
+        """Do what the lifecycle says; return the answer, if there is one."""
+        match command:
+            case ClaimGeneration():
+                return self._claim(command)
+            case FormGeneration():
+                names = tuple(node for node, _ in command.nodes)
+                self.agents.formed.append((command.generation, names, command.failed_at))
+            case AskWorkers():
+                self.agents.requests.append((command.request, command.generation))
+            case ReleaseNode():
+                self.agents.released.append(command.node)
+            case StartAgent():
+                self.agents.started_again.append(command.node)
+            case ForgetAgent():
+                self.agents.forgotten.append(command.node)
+            case RecordEvent():
+                self.records.append({"event": command.event, **command.fields})
+            case UpdateState():
+                self.state.update(command.fields)
+            case RecordFailure():
+                pass
+            case ListSnapshots():
+                return SnapshotsListed(self.snapshots.usable() if self.snapshots.answer else ())
+            case SetSnapshotAside():
+                self.snapshots.set_aside[command.name] = command.reason
+                self._record_snapshot(events.SNAPSHOT_REJECTED, command)
+                return SnapshotSetAside(command.name)
+            case ClearSnapshot():
+                del self.snapshots.set_aside[command.name]
+                self._record_snapshot(events.SNAPSHOT_CLEARED, command)
+            case _:
+                assert_never(command)
+        return None
 
     def claim(self, reason: str, last: int) -> int | None:
         """Return the next generation number."""
         self.claimed.append(reason)
         return len(self.claimed)
 
-    def begin(self) -> None:
-        """Have the node join and the first generation formed."""
-        self.join()
-        self.lifecycle.time_passed()
+    def _claim(self, wanted: ClaimGeneration) -> Answer:
+        try:
+            number = self.claim(wanted.reason, wanted.last)
+        except OSError as error:
+            return ClaimFailed(str(error))
+        return RunTakenOver() if number is None else GenerationClaimed(number)
 
-    def join(self, node: str = "n0", *, refused: tuple[RefusedModule, ...] = ()) -> None:
-        """Say that a node is ready."""
-        self.lifecycle.node_joined(Node(node, "host", 2), refused)
+    def _record_snapshot(self, event: str, command: SetSnapshotAside | ClearSnapshot) -> None:
+        self.records.append({"event": event, "name": command.name, "reason": command.reason})
 
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        self.clock += seconds
-        self.lifecycle.time_passed()
+    # --- what came of it --------------------------------------------------------------------------------
 
-    def step(self, step: int, *, finished: bool = False) -> None:
-        """Have the generation finish a step."""
-        generation = self.lifecycle.generation
-        assert generation is not None
-        generation.step, generation.epoch, generation.is_finished = step, 0, finished
-        self.journal.update(step=step)
+    @property
+    def generation(self) -> Generation:
+        """The generation that runs."""
+        assert self.lifecycle.generation is not None, self.lifecycle.verdict
+        return self.lifecycle.generation
 
-    def leave(self, node: str = "n0") -> None:
-        """Have all workers of a node leave with code 0."""
-        assert self.lifecycle.generation is not None
-        number = self.lifecycle.generation.number
-        workers = (worker(0, 0), worker(1, 0))
-        self.lifecycle.group_ended(WorkersEnded(number, node, failed=False, workers=workers))
+    @property
+    def verdict(self) -> Verdict:
+        """How the launch ended."""
+        assert self.lifecycle.verdict is not None
+        return self.lifecycle.verdict
 
-    def killed(self, node: str) -> None:
-        """Have a node's agent say that it killed its workers."""
-        assert self.lifecycle.generation is not None
-        number = self.lifecycle.generation.number
-        workers = (worker(2, -9, ended_by_us=True), worker(3, -9, ended_by_us=True))
-        self.lifecycle.group_ended(WorkersEnded(number, node, failed=False, workers=workers))
-
-    def fail(self, *workers: WorkerEnd, generation: int | None = None, node: str = "n0") -> None:
-        """Have the workers fail: by default rank 1 killed, rank 0 ended by the agent."""
-        if generation is None:
-            assert self.lifecycle.generation is not None
-            generation = self.lifecycle.generation.number
-        ends = workers or (worker(0, -9, ended_by_us=True), worker(1, -9))
-        self.lifecycle.group_ended(WorkersEnded(generation, node, failed=True, workers=ends))
+    @property
+    def ended(self) -> tuple[str, int]:
+        """Status and exit code of the verdict."""
+        return self.verdict.status, self.verdict.exit_code
 
     def names(self) -> list[str]:
         """Return the names of the events so far."""
         return [record["event"] for record in self.records]
 
-    def verdict(self) -> tuple[str, int]:
-        """Return status and exit code."""
-        assert self.lifecycle.verdict is not None
-        return self.lifecycle.verdict.status, self.lifecycle.verdict.exit_code
-
 
 def worker(rank: int, code: int, *, ended_by_us: bool = False, stderr: str = "") -> WorkerEnd:
     """Return how one worker ended, as an agent tells it."""
-    return WorkerEnd(
-        rank=rank,
-        pid=100 + rank,
-        exit_code=code,
-        at=5.0 + rank,
-        ended_by_us=ended_by_us,
-        oom_killed=False,
-        stderr=stderr,
-    )
+    return WorkerEnd(rank, 100 + rank, code, 5.0 + rank, ended_by_us, oom_killed=False, stderr=stderr)

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import COLLECTIVE_MISMATCH
-from elasticflow.launcher.restarts.failure_classes import CLASSES
+from elasticflow.launcher.restarts.failure_classes import CLASSES, FAILURES
 from elasticflow.system.processes import FAULTS, signal_or_code
 
 if TYPE_CHECKING:
@@ -105,6 +105,12 @@ class Failure:
         """Whether it died of what it did itself, at a place or with words that are known; a broken link is no such."""
         is_known = self._place is not None or self.error != signal_or_code(self.exit_code or 0)
         return self._has_faulted and is_known and _BROKEN_LINK.search(self.error) is None
+
+    @property
+    def can_come_from_snapshot(self) -> bool:
+        """Whether what was restored can be the cause."""
+        blames = FAILURES[self.failure_class].blames_snapshot
+        return blames == "always" or (blames == "if it faulted" and self._has_faulted)
 
     @property
     def _has_faulted(self) -> bool:

@@ -36,10 +36,13 @@ class FailedAttempt:
 
     Attributes:
         failure_class: A class of `failure_classes.CLASSES`.
+        error: In one line.
         fingerprint: Equal for the same error (`Failure.fingerprint`).
         step: Last step that the generation finished; None when it failed before its first one.
         epoch: Epoch of *step*.
         generation: Its number; 0 if none could be formed.
+        restored_from: The snapshot that it went on from, once that was chosen.
+        can_come_from_snapshot: What was restored can be the cause.
         is_traced_fault: The worker died of what it did itself, at a place that the fingerprint tells.
         is_final: The worker said that another try would end in the same way.
         unready_ends: How the node's agents ended, one after the other, since one was ready; an end that was not its
@@ -47,10 +50,13 @@ class FailedAttempt:
     """
 
     failure_class: str
+    error: str = ""
     fingerprint: str = ""
     step: int | None = None
     epoch: int | None = None
     generation: int = 0
+    restored_from: str | None = None
+    can_come_from_snapshot: bool = False
     is_traced_fault: bool = False
     is_final: bool = False
     unready_ends: tuple[str, ...] = ()

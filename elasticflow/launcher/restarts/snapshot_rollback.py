@@ -1,29 +1,30 @@
-"""Whether a snapshot is to blame for starts that fail: it is set aside, or cleared again."""
+"""Whether a snapshot is to blame for starts that fail; pure: who asks sets it aside, or clears it again."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow import events
-from elasticflow.errors import StorageError
-from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.run_folder import step_of
-from elasticflow.system.processes import FAULTS
 
 if TYPE_CHECKING:
-    from elasticflow.launcher.journal.journal import Journal
-    from elasticflow.launcher.restarts.failures import Failure
-    from elasticflow.launcher.restarts.generations import Generation
-    from elasticflow.launcher.restarts.restart_policy import RetryAdvice
-    from elasticflow.snapshots.store.catalog import Catalog
+    from collections.abc import Sequence
+
+    from elasticflow.launcher.restarts.restart_policy import FailedAttempt, RetryAdvice
 
 _STARTS = 2
 
 
 @dataclass(frozen=True)
-class _Case:
-    """A snapshot that two starts failed from, its step, and how."""
+class Suspect:
+    """A snapshot that two starts failed from.
+
+    Attributes:
+        name: Its name.
+        step: Its step.
+        fingerprint: The same for the same failure.
+        reason: Why it is suspected, in words.
+    """
 
     name: str
     step: int
@@ -31,90 +32,114 @@ class _Case:
     reason: str
 
 
-class SnapshotRollback:
-    """Follows which snapshot each generation was restored from, and how those ended that finished no step.
+class Cleared(NamedTuple):
+    """A snapshot that is good again, and why."""
 
-    Two starts in a row from the same snapshot that failed so, in a way that its content can cause, set it aside if
-    there is an older one to go on from. Should a start from that one fail with the same error, or the launch fail
-    before the run has passed the snapshot's step without it, then it was not to blame and is good again: whoever
-    mends the cause goes on from the newest snapshot. Ends that say nothing about it (a killed worker, a preemption, an
-    outage) neither count nor put an end to the row.
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a failure says about the run's snapshots.
+
+    Attributes:
+        rollback: What is known from now on.
+        advice: `retry`: the snapshot may be what is wrong. `hopeless`: the same exception came from an older one as
+            well. `unknown`: snapshots say nothing about another try.
+        cleared: Snapshots that were set aside and are not to blame.
+        suspect: To be set aside, should the launch go on.
     """
 
-    def __init__(self, catalog: Catalog, journal: Journal) -> None:
-        self._catalog, self._journal = catalog, journal
-        self._suspect: str | None = None
-        self._failed_starts = 0
-        self._next: _Case | None = None  # to be set aside if the launch goes on
-        self._open: dict[str, _Case] = {}  # set aside, and not proved guilty yet
-        self._cleared: set[str] = set()
+    rollback: SnapshotRollback
+    advice: RetryAdvice = "unknown"
+    cleared: tuple[Cleared, ...] = ()
+    suspect: Suspect | None = None
 
-    def retry_advice(self, generation: Generation, failure: Failure | None) -> RetryAdvice:
-        """Return what the run's snapshots say about another try.
 
-        `retry`: the snapshot may be what is wrong. `hopeless`: the same exception came from an older one as well.
+@dataclass(frozen=True)
+class SnapshotRollback:
+    """Which snapshot generations were restored from that finished no step, and which ones were set aside for that.
+
+    Two starts in a row from the same snapshot that failed before a step, in a way that its content can cause, set it
+    aside if there is an older one to go on from. Should a start from that one fail with the same error, or the launch
+    fail before the run has passed the snapshot's step without it, then it was not to blame and is good again: whoever
+    mends the cause goes on from the newest snapshot. Ends that say nothing about it (a killed worker, a preemption, an
+    outage) neither count nor put an end to the row.
+
+    Attributes:
+        restored_from: The snapshot from which the last starts failed; None if the last one finished a step.
+        failed_starts: How many of them failed in a row.
+        set_aside: The snapshots set aside, neither proved to blame nor cleared.
+        cleared: Names of those that were; they are not suspected again.
+    """
+
+    restored_from: str | None = None
+    failed_starts: int = 0
+    set_aside: tuple[Suspect, ...] = ()
+    cleared: frozenset[str] = frozenset()
+
+    def needs_snapshots(self, failed: FailedAttempt) -> bool:
+        """Return whether `judge` has to know the run's snapshots."""
+        return failed.step is None and _may_be_to_blame(self, failed) and not _failed_alike(self, failed)
+
+    def judge(self, failed: FailedAttempt, snapshots: Sequence[str] = ()) -> Judgement:
+        """Return what *failed* says about snapshots.
+
+        Args:
+            failed: A generation that failed, or could not be formed.
+            snapshots: Names of the run's snapshots that could be restored, newest first; needed where
+                `needs_snapshots` says so. None if the store does not answer: nothing is suspected then.
         """
-        self._next = None
-        if generation.step is not None:
-            self._suspect, self._failed_starts = None, 0
-            for case in [case for case in self._open.values() if case.step < generation.step]:
-                del self._open[case.name]
-        if failure is None or not _can_be_caused_by_content(failure):
-            return "unknown"
-        not_alone = [case for case in self._open.values() if case.fingerprint == failure.fingerprint]
-        for case in not_alone:
-            self._clear(case, f"a start from an older one ended in the same way: {failure.error}")
-        if not_alone:
-            return "unknown" if failure.failure_class == "crash" else "hopeless"
-        name = generation.restored_from
-        if name is None or generation.step is not None or name in self._cleared:
-            return "unknown"
-        self._failed_starts = self._failed_starts + 1 if name == self._suspect else 1
-        self._suspect = name
-        if not self._has_older(name):
-            return "unknown"
-        if self._failed_starts >= _STARTS:
-            cause = f"{failure.failure_class}: {failure.error}"
-            reason = f"two starts from it failed before a step was finished: {cause}"
-            self._next = _Case(name, step_of(name), failure.fingerprint, reason)
-        return "retry"
+        known = self
+        if failed.step is not None:  # it got somewhere, and without those whose step it has passed
+            still_open = tuple(suspect for suspect in self.set_aside if suspect.step >= failed.step)
+            known = replace(self, restored_from=None, failed_starts=0, set_aside=still_open)
+        if not failed.can_come_from_snapshot:
+            return Judgement(known)
+        if alike := _failed_alike(known, failed):
+            reason = f"a start from an older one ended in the same way: {failed.error}"
+            return Judgement(
+                _without(known, alike),
+                "unknown" if failed.failure_class == "crash" else "hopeless",
+                tuple(Cleared(suspect.name, reason) for suspect in alike),
+            )
+        name = failed.restored_from
+        if name is None or failed.step is not None or not _may_be_to_blame(known, failed):
+            return Judgement(known)
+        count = known.failed_starts + 1 if name == known.restored_from else 1
+        known = replace(known, restored_from=name, failed_starts=count)
+        if not snapshots or snapshots[-1] == name:
+            return Judgement(known)
+        if count < _STARTS:
+            return Judgement(known, "retry")
+        cause = f"{failed.failure_class}: {failed.error}"
+        reason = f"two starts from it failed before a step was finished: {cause}"
+        return Judgement(known, "retry", suspect=Suspect(name, step_of(name), failed.fingerprint, reason))
 
-    def conclude(self, *, goes_on: bool) -> None:
-        """Set the snapshot aside whose turn it is if another generation follows; else clear all that is not proved."""
-        case, self._next = self._next, None
-        if not goes_on:
-            for each in list(self._open.values()):
-                self._clear(each, "the launch failed without it as well")
-        elif case is not None:
-            try:
-                self._catalog.quarantine(case.name, case.reason)
-            except (OSError, StorageError):
-                return  # the next start meets it again
-            self._open[case.name] = case
-            self._journal.event(events.SNAPSHOT_REJECTED, name=case.name, reason=case.reason)
+    def with_set_aside(self, suspect: Suspect) -> SnapshotRollback:
+        """Return what is known once *suspect* was set aside."""
+        return replace(self, set_aside=(*self.set_aside, suspect))
 
-    def _clear(self, case: _Case, reason: str) -> None:
-        del self._open[case.name]
-        self._cleared.add(case.name)
-        try:
-            self._catalog.lift(case.name)
-        except (OSError, StorageError):
-            return
-        self._journal.event(events.SNAPSHOT_CLEARED, name=case.name, reason=reason)
-
-    def _has_older(self, name: str) -> bool:
-        try:
-            newest_first = [found.name for found in self._catalog.committed()]
-        except (OSError, StorageError):
-            return False
-        return newest_first[-1:] not in ([], [name])
+    def given_up(self) -> Judgement:
+        """Return what the launch's failure says: nothing is proved against any snapshot that is set aside."""
+        reason = "the launch failed without it as well"
+        cleared = tuple(Cleared(suspect.name, reason) for suspect in self.set_aside)
+        return Judgement(_without(self, self.set_aside), cleared=cleared)
 
 
-def _can_be_caused_by_content(failure: Failure) -> bool:
-    match FAILURES[failure.failure_class].blames_snapshot:
-        case "never":
-            return False
-        case "always":
-            return True
-        case "if it faulted":
-            return failure.exit_code is not None and -failure.exit_code in FAULTS
+def _may_be_to_blame(known: SnapshotRollback, failed: FailedAttempt) -> bool:
+    """Return whether the snapshot that *failed* went on from can be the cause, and is not cleared."""
+    name = failed.restored_from
+    return failed.can_come_from_snapshot and name is not None and name not in known.cleared
+
+
+def _failed_alike(known: SnapshotRollback, failed: FailedAttempt) -> tuple[Suspect, ...]:
+    return tuple(suspect for suspect in known.set_aside if suspect.fingerprint == failed.fingerprint)
+
+
+def _without(known: SnapshotRollback, suspects: Sequence[Suspect]) -> SnapshotRollback:
+    still_open = tuple(suspect for suspect in known.set_aside if suspect not in suspects)
+    return replace(
+        known, set_aside=still_open, cleared=known.cleared | {suspect.name for suspect in suspects}
+    )

@@ -1,4 +1,4 @@
-"""Workers that stand still on all nodes: their stacks, and who is to blame.
+"""Workers that stand still on all nodes: whether that is a hang, and which rank the others wait for; pure.
 
 Each agent tells when all workers of its node have stood still for too long. Once those of all nodes have, every agent
 is asked for stacks; when they are there, the rank that the others wait for is named, and the group is killed.
@@ -6,76 +6,62 @@ is asked for stacks; when they are there, the rank that the others wait for is n
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow import events
 from elasticflow.launcher.supervisor.hang_culprit import find_culprit, own_frames, phase_of, stack_text
 
 if TYPE_CHECKING:
-    from elasticflow.launcher.journal.journal import Journal
-    from elasticflow.launcher.restarts.generations import Generation
-    from elasticflow.launcher.supervisor.formation import Agents
-    from elasticflow.protocol.messages import Stacks, Standstill
+    from elasticflow.events import EventRecord
+    from elasticflow.launcher.supervisor.generations import Generation
 
-_ANSWER_S = 5.0
+ANSWER_S = 5.0
+"""A node that does not answer in time is not waited for."""
 
 
-class Hangs:
-    """The hangs of a launch."""
+class Hang(NamedTuple):
+    """A hang.
 
-    def __init__(self, journal: Journal, agents: Agents) -> None:
-        self._journal, self._agents = journal, agents
+    Attributes:
+        rank: The rank that the others wait for; 0 if no node told where its workers stand.
+        raised: What it was doing, in the form of a `worker.raised` line.
+        fields: Those of the event `hang.detected`; None if no node told.
+    """
 
-    def standstill(self, message: Standstill, generation: Generation | None) -> None:
-        """Take in whether the workers of a node make progress."""
-        if generation is not None and generation.number == message.generation:
-            if message.is_so:
-                generation.stalled.add(message.node)
-            else:
-                generation.stalled.discard(message.node)
+    rank: int
+    raised: EventRecord
+    fields: dict[str, Any] | None
 
-    def stacks(self, message: Stacks, generation: Generation | None) -> None:
-        """Take in where the workers of a node stand."""
-        if generation is not None and generation.number == message.generation:
-            generation.stacks[message.node] = message.workers
 
-    def is_found(self, generation: Generation) -> bool:
-        """Return whether *generation* hangs and is to be killed: then the rank that is to blame has been told.
+def stands_still(generation: Generation) -> bool:
+    """Return whether all workers of all nodes that have not ended stand still."""
+    running = generation.running
+    return bool(running) and generation.stalled_nodes.issuperset(running)
 
-        Stacks are asked for first; a node that does not answer in time is not waited for.
-        """
-        running = [node for node in generation.nodes if node not in generation.ended]
-        now = time.monotonic()
-        if generation.stacks_asked is None:
-            if running and generation.stalled.issuperset(running):
-                generation.stacks_asked = now
-                self._agents.request("stacks", generation.number)
-            return False
-        if not generation.stacks.keys() >= set(running) and now < generation.stacks_asked + _ANSWER_S:
-            return False
-        self._tell(generation)
-        return True
 
-    def _tell(self, generation: Generation) -> None:
-        stalled = [worker for workers in generation.stacks.values() for worker in workers]
-        if not stalled:  # killed all the same
-            error = "no progress, and no node told where its workers stand"
-            generation.hung[0] = {"class": "hang", "error": error}
-            return
-        worker, reason = find_culprit(stalled)
-        phase = phase_of(worker)
-        self._journal.event(
-            events.HANG_DETECTED,
-            rank=worker.rank,
-            node=worker.node,
-            phase=phase,
-            step=worker.step,
-            seconds=worker.seconds,
-            limit_s=worker.limit_s,
-            reason=reason,
-            frames=[str(frame) for frame in own_frames(worker)],
-            stacks=worker.log,
-        )
-        error = f"no progress for {worker.seconds:.0f} s in phase {phase}: {reason}"
-        generation.hung[worker.rank] = {"class": "hang", "error": error, "traceback": stack_text(worker)}
+def has_answered(generation: Generation, now: float) -> bool:
+    """Return whether the stacks of all nodes are there, or have been waited for long enough, at the monotonic time *now*."""
+    assert generation.stacks_asked is not None, "stacks are asked for first"
+    return generation.stacks.keys() >= set(generation.running) or now >= generation.stacks_asked + ANSWER_S
+
+
+def find_hang(generation: Generation) -> Hang:
+    """Return which rank of *generation* the others wait for, by the stacks that are there."""
+    workers = [worker for of_node in generation.stacks.values() for worker in of_node]
+    if not workers:
+        error = "no progress, and no node told where its workers stand"
+        return Hang(0, {"class": "hang", "error": error}, None)
+    worker, reason = find_culprit(workers)
+    phase = phase_of(worker)
+    fields = {
+        "rank": worker.rank,
+        "node": worker.node,
+        "phase": phase,
+        "step": worker.step,
+        "seconds": worker.seconds,
+        "limit_s": worker.limit_s,
+        "reason": reason,
+        "frames": [str(frame) for frame in own_frames(worker)],
+        "stacks": worker.log,
+    }
+    error = f"no progress for {worker.seconds:.0f} s in phase {phase}: {reason}"
+    return Hang(worker.rank, {"class": "hang", "error": error, "traceback": stack_text(worker)}, fields)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from elasticflow.launcher.journal.environment_record import EnvironmentRecord
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.launcher.journal.metrics import Metrics
-    from elasticflow.launcher.restarts.generations import Generation
 
 
 class Ingest:
@@ -24,33 +23,29 @@ class Ingest:
         self._metrics = metrics
         self._environment = environment
 
-    def lines(self, lines: Sequence[EventRecord], generation: Generation | None) -> None:
+    def lines(self, lines: Sequence[EventRecord]) -> None:
         """Take in followed lines of the rank logs, in the order they were written."""
         measured: list[EventRecord] = []
         for line in lines:
             if line["event"] in (events.STEP, events.EVALUATION):
                 measured.append(line)
                 continue
-            self._measured(measured, generation)
+            self._measured(measured)
             measured = []
-            self._said(line, generation)
-        self._measured(measured, generation)
+            self._said(line)
+        self._measured(measured)
 
-    def _measured(self, lines: list[EventRecord], generation: Generation | None) -> None:
+    def _measured(self, lines: list[EventRecord]) -> None:
         self._metrics.add(lines)
         for line in lines:
             self._journal.show(line)
             if line["event"] == events.STEP:
-                if generation is not None:
-                    generation.step, generation.epoch = line["step"], line["epoch"]
                 self._journal.update(step=line["step"], epoch=line["epoch"], loss=line["loss"])
 
-    def _said(self, line: EventRecord, generation: Generation | None) -> None:
+    def _said(self, line: EventRecord) -> None:
         name = line["event"]
         if name == events.WORKER_RAISED:
-            if generation is not None:
-                generation.raised.setdefault(line["rank"], line)
-            return
+            return  # told as the failure that it leads to
         if name == events.ENVIRONMENT_FOUND:
             self._environment.found(line)
             return
@@ -59,19 +54,11 @@ class Ingest:
         elif name == events.TRAINING_STARTED:
             self._metrics.settle(line["step"])
             self._journal.update(at_once=True, step=line["step"], steps=line["steps"], epoch=line["epoch"])
-        elif name == events.SNAPSHOT_CHOSEN and generation is not None:
-            generation.restored_from = line["name"]
+        elif name == events.SNAPSHOT_CHOSEN:
             # Newer ones, if there were any, have been set aside.
             self._journal.update(snapshot=line["name"])
-        elif name == events.TRAINING_FIRST_STEP and generation is not None and generation.step is None:
-            generation.step = line["step"]  # logging.every may leave it out
-        elif name == events.TRAINING_STOPPED and generation is not None:
-            generation.stopped = f"rank {line['by_rank']}: {line['reason']}"
-        elif name == events.TRAINING_FINISHED and generation is not None:
-            generation.is_finished = True
-            self._journal.update(
-                step=line["step"], epoch=line["epoch"]
-            )  # logging.every may leave the last out
+        elif name == events.TRAINING_FINISHED:  # logging.every may leave the last step out
+            self._journal.update(step=line["step"], epoch=line["epoch"])
         self._journal.copy(line)
 
     def reports(self, reports: Sequence[EventRecord]) -> None:

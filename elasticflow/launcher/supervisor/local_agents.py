@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from elasticflow import events
 from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.agent.orphans import Orphans, unclaimed
+from elasticflow.launcher.supervisor.commands import AgentEnded, NodeLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.agent.agent_process import AgentProcess
     from elasticflow.launcher.agent.orphans import EndedOrphan
     from elasticflow.launcher.journal.journal import Journal
+    from elasticflow.launcher.supervisor.commands import LifecycleEvent
     from elasticflow.launcher.supervisor.lifecycle import Lifecycle
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
@@ -53,10 +55,15 @@ class LocalAgents:
         first = self._changes.pop(0)
         return [self._add() for _ in range(first.nodes)]
 
-    def turn(self, lifecycle: Lifecycle) -> None:
-        """See to agents that ended, and to nodes whose time it is to come or go."""
+    def turn(self, lifecycle: Lifecycle, tell: Callable[[LifecycleEvent], None]) -> None:
+        """See to agents that ended, and to nodes whose time it is to come or go.
+
+        Args:
+            lifecycle: Whose verdict and nodes count.
+            tell: Called with each event that *lifecycle* is to know, before anything else is done.
+        """
         for node in [node for node, agent in self._agents.items() if agent.exit_code() is not None]:
-            self._see_to_end(node, lifecycle)
+            self._see_to_end(node, lifecycle, tell)
             self._orphans.look(time.monotonic())
         self._orphans.pursue(time.monotonic())
         while (
@@ -64,7 +71,7 @@ class LocalAgents:
             and lifecycle.verdict is None
             and self._changes[0].is_due(time.monotonic() - self._began)
         ):
-            self._follow(self._changes.pop(0), lifecycle)
+            self._follow(self._changes.pop(0), lifecycle, tell)
 
     def kill(self, node: str) -> bool:
         """Kill the agent of *node* with all that lives from it; return whether it is one of ours."""
@@ -107,34 +114,36 @@ class LocalAgents:
         self._agents[node].start()
         return node
 
-    def _see_to_end(self, node: str, lifecycle: Lifecycle) -> None:
+    def start_again(self, node: str) -> None:
+        """Start the agent of *node*, which has ended, again."""
+        self._agents[node].start()
+
+    def forget(self, node: str) -> None:
+        """Have nothing to do with *node* any more, whose agent has ended."""
+        del self._agents[node]
+        self._leaving.discard(node)
+
+    def _see_to_end(self, node: str, lifecycle: Lifecycle, tell: Callable[[LifecycleEvent], None]) -> None:
         agent = self._agents[node]
         code = agent.exit_code()
         assert code is not None
         if node in self._leaving:
-            lifecycle.node_lost(node, "preempted", "it ended before its workers had left")
-            self._forget(node)
+            tell(NodeLost(node, "preempted", "it ended before its workers had left"))
+            self.forget(node)
         elif lifecycle.verdict is None:
-            end = AgentEnd(code, agent.last_words())
-            if lifecycle.agent_died(node, end):
-                self._journal.event(events.AGENT_RESTARTED, node=node, exit_code=code, error=end.cause)
-                agent.start()
-            elif lifecycle.verdict is None:
-                self._forget(node)
+            tell(AgentEnded(node, AgentEnd(code, agent.last_words())))
 
-    def _follow(self, change: ScaleChange, lifecycle: Lifecycle) -> None:
+    def _follow(
+        self, change: ScaleChange, lifecycle: Lifecycle, tell: Callable[[LifecycleEvent], None]
+    ) -> None:
         present = [node for node in self._agents if node not in self._leaving]
         for _ in range(change.nodes - len(present)):
             self._add()
         for node in reversed(present[change.nodes :]):
             if change.by_force or not lifecycle.has_node(node):
                 self.kill(node)
-                lifecycle.node_lost(node, "node_lost", "killed on cue")
-                self._forget(node)
+                tell(NodeLost(node, "node_lost", "killed on cue"))
+                self.forget(node)
             else:
                 self._leaving.add(node)
                 self._agents[node].send(signal.SIGUSR1)
-
-    def _forget(self, node: str) -> None:
-        del self._agents[node]
-        self._leaving.discard(node)

@@ -89,26 +89,30 @@ class Nodes:
         """Return the nodes that asked to leave and are still there."""
         return [node.name for node in self._by_name.values() if node.is_leaving]
 
-    def may_come_back(self, node: str) -> bool:
-        """Count that *node* was lost while nobody needed it; return whether to start it again."""
-        self._losses[node] = self._losses.get(node, 0) + 1
-        return self._losses[node] <= _TOO_OFTEN
+    def note_loss(self, name: str) -> None:
+        """Take in that node *name* was lost while nobody needed it."""
+        self._losses[name] = self._losses.get(name, 0) + 1
 
-    def blame(self, name: str) -> bool:
-        """Count a generation that failed first on *name*; return whether that excludes it.
+    def may_come_back(self, name: str) -> bool:
+        """Return whether to start node *name* again, which was lost while nobody needed it."""
+        return self._losses.get(name, 0) <= _TOO_OFTEN
 
-        It does when it has failed twice in a row while others did not, and the others are enough.
-        """
+    def note_failure(self, name: str) -> None:
+        """Take in that a generation failed first on node *name*."""
         for node in self._by_name.values():
             node.failures = node.failures + 1 if node.name == name else 0
-        culprit = self._by_name.get(name)
-        if culprit is None or culprit.failures < _TOO_OFTEN or len(self._usable()) <= self._least:
-            return False
-        culprit.is_excluded = True
-        return True
 
-    def clear_blame(self) -> None:
-        """Forget whose fault anything was: a step was finished."""
+    def fails_too_often(self, name: str) -> bool:
+        """Return whether node *name* has failed twice in a row while others did not, and the others are enough."""
+        node = self._by_name.get(name)
+        return node is not None and node.failures >= _TOO_OFTEN and len(self._usable()) > self._least
+
+    def exclude(self, name: str) -> None:
+        """Have node *name* take part in nothing new."""
+        self._by_name[name].is_excluded = True
+
+    def forget_failures(self) -> None:
+        """Take in that a step was finished: whose fault anything was does not matter any more."""
         for node in self._by_name.values():
             node.failures = 0
 

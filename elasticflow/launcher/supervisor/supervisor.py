@@ -1,6 +1,7 @@
-"""The supervisor of a launch: one thread, one loop over messages, signals, the agent's life and the clock.
+"""The supervisor of a launch: one thread, one loop over messages, signals, agents' lives and the clock.
 
-What follows from what happens is decided in `launcher/supervisor/lifecycle.py`; the files of the run are written by this process alone.
+It tells the lifecycle what happens, which decides what follows (`lifecycle.py`), and has that done (`command_runner.py`).
+The files of the run are written by this process alone.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import contextlib
 import os
 import signal
 import time
+from collections import deque
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
 from elasticflow.errors import RendezvousError, RunFolderError
@@ -21,29 +23,22 @@ from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
-from elasticflow.launcher.restarts.restart_policy import RestartPolicy
-from elasticflow.launcher.restarts.restarts import Restarts
-from elasticflow.launcher.restarts.snapshot_rollback import SnapshotRollback
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
-from elasticflow.launcher.supervisor.drains import UNTRAINED_S
-from elasticflow.launcher.supervisor.formation import Formation
+from elasticflow.launcher.supervisor.command_runner import CommandRunner
+from elasticflow.launcher.supervisor.commands import (
+    Instant,
+    Interrupted,
+    LeaveAsked,
+    NodeLost,
+    SnapshotFenced,
+    TimePassed,
+)
 from elasticflow.launcher.supervisor.ingest import Ingest
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
-from elasticflow.launcher.supervisor.lifecycle import Lifecycle
+from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
-from elasticflow.launcher.supervisor.nodes import Node, Nodes
-from elasticflow.protocol.messages import (
-    AgentDied,
-    LogLines,
-    NodeLeaving,
-    NodeReady,
-    ProcessLeftBehind,
-    Stacks,
-    Standstill,
-    WorkersEnded,
-    WorkersStarted,
-    WriterReports,
-)
+from elasticflow.launcher.supervisor.nodes import Nodes
+from elasticflow.protocol.messages import LogLines, ProcessLeftBehind, WriterReports
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.writer.committer import FENCED
@@ -51,6 +46,7 @@ from elasticflow.snapshots.writer.committer import FENCED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elasticflow.launcher.supervisor.commands import LifecycleEvent
     from elasticflow.launcher.supervisor.launch_record import Launch
     from elasticflow.launcher.supervisor.outcomes import Verdict
     from elasticflow.protocol.messages import Message
@@ -58,6 +54,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.01
 _NOTICE_S = 2.0  # of machines that joined, to read the exit code
 _LEAVE_S = 5.0  # of agents that have nothing to wait for
+_SECOND_SIGNAL = Interrupted("a second signal", errors.KILLED_BY_USER)
 
 
 class Supervisor:
@@ -72,6 +69,8 @@ class Supervisor:
         self._ingest = Ingest(self._journal, self._metrics, self._environment)
         self._agents = LocalAgents(launch.agent, launch.scale, self._journal, launch.folder)
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max)
+        self._ledger = RestartLedger(launch.folder.ledger)
+        self._lifecycle = self._first_lifecycle()
         self._asked = LeaveRequests()
 
     def run(self) -> int:
@@ -106,14 +105,27 @@ class Supervisor:
             for node in self._agents.begin():
                 self._nodes.expect(node)
             channel = self._open()
-            lifecycle = self._lifecycle(channel)
+            claim = partial(self._launch.claim, ledger=self._ledger)
+            runner = CommandRunner(
+                self._journal, self._ledger, self._launch.catalog, channel, self._agents, claim
+            )
+            tell = partial(self._tell, runner)
             try:
-                while lifecycle.verdict is None:
-                    self._turn(channel, lifecycle)
+                while self._lifecycle.verdict is None:
+                    self._turn(channel, tell)
                     time.sleep(_POLL_S)
             except StoreLostError as error:
-                return self._end_without_store(lifecycle, str(error))
-            return self._close(channel, lifecycle, lifecycle.verdict)
+                return self._end_without_store(tell, str(error))
+            return self._close(channel, tell, self._lifecycle.verdict)
+
+    def _tell(self, runner: CommandRunner, event: LifecycleEvent) -> None:
+        """Have the lifecycle decide about *event*, do what it says, and tell it what came of that."""
+        pending: deque[LifecycleEvent] = deque([event])
+        while pending:
+            now = Instant(time.monotonic(), time.time())
+            for command in self._lifecycle.on(pending.popleft(), now):
+                if (answer := runner.run(command)) is not None:
+                    pending.append(answer)
 
     def _open(self) -> AgentChannel:
         try:
@@ -122,6 +134,18 @@ class Supervisor:
         except StoreLostError as error:
             raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
         return channel
+
+    def _first_lifecycle(self) -> Lifecycle:
+        plan, state = self._launch.plan, self._journal.state
+        run = RunSoFar(
+            step=state["step"],
+            restarts=state["restarts"],
+            ledger=tuple(self._ledger.entries),
+            is_resumed=self._launch.is_resumed,
+        )
+        # What is held in memory may be ahead of the store, also before anything is trained.
+        untrained_s = UNTRAINED_S if plan.snapshots.memory is None else plan.restarts.grace_s
+        return Lifecycle(plan.restarts, self._nodes, run, untrained_s)
 
     def _announce(self) -> None:
         launch = self._launch
@@ -153,74 +177,40 @@ class Supervisor:
             self._journal.event(events.DRIFT_FOUND, launch=launch.number, differences=differences)
         self._journal.write_state()
 
-    def _lifecycle(self, channel: AgentChannel) -> Lifecycle:
-        launch, plan = self._launch, self._launch.plan.restarts
-        ledger = RestartLedger(launch.folder.ledger)
-        rollback = SnapshotRollback(launch.catalog, self._journal)
-        restarts = Restarts(self._journal, RestartPolicy(plan), ledger, rollback)
-        first = "resume" if launch.is_resumed else "start"
-        claim = partial(launch.claim, ledger=ledger)
-        formation = Formation(self._journal, self._nodes, channel, claim, first)
-        # What is held in memory may be ahead of the store, also before anything is trained.
-        untrained_s = UNTRAINED_S if launch.plan.snapshots.memory is None else plan.grace_s
-        return Lifecycle(self._journal, restarts, channel, self._nodes, formation, plan.grace_s, untrained_s)
-
-    def _turn(self, channel: AgentChannel, lifecycle: Lifecycle) -> None:
+    def _turn(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None]) -> None:
         for message in channel.take():
-            self._hear(message, lifecycle)
-        self._look_at_signals(lifecycle)
-        self._agents.turn(lifecycle)
+            self._hear(message, tell)
+        self._look_at_signals(tell)
+        self._agents.turn(self._lifecycle, tell)
         for node in channel.silent_nodes():
             if not self._agents.kill(node):  # one of ours hangs or was stopped: seen to at the next turn
-                lifecycle.node_lost(node, "node_lost", "it has given no sign of life")
-        lifecycle.time_passed()
+                tell(NodeLost(node, "node_lost", "it has given no sign of life"))
+        tell(TimePassed())
 
-    def _hear(self, message: Message, lifecycle: Lifecycle) -> None:
-        match message:
-            case NodeReady():
-                node = Node(message.node, message.host, message.nproc, message.node_rank)
-                lifecycle.node_joined(node, message.refused)
-            case AgentDied():
-                lifecycle.node_lost(message.node, "agent_lost", message.error)
-            case NodeLeaving():
-                lifecycle.node_leaving(message.node)
-            case WorkersStarted():
-                workers = [asdict(worker) for worker in lifecycle.workers_started(message)]
-                self._journal.update(at_once=True, workers=workers)
-            case LogLines() | WriterReports() | ProcessLeftBehind():
-                self._take_in(message, lifecycle)
-            case Standstill():
-                lifecycle.hangs.standstill(message, lifecycle.generation)
-            case Stacks():
-                lifecycle.hangs.stacks(message, lifecycle.generation)
-            case WorkersEnded():
-                lifecycle.group_ended(message)
-            case _:
-                assert_never(message)
-
-    def _take_in(self, message: LogLines | WriterReports | ProcessLeftBehind, lifecycle: Lifecycle) -> None:
-        """Take in a message that tells, as against those that ask for a decision."""
+    def _hear(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
+        """Write down what *message* says, and pass on what the lifecycle has to know."""
         match message:
             case LogLines():
                 self._journal.update(held=message.held)
-                self._ingest.lines(message.lines, lifecycle.generation)
+                self._ingest.lines(message.lines)
+                tell(message)
             case WriterReports():
                 fenced = [r["generation"] for r in message.reports if r.get("reason") == FENCED]
                 self._ingest.reports(message.reports)
                 for generation in fenced:
-                    lifecycle.fenced(generation)
+                    tell(SnapshotFenced(generation))
             case ProcessLeftBehind():
                 self._journal.event(events.PROCESS_LEFT_BEHIND, **asdict(message))
             case _:
-                assert_never(message)
+                tell(message)
 
-    def _look_at_signals(self, lifecycle: Lifecycle) -> None:
+    def _look_at_signals(self, tell: Callable[[LifecycleEvent], None]) -> None:
         if len(self._asked.numbers) > 1:
-            lifecycle.interrupt("a second signal", errors.KILLED_BY_USER)
-        elif self._asked.numbers and not lifecycle.is_leaving and lifecycle.verdict is None:
-            lifecycle.asked_to_leave(signal.Signals(self._asked.numbers[0]).name)
+            tell(_SECOND_SIGNAL)
+        elif self._asked.numbers and not self._lifecycle.is_leaving and self._lifecycle.verdict is None:
+            tell(LeaveAsked(signal.Signals(self._asked.numbers[0]).name))
 
-    def _see_off(self, lifecycle: Lifecycle, verdict: Verdict) -> Verdict:
+    def _see_off(self, tell: Callable[[LifecycleEvent], None], verdict: Verdict) -> Verdict:
         """Return once the agents have left, whose writers may still be writing a snapshot; a signal cuts that short."""
         asked = 1 if verdict.status == "interrupted" else 0  # signals that led to the verdict
         grace_s = self._launch.plan.restarts.grace_s
@@ -229,33 +219,33 @@ class Supervisor:
         while not self._agents.are_gone and time.monotonic() < deadline:
             if len(self._asked.numbers) > asked:
                 if verdict.exit_code == errors.INTERRUPTED:
-                    lifecycle.interrupt("a second signal", errors.KILLED_BY_USER)
-                return lifecycle.verdict or verdict
+                    tell(_SECOND_SIGNAL)
+                return self._lifecycle.verdict or verdict
             time.sleep(_POLL_S)
         return verdict
 
-    def _close(self, channel: AgentChannel, lifecycle: Lifecycle, verdict: Verdict) -> int:
+    def _close(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None], verdict: Verdict) -> int:
         """End the agents, take in what they still have to say, and write the verdict."""
         self._launch.store.outlive_store()
         # What others are told and say is lost with the store; how the launch ended is not.
         with contextlib.suppress(StoreLostError):
             channel.stop(verdict.exit_code)
-        if lifecycle.is_idle:
-            verdict = self._see_off(lifecycle, verdict)
+        if self._lifecycle.is_idle:
+            verdict = self._see_off(tell, verdict)
         self._agents.end()
         with contextlib.suppress(StoreLostError):
             channel.await_notice(self._agents.nodes, _NOTICE_S)
             for message in channel.take():
                 if isinstance(message, LogLines | WriterReports | ProcessLeftBehind):
-                    self._take_in(message, lifecycle)
+                    self._hear(message, tell)
         return self._conclude(verdict)
 
-    def _end_without_store(self, lifecycle: Lifecycle, error: str) -> int:
+    def _end_without_store(self, tell: Callable[[LifecycleEvent], None], error: str) -> int:
         """End the agents, whose store has gone, and write the verdict."""
         self._agents.end()
-        lifecycle.interrupt(f"the store at {self._launch.store.endpoint} is lost: {error}")
-        assert lifecycle.verdict is not None
-        return self._conclude(lifecycle.verdict)
+        tell(Interrupted(f"the store at {self._launch.store.endpoint} is lost: {error}"))
+        assert self._lifecycle.verdict is not None
+        return self._conclude(self._lifecycle.verdict)
 
     def _conclude(self, verdict: Verdict) -> int:
         fields = {**verdict.fields, **self._journal.durations.figures()}

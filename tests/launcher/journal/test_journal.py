@@ -13,7 +13,6 @@ from elasticflow import events
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
-from elasticflow.launcher.restarts.generations import Generation
 from elasticflow.launcher.supervisor.ingest import Ingest
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.json_lines import AppendedLines
@@ -176,7 +175,7 @@ def test_finished_run_has_made_its_last_step(folder: RunFolder) -> None:
     journal = Journal(folder, 1, _ignore)
     metrics = Metrics(folder)
     line = {"event": events.TRAINING_FINISHED, "step": 80, "epoch": 2}
-    Ingest(journal, metrics, EnvironmentRecord(folder.launch(1))).lines([line], Generation(1))
+    Ingest(journal, metrics, EnvironmentRecord(folder.launch(1))).lines([line])
     metrics.close()
     journal.close()
     assert 80 == _state(folder)["step"]

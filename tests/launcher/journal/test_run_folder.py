@@ -28,7 +28,12 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
     folder.events.symlink_to(FULL)
     storage = SimpleNamespace(uri="file:///snapshots")
     launch = SimpleNamespace(
-        plan=SimpleNamespace(nodes_min=1, nodes_max=1),
+        plan=SimpleNamespace(
+            nodes_min=1,
+            nodes_max=1,
+            snapshots=SimpleNamespace(memory=None),
+            restarts=SimpleNamespace(grace_s=30.0),
+        ),
         folder=folder,
         number=1,
         catalog=SimpleNamespace(storage=storage),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,6 @@ import pytest
 from elasticflow import errors, events
 from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.run_folder import snapshot_name
-from elasticflow.snapshots.format.manifest import Manifest
-from elasticflow.snapshots.store.publish import Publisher
 from tests.launcher.lifecycle_trial import worker
 
 if TYPE_CHECKING:
@@ -25,18 +22,9 @@ RAISED = 'Traceback (most recent call last):\n  File "train.py"\nValueError: no 
 def trial(trial: Trial) -> Trial:
     """Return a lifecycle with two snapshots and plenty of restarts, about to form its first generation."""
     trial.plan(budget=9)
-    for step in (5, 10):
-        publish(trial, step)
+    trial.snapshots.names = [name_of(10), name_of(5)]
     trial.join()
     return trial
-
-
-def publish(trial: Trial, step: int, generation: int = 1) -> None:
-    """Commit a snapshot without files."""
-    facts = {"run_id": "r", "world_size": 1, "trigger": "steps", "created": 0.0, "files": {}, "tensors": {}}
-    publisher, name = Publisher(trial.catalog), name_of(step, generation)
-    trial.catalog.storage.write(f"{publisher.place(name)}/state.json", [b"{}"])
-    publisher.publish(Manifest(name=name, step=step, generation=generation, **facts))  # type: ignore[arg-type]
 
 
 def name_of(step: int, generation: int = 1) -> str:
@@ -47,11 +35,10 @@ def name_of(step: int, generation: int = 1) -> str:
 def start(trial: Trial) -> str:
     """Have the next generation formed and restored from the newest snapshot; return its name."""
     trial.wait(60)
-    newest = trial.catalog.newest()
-    assert newest is not None
-    assert trial.lifecycle.generation is not None, trial.lifecycle.verdict
-    trial.lifecycle.generation.restored_from = newest.name
-    return newest.name
+    newest = trial.snapshots.usable()[0]
+    trial.log(events.SNAPSHOT_CHOSEN, name=newest)
+    assert newest == trial.generation.restored_from
+    return newest
 
 
 def fail(trial: Trial, how: str = "nan") -> None:
@@ -80,7 +67,7 @@ def test_second_failed_start_sets_the_snapshot_aside(trial: Trial) -> None:
     [rejected] = [r for r in trial.records if r["event"] == events.SNAPSHOT_REJECTED]
     cause = "user_error: ValueError: no weight may be nan"
     assert f"two starts from it failed before a step was finished: {cause}" == rejected["reason"]
-    assert {name_of(10): rejected["reason"]} == trial.catalog.quarantined()
+    assert {name_of(10): rejected["reason"]} == trial.snapshots.set_aside
     assert [8, 7] == [r["left"] for r in trial.records if r["event"] == events.BUDGET_CHARGED]
 
 
@@ -95,8 +82,8 @@ def test_older_snapshot_that_trains_on_proves_it(trial: Trial) -> None:
     trial.wait(60)
 
     assert [(events.SNAPSHOT_REJECTED, name_of(10))] == verdicts(trial)
-    assert trial.lifecycle.generation is not None
-    assert [name_of(10)] == list(trial.catalog.quarantined())
+    assert trial.lifecycle.verdict is None
+    assert [name_of(10)] == list(trial.snapshots.set_aside)
 
 
 @pytest.mark.parametrize("reached", [None, 7, 10])
@@ -110,13 +97,11 @@ def test_same_error_from_an_older_one_clears_it(trial: Trial, reached: int | Non
         trial.step(reached)
     fail(trial)
 
-    assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
+    assert ("failed", errors.ANSWER_IS_NO) == trial.ended
     assert [(events.SNAPSHOT_REJECTED, name_of(10)), (events.SNAPSHOT_CLEARED, name_of(10))] == verdicts(
         trial
     )
-    newest = trial.catalog.newest()
-    assert newest is not None
-    assert name_of(10) == newest.name
+    assert name_of(10) == trial.snapshots.usable()[0]
 
 
 def test_another_error_from_an_older_one_clears_it_with_the_verdict(trial: Trial) -> None:
@@ -125,37 +110,37 @@ def test_another_error_from_an_older_one_clears_it_with_the_verdict(trial: Trial
         start(trial)
         fail(trial, how)
 
-    assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
-    assert {} == trial.catalog.quarantined()
+    assert ("failed", errors.ANSWER_IS_NO) == trial.ended
+    assert {} == trial.snapshots.set_aside
 
 
 def test_older_ones_are_tried_in_turn(trial: Trial) -> None:
     """Two starts from the older one fail with another error: it is set aside as well."""
-    publish(trial, 2)
+    trial.snapshots.names.append(name_of(2))
     for how in ("nan", "nan", "inf", "inf"):
         start(trial)
         fail(trial, how)
 
     assert name_of(2) == start(trial)
-    assert {name_of(5), name_of(10)} == set(trial.catalog.quarantined())
+    assert {name_of(5), name_of(10)} == set(trial.snapshots.set_aside)
 
 
 def test_only_snapshot_is_not_blamed(trial: Trial) -> None:
     """With nothing older an error before the first step ends the run at once, as it does without snapshots."""
-    trial.catalog.remove_snapshot(name_of(5))
+    trial.snapshots.names.remove(name_of(5))
     start(trial)
     fail(trial)
 
-    assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
+    assert ("failed", errors.ANSWER_IS_NO) == trial.ended
     assert [] == verdicts(trial)
 
 
 def test_error_before_a_snapshot_was_chosen_ends_the_run(trial: Trial) -> None:
     """A model that cannot be built has nothing to do with snapshots."""
-    trial.lifecycle.time_passed()
+    trial.pass_time()
     fail(trial)
 
-    assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
+    assert ("failed", errors.ANSWER_IS_NO) == trial.ended
     assert [] == verdicts(trial)
 
 
@@ -192,7 +177,7 @@ def test_interruption_between_two_failed_starts_says_nothing(trial: Trial) -> No
     start(trial)
     crash(trial, signal.SIGKILL)
     start(trial)
-    trial.lifecycle.agent_died("n0", AgentEnd(-9))
+    trial.agent_died("n0", AgentEnd(-9))
     trial.join()
     start(trial)
     fail(trial)
@@ -221,19 +206,15 @@ def test_spent_budget_sets_nothing_aside(trial: Trial) -> None:
         start(trial)
         fail(trial)
 
-    assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
+    assert ("failed", errors.BUDGET_SPENT) == trial.ended
     assert [] == verdicts(trial)
 
 
-def test_store_that_does_not_answer_blames_nobody(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_does_not_answer_blames_nobody(trial: Trial) -> None:
     """Without an answer whether there is an older one, the run ends as if there were none."""
-
-    def fail_to_list(path: str) -> list[str]:
-        raise OSError(errno.EIO, "no answer")
-
     start(trial)
-    monkeypatch.setattr(trial.catalog.storage, "list", fail_to_list)
+    trial.snapshots.answer = False
     fail(trial)
 
-    assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
+    assert ("failed", errors.ANSWER_IS_NO) == trial.ended
     assert [] == verdicts(trial)

@@ -32,29 +32,18 @@ def pair(trial: Trial) -> Trial:
 
 def stand(trial: Trial, node: str, *, is_so: bool = True, generation: int = 1) -> None:
     """Have a node say whether it stands still."""
-    trial.lifecycle.hangs.standstill(Standstill(generation, node, is_so=is_so), trial.lifecycle.generation)
+    trial.on(Standstill(generation, node, is_so))
     trial.wait(0)
 
 
 def show(trial: Trial, node: str, *frames: Frame) -> None:
     """Have a node tell where its two workers stand."""
     first = 2 * int(node[1])
-    workers = tuple(
-        StalledWorker(
-            node=node,
-            rank=rank,
-            phase="step",
-            step=7,
-            seconds=61.0,
-            limit_s=60.0,
-            state="S",
-            frames=(frame,),
-            loaders=(),
-            log=f"/{rank}",
-        )
-        for rank, frame in enumerate(frames, first)
-    )
-    trial.lifecycle.hangs.stacks(Stacks(1, node, workers), trial.lifecycle.generation)
+    workers = [
+        StalledWorker(node, first + i, "step", 7, 61.0, 60.0, "S", (frame,), (), f"/{first + i}")
+        for i, frame in enumerate(frames)
+    ]
+    trial.on(Stacks(1, node, tuple(workers)))
     trial.wait(0)
 
 
@@ -62,7 +51,7 @@ def end(trial: Trial) -> None:
     """Have both nodes say that they killed their workers."""
     for number, node in enumerate(("n0", "n1")):
         workers = tuple(worker(2 * number + i, -9, ended_by_us=True) for i in range(2))
-        trial.lifecycle.group_ended(WorkersEnded(1, node, failed=False, workers=workers))
+        trial.on(WorkersEnded(1, node, failed=False, workers=workers))
 
 
 def test_one_node_that_moves_is_waited_for(pair: Trial) -> None:

@@ -10,8 +10,8 @@ from elasticflow import errors, events
 from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED
 from elasticflow.launcher.restarts.failure_classes import FAILURES
-from elasticflow.launcher.supervisor.drains import UNTRAINED_S
-from elasticflow.protocol.messages import RefusedModule
+from elasticflow.launcher.supervisor.commands import Interrupted, LeaveAsked, SnapshotFenced
+from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S
 from tests.launcher.lifecycle_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ RAISED = 'Traceback (most recent call last):\n  File "train.py"\nValueError: no 
 
 def test_first_generation_waits_for_a_node_and_no_longer(trial: Trial) -> None:
     """Nothing is claimed before a node is there; then the generation is formed without a wait."""
-    trial.lifecycle.time_passed()
+    trial.pass_time()
     assert [] == trial.claimed
     trial.begin()
 
@@ -34,7 +34,7 @@ def test_first_generation_waits_for_a_node_and_no_longer(trial: Trial) -> None:
 
 def test_refused_modules_are_told(trial: Trial) -> None:
     """What the fork server would not import beforehand becomes an event each."""
-    trial.join(refused=(RefusedModule("m", "reads RANK at import"),))
+    trial.join(m="reads RANK at import")
 
     assert ("m", "reads RANK at import") == (trial.records[-1]["module"], trial.records[-1]["reason"])
 
@@ -45,9 +45,8 @@ def test_finish(trial: Trial) -> None:
     trial.step(225, finished=True)
     trial.leave()
 
-    assert ("finished", errors.FINISHED) == trial.verdict()
-    assert trial.lifecycle.verdict is not None
-    assert 225 == trial.lifecycle.verdict.fields["step"]
+    assert ("finished", errors.FINISHED) == trial.ended
+    assert 225 == trial.verdict.fields["step"]
     assert "finished" == trial.records[-1]["class"]
 
 
@@ -55,13 +54,13 @@ def test_drain(trial: Trial) -> None:
     """A signal asks the workers; when all have left the launch ends with 75."""
     trial.begin()
     trial.step(7)
-    trial.lifecycle.asked_to_leave("SIGTERM")
+    trial.on(LeaveAsked("SIGTERM"))
     assert [("drain", 1)] == trial.agents.requests
     assert trial.lifecycle.verdict is None
     trial.clock += 2
     trial.leave()
 
-    assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
+    assert ("interrupted", errors.INTERRUPTED) == trial.ended
     assert [events.DRAIN_REQUESTED, events.GENERATION_ENDED, events.DRAIN_COMPLETED] == trial.names()[-3:]
     assert (7, 2.0) == (trial.records[-1]["step"], trial.records[-1]["seconds"])
 
@@ -69,24 +68,22 @@ def test_drain(trial: Trial) -> None:
 def test_training_that_ends_while_draining_is_finished(trial: Trial) -> None:
     """The last step came before the drain: finished, not interrupted."""
     trial.begin()
-    trial.lifecycle.asked_to_leave("SIGTERM")
+    trial.on(LeaveAsked("SIGTERM"))
     trial.step(225, finished=True)
     trial.leave()
 
-    assert ("finished", errors.FINISHED) == trial.verdict()
+    assert ("finished", errors.FINISHED) == trial.ended
 
 
 def test_training_stopped_by_the_jobs_own_code_is_finished(trial: Trial) -> None:
     """StopTraining is no failure and no drain; the last event says who wanted it and why."""
     trial.begin()
     trial.step(12, finished=True)
-    assert trial.lifecycle.generation is not None
-    trial.lifecycle.generation.stopped = "rank 1: good enough"
+    trial.log(events.TRAINING_STOPPED, by_rank=1, reason="good enough")
     trial.leave()
 
-    assert ("finished", errors.FINISHED) == trial.verdict()
-    assert trial.lifecycle.verdict is not None
-    assert "rank 1: good enough" == trial.lifecycle.verdict.fields["stopped"]
+    assert ("finished", errors.FINISHED) == trial.ended
+    assert "rank 1: good enough" == trial.verdict.fields["stopped"]
     assert "training was stopped by rank 1: good enough" == trial.records[-1]["reason"]
 
 
@@ -96,11 +93,11 @@ def test_drain_while_no_generation_runs_ends_at_once(trial: Trial, *, ready: boo
     if ready:
         trial.begin()
         trial.fail()
-    trial.lifecycle.asked_to_leave("SIGINT")
+    trial.on(LeaveAsked("SIGINT"))
 
-    assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
+    assert ("interrupted", errors.INTERRUPTED) == trial.ended
     assert [] == trial.agents.requests
-    trial.lifecycle.time_passed()
+    trial.pass_time()
     assert int(ready) == len(trial.claimed)
 
 
@@ -109,7 +106,7 @@ def test_failure_goes_on_with_the_next_generation_at_once(trial: Trial) -> None:
     trial.begin()
     trial.step(7)
     trial.fail()
-    trial.lifecycle.time_passed()
+    trial.pass_time()
 
     assert ["start", "crash"] == trial.claimed
     assert (2, ("n0",), 5.0) == trial.agents.formed[-1]  # failed_at: the earliest end of a worker
@@ -117,7 +114,7 @@ def test_failure_goes_on_with_the_next_generation_at_once(trial: Trial) -> None:
     assert (1, "killed by SIGKILL", "crash") == (failed["rank"], failed["error"], failed["class"])
     [charged] = [r for r in trial.records if r["event"] == events.BUDGET_CHARGED]
     assert 1 == charged["left"]
-    assert 1 == trial.journal.state["restarts"]
+    assert 1 == trial.state["restarts"]
 
 
 def test_second_failure_without_progress_waits(trial: Trial) -> None:
@@ -125,7 +122,7 @@ def test_second_failure_without_progress_waits(trial: Trial) -> None:
     trial.begin()
     trial.step(7)
     trial.fail()
-    trial.lifecycle.time_passed()
+    trial.pass_time()
     trial.fail()
     trial.wait(0.9)
     assert 2 == len(trial.claimed)
@@ -142,10 +139,9 @@ def test_spent_budget_ends_with_3(trial: Trial) -> None:
         trial.fail()
         trial.wait(60)
 
-    assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
+    assert ("failed", errors.BUDGET_SPENT) == trial.ended
     assert 3 == len(trial.claimed)
     assert events.BUDGET_SPENT == trial.names()[-1]
-    assert trial.lifecycle.verdict is not None
     assert {
         "class": "crash",
         "error": "killed by SIGKILL",
@@ -153,7 +149,7 @@ def test_spent_budget_ends_with_3(trial: Trial) -> None:
         "rank": 1,
         "exit_code": -9,
         "step": 15,
-    }.items() <= trial.lifecycle.verdict.fields.items()
+    }.items() <= trial.verdict.fields.items()
 
 
 def test_user_error_while_building_ends_with_1(trial: Trial) -> None:
@@ -161,10 +157,9 @@ def test_user_error_while_building_ends_with_1(trial: Trial) -> None:
     trial.begin()
     trial.fail(worker(0, 1, stderr=RAISED), worker(1, 1, stderr=RAISED))
 
-    assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
-    assert trial.lifecycle.verdict is not None
-    assert "ValueError: no such layer" == trial.lifecycle.verdict.fields["error"]
-    assert "an error before the first step would come again" == trial.lifecycle.verdict.fields["why"]
+    assert ("failed", errors.ANSWER_IS_NO) == trial.ended
+    assert "ValueError: no such layer" == trial.verdict.fields["error"]
+    assert "an error before the first step would come again" == trial.verdict.fields["why"]
 
 
 FAULT = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x02 (most recent call first):\n  File "m.py", line 7 in build\n'
@@ -178,9 +173,8 @@ def test_same_fault_twice_before_the_first_step_ends_with_1(trial: Trial) -> Non
     trial.wait(60)
     trial.fail(worker(0, -11, stderr=FAULT))
 
-    assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
-    assert trial.lifecycle.verdict is not None
-    assert "it crashed twice in the same way before the first step" == trial.lifecycle.verdict.fields["why"]
+    assert ("failed", errors.ANSWER_IS_NO) == trial.ended
+    assert "it crashed twice in the same way before the first step" == trial.verdict.fields["why"]
 
 
 def test_end_of_an_older_generation_changes_nothing(trial: Trial) -> None:
@@ -188,7 +182,7 @@ def test_end_of_an_older_generation_changes_nothing(trial: Trial) -> None:
     trial.begin()
     trial.step(3)
     trial.fail()
-    trial.lifecycle.time_passed()
+    trial.pass_time()
     before = trial.names()
     trial.fail(generation=1)
 
@@ -200,7 +194,7 @@ def test_dead_agent_is_free(trial: Trial) -> None:
     """The agent is started again, its generation follows as soon as it is ready, the budget stays."""
     trial.begin()
     trial.step(7)
-    assert trial.lifecycle.agent_died("n0", AgentEnd(-9))
+    assert trial.agent_died("n0", AgentEnd(-9))
     trial.wait(5)
     assert 1 == len(trial.claimed)  # the new agent is not ready yet
     trial.begin()
@@ -214,24 +208,23 @@ def test_agent_that_dies_again_and_again_ends_with_3(trial: Trial) -> None:
     """Free, but not for ever: without a step in between the budget is charged, then spent."""
     trial.begin()
     deaths = 0
-    while trial.lifecycle.agent_died("n0", AgentEnd(1)):
+    while trial.agent_died("n0", AgentEnd(1)):
         deaths += 1
         trial.join()
         trial.wait(120)
         assert deaths < 20
 
     assert FREE_AGENTS + trial.budget == deaths
-    assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
+    assert ("failed", errors.BUDGET_SPENT) == trial.ended
 
 
 def test_agent_that_never_gets_ready_fails_with_its_last_words(trial: Trial) -> None:
     """It ends in the same way each time before it can start anything: no kill, so trying on would be of no use."""
     ends = [AgentEnd(1, f"Traceback of {pid}\nImportError: libgomp.so.1, process {pid}") for pid in range(3)]
-    assert [True, True, False] == [trial.lifecycle.agent_died("n0", end) for end in ends]
+    assert [True, True, False] == [trial.agent_died("n0", end) for end in ends]
 
-    assert ("failed", errors.ANSWER_IS_NO) == trial.verdict()
-    verdict = trial.lifecycle.verdict
-    assert verdict is not None
+    assert ("failed", errors.ANSWER_IS_NO) == trial.ended
+    verdict = trial.verdict
     error = "the agent of n0 does not get ready, it ended: ImportError: libgomp.so.1, process 2"
     assert f"{error}\n{ends[-1].last_words}" == verdict.fields["error"]
     assert ("agent_lost", "it ended in the same way each time") == (
@@ -248,7 +241,7 @@ WITHOUT_WRITER = AgentEnd(HELPER_KILLED, "its snapshot writer was killed by SIGK
 def test_agent_killed_before_it_is_ready_is_started_again(trial: Trial, end: AgentEnd) -> None:
     """As after any other moment: the budget decides, and its generation is the first one still."""
     for _ in range(FREE_AGENTS + 1):
-        assert trial.lifecycle.agent_died("n0", end)
+        assert trial.agent_died("n0", end)
     assert 1 == trial.names().count(events.BUDGET_CHARGED)
     trial.join()
     trial.wait(120)
@@ -256,21 +249,20 @@ def test_agent_killed_before_it_is_ready_is_started_again(trial: Trial, end: Age
     trial.step(1, finished=True)
     trial.leave()
 
-    assert ("finished", errors.FINISHED) == trial.verdict()
+    assert ("finished", errors.FINISHED) == trial.ended
 
 
 def test_agent_that_is_killed_each_time_spends_the_budget(trial: Trial) -> None:
     """No loop without an end: the cause is named, and exit code 3 says that it is the budget."""
     deaths = 1
-    while trial.lifecycle.agent_died("n0", WITHOUT_WRITER):
+    while trial.agent_died("n0", WITHOUT_WRITER):
         deaths += 1
         assert deaths < 20
 
     assert FREE_AGENTS + trial.budget + 1 == deaths
-    assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
-    assert trial.lifecycle.verdict is not None
+    assert ("failed", errors.BUDGET_SPENT) == trial.ended
     expected = "the agent of n0 ended, since its snapshot writer was killed by SIGKILL"
-    assert expected == trial.lifecycle.verdict.fields["error"]
+    assert expected == trial.verdict.fields["error"]
 
 
 def test_new_agent_of_a_node_whose_workers_run_stands_for_an_old_one_that_died(trial: Trial) -> None:
@@ -289,7 +281,7 @@ def test_workers_that_leave_unasked_go_on_free_of_charge(trial: Trial) -> None:
     trial.begin()
     trial.step(7)
     trial.leave()
-    trial.lifecycle.time_passed()
+    trial.pass_time()
 
     assert ["start", "drained"] == trial.claimed
     assert events.BUDGET_CHARGED not in trial.names()
@@ -304,7 +296,7 @@ def test_workers_that_leave_without_a_step_end_with_3(trial: Trial) -> None:
         trial.leave()
         trial.wait(120)
 
-    assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
+    assert ("failed", errors.BUDGET_SPENT) == trial.ended
     assert trial.budget + 1 == len(trial.claimed)
 
 
@@ -312,26 +304,25 @@ def test_grace_ends_a_drain(trial: Trial) -> None:
     """Workers that do not leave within the grace are not waited for: 75 all the same."""
     trial.begin()
     trial.step(7)
-    trial.lifecycle.asked_to_leave("SIGTERM")
+    trial.on(LeaveAsked("SIGTERM"))
     trial.wait(GRACE_S - 1)
     assert trial.lifecycle.verdict is None
     trial.wait(2)
 
-    assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
-    assert trial.lifecycle.verdict is not None
-    assert "the grace ended before the workers left" == trial.lifecycle.verdict.fields["reason"]
+    assert ("interrupted", errors.INTERRUPTED) == trial.ended
+    assert "the grace ended before the workers left" == trial.verdict.fields["reason"]
 
 
 def test_workers_that_have_trained_nothing_have_no_grace(trial: Trial) -> None:
     """They may compile the model for minutes, or read a snapshot, and have nothing to save: a few seconds are enough."""
     trial.begin()
-    trial.lifecycle.asked_to_leave("SIGTERM")
+    trial.on(LeaveAsked("SIGTERM"))
     assert UNTRAINED_S == trial.records[-1]["grace_s"]
     trial.wait(GRACE_S / 10)
     assert trial.lifecycle.verdict is None
     trial.wait(GRACE_S / 10)
 
-    assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
+    assert ("interrupted", errors.INTERRUPTED) == trial.ended
 
 
 def test_drain_during_a_restart_has_all_of_its_grace(trial: Trial) -> None:
@@ -340,26 +331,26 @@ def test_drain_during_a_restart_has_all_of_its_grace(trial: Trial) -> None:
     trial.step(64)
     trial.fail()
     trial.wait(1)
-    trial.lifecycle.asked_to_leave("SIGTERM")
+    trial.on(LeaveAsked("SIGTERM"))
     asked = next(record for record in trial.records if record["event"] == events.DRAIN_REQUESTED)
     assert GRACE_S == asked["grace_s"]
     trial.wait(GRACE_S - 1)
     assert trial.lifecycle.verdict is None
     trial.wait(1)
 
-    assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
+    assert ("interrupted", errors.INTERRUPTED) == trial.ended
 
 
 @pytest.mark.parametrize("drained", [False, True])
 def test_second_signal_ends_with_130(trial: Trial, *, drained: bool) -> None:
     """Now, even where the drain had come to its end a moment before."""
     trial.begin()
-    trial.lifecycle.asked_to_leave("SIGINT")
+    trial.on(LeaveAsked("SIGINT"))
     if drained:
         trial.leave()
-    trial.lifecycle.interrupt("a second signal", errors.KILLED_BY_USER)
+    trial.on(Interrupted("a second signal", errors.KILLED_BY_USER))
 
-    assert ("interrupted", errors.KILLED_BY_USER) == trial.verdict()
+    assert ("interrupted", errors.KILLED_BY_USER) == trial.ended
 
 
 def test_second_signal_does_not_unmake_a_finished_run(trial: Trial) -> None:
@@ -367,29 +358,29 @@ def test_second_signal_does_not_unmake_a_finished_run(trial: Trial) -> None:
     trial.begin()
     trial.step(225, finished=True)
     trial.leave()
-    trial.lifecycle.interrupt("a second signal", errors.KILLED_BY_USER)
+    trial.on(Interrupted("a second signal", errors.KILLED_BY_USER))
 
-    assert ("finished", errors.FINISHED) == trial.verdict()
+    assert ("finished", errors.FINISHED) == trial.ended
 
 
 def test_failure_while_draining_ends_with_75_and_costs_nothing(trial: Trial) -> None:
     """No restart for the sake of a drain: the last committed snapshot holds."""
     trial.begin()
     trial.step(7)
-    trial.lifecycle.asked_to_leave("SIGTERM")
+    trial.on(LeaveAsked("SIGTERM"))
     trial.fail()
 
-    assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
+    assert ("interrupted", errors.INTERRUPTED) == trial.ended
     assert events.BUDGET_CHARGED not in trial.names()
 
 
 def test_agent_that_dies_while_draining_is_not_started_again(trial: Trial) -> None:
     """Its workers are gone with it: 75 at once."""
     trial.begin()
-    trial.lifecycle.asked_to_leave("SIGTERM")
+    trial.on(LeaveAsked("SIGTERM"))
 
-    assert not trial.lifecycle.agent_died("n0", AgentEnd(-9))
-    assert ("interrupted", errors.INTERRUPTED) == trial.verdict()
+    assert not trial.agent_died("n0", AgentEnd(-9))
+    assert ("interrupted", errors.INTERRUPTED) == trial.ended
 
 
 def test_store_that_does_not_answer_is_tried_again(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +397,7 @@ def test_store_that_does_not_answer_is_tried_again(trial: Trial, monkeypatch: py
     trial.step(7)
     monkeypatch.setattr(trial, "claim", claim)
     trial.fail()
-    trial.lifecycle.time_passed()
+    trial.pass_time()
     assert 1 == len(trial.agents.formed)
     assert trial.lifecycle.verdict is None
     trial.wait(60)
@@ -427,9 +418,8 @@ def test_store_that_never_answers_spends_the_budget(trial: Trial, monkeypatch: p
     for _ in range(3):
         trial.wait(60)
 
-    assert ("failed", errors.BUDGET_SPENT) == trial.verdict()
-    assert trial.lifecycle.verdict is not None
-    assert "no generation can be claimed: no route to host" == trial.lifecycle.verdict.fields["error"]
+    assert ("failed", errors.BUDGET_SPENT) == trial.ended
+    assert "no generation can be claimed: no route to host" == trial.verdict.fields["error"]
 
 
 def test_another_launch_has_claimed_the_next_generation(
@@ -444,8 +434,7 @@ def test_another_launch_has_claimed_the_next_generation(
     trial.wait(60)
 
     assert [1] == asked
-    verdict = trial.lifecycle.verdict
-    assert verdict is not None
+    verdict = trial.verdict
     assert ("failed", 1, "taken_over") == (verdict.status, verdict.exit_code, verdict.fields["class"])
     assert "another launch of this run goes on from its snapshots" in verdict.fields["error"]
 
@@ -455,9 +444,8 @@ def test_a_snapshot_refused_for_a_later_generation_ends_the_launch(trial: Trial)
     trial.begin()
     trial.fail()
     trial.wait(60)
-    trial.lifecycle.fenced(1)
+    trial.on(SnapshotFenced(1))
     assert trial.lifecycle.verdict is None
-    trial.lifecycle.fenced(2)
-    verdict = trial.lifecycle.verdict
-    assert verdict is not None
+    trial.on(SnapshotFenced(2))
+    verdict = trial.verdict
     assert "taken_over" == verdict.fields["class"]

@@ -8,7 +8,9 @@ import pytest
 
 from elasticflow import errors, events
 from elasticflow.launcher.agent.agent_process import AgentEnd
-from elasticflow.launcher.supervisor.nodes import SETTLE_S, Node
+from elasticflow.launcher.supervisor.commands import LeaveAsked
+from elasticflow.launcher.supervisor.nodes import SETTLE_S
+from elasticflow.protocol.messages import NodeLeaving
 from tests.launcher.lifecycle_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def test_full_set_ends_the_wait(cluster: Trial) -> None:
     """Three of at most three are there: nobody else can come; torch 2.13 waits 30 s for fewer than the most."""
     for node in ("n0", "n1", "n2"):
         cluster.join(node)
-        cluster.lifecycle.time_passed()
+        cluster.pass_time()
 
     assert [(1, ("n0", "n1", "n2"), None)] == cluster.agents.formed
 
@@ -68,15 +70,15 @@ def test_first_generation_waits_for_those_known_to_come(cluster: Trial) -> None:
 def test_told_ranks_decide_the_order(cluster: Trial) -> None:
     """With a static rendezvous a node's place is given, whoever comes first; a lost one's place is taken again."""
     for node, rank in (("b", 1), ("c", 2), ("a", 0)):
-        cluster.lifecycle.node_joined(Node(node, "host", 1, rank), [])
-    cluster.lifecycle.time_passed()
+        cluster.join(node, nproc=1, rank=rank)
+    cluster.pass_time()
     assert ("a", "b", "c") == cluster.agents.formed[-1][1]
     cluster.step(7)
-    cluster.lifecycle.node_lost("b", "node_lost", "it has given no sign of life")
-    cluster.lifecycle.node_joined(Node("d", "host", 1, 1), [])
+    cluster.lose("b")
+    cluster.join("d", nproc=1, rank=1)
     cluster.killed("a")
     cluster.killed("c")
-    cluster.lifecycle.time_passed()
+    cluster.pass_time()
 
     assert ("a", "d", "c") == cluster.agents.formed[-1][1]
 
@@ -106,7 +108,7 @@ def test_arrivals_cause_one_drain(cluster: Trial) -> None:
     cluster.wait(SETTLE_S)
     assert [("drain", 1)] == cluster.agents.requests
     cluster.leave("n0")
-    cluster.lifecycle.time_passed()
+    cluster.pass_time()
 
     assert (2, ("n0", "n1", "n2"), None) == cluster.agents.formed[-1]
     assert ["start", "resized"] == cluster.claimed
@@ -121,11 +123,11 @@ def test_nodes_above_the_most_are_spares(cluster: Trial) -> None:
     cluster.wait(SETTLE_S)
     assert [] == cluster.agents.requests
     cluster.step(7)
-    cluster.lifecycle.node_lost("n1", "node_lost", "it has given no sign of life")
+    cluster.lose("n1")
     assert [("stop", 1)] == cluster.agents.requests
     cluster.killed("n0")
     cluster.killed("n2")
-    cluster.lifecycle.time_passed()
+    cluster.pass_time()
 
     assert ("n0", "n2", "n3") == cluster.agents.formed[-1][1]
     charged = [r["class"] for r in cluster.records if r["event"] == events.BUDGET_CHARGED]
@@ -141,7 +143,7 @@ def test_spare_stays_out_while_the_others_are_enough(cluster: Trial) -> None:
     cluster.fail(worker(2, -9), node="n1")
     cluster.killed("n0")
     cluster.killed("n2")
-    cluster.lifecycle.time_passed()
+    cluster.pass_time()
 
     assert (2, ("n0", "n1", "n2")) == cluster.agents.formed[-1][:2]
 
@@ -152,10 +154,10 @@ def test_failure_on_one_node_kills_the_group_on_all(cluster: Trial) -> None:
     cluster.step(7)
     cluster.fail(worker(2, -9), node="n1")
     assert [("stop", 1)] == cluster.agents.requests
-    cluster.lifecycle.time_passed()
+    cluster.pass_time()
     assert 1 == len(cluster.agents.formed)
     cluster.killed("n0")
-    cluster.lifecycle.time_passed()
+    cluster.pass_time()
 
     assert ("n0", "n1") == cluster.agents.formed[-1][1]
     [failed] = [r for r in cluster.records if r["event"] == events.WORKER_FAILED]
@@ -169,8 +171,8 @@ def test_lost_node_is_the_cause_though_its_peers_fail_first(cluster: Trial) -> N
     cluster.fail(worker(0, 1, stderr="RuntimeError: Connection closed by peer"), node="n0")
     cluster.wait(2)
     assert 1 == len(cluster.agents.formed)
-    cluster.lifecycle.node_lost("n1", "node_lost", "it has given no sign of life")
-    cluster.lifecycle.time_passed()
+    cluster.lose("n1")
+    cluster.pass_time()
 
     assert ("n0",) == cluster.agents.formed[-1][1]
     charged = [r["class"] for r in cluster.records if r["event"] == events.BUDGET_CHARGED]
@@ -181,12 +183,12 @@ def test_leaving_node_is_drained_and_let_go(cluster: Trial) -> None:
     """A preempted node's wish costs nothing: all leave after a step, the others go on, it may end."""
     start(cluster, "n0", "n1")
     cluster.step(7)
-    cluster.lifecycle.node_leaving("n0")
+    cluster.on(NodeLeaving("n0"))
     assert [("drain", 1)] == cluster.agents.requests
     cluster.leave("n0")
     assert [] == cluster.agents.released
     cluster.leave("n1")
-    cluster.lifecycle.time_passed()
+    cluster.pass_time()
 
     assert ["n0"] == cluster.agents.released
     assert (2, ("n1",), None) == cluster.agents.formed[-1]
@@ -198,7 +200,7 @@ def test_spare_that_leaves_is_let_go_at_once(cluster: Trial) -> None:
     """It runs nothing: nobody is drained."""
     start(cluster, "n0", "n1", "n2")
     cluster.join("n3")
-    cluster.lifecycle.node_leaving("n3")
+    cluster.on(NodeLeaving("n3"))
 
     assert ["n3"] == cluster.agents.released
     assert [] == cluster.agents.requests
@@ -213,7 +215,7 @@ def test_drain_for_a_resize_that_takes_too_long_is_cut_short(cluster: Trial) -> 
     cluster.wait(GRACE_S)
     assert [("drain", 1), ("stop", 1)] == cluster.agents.requests
     cluster.killed("n0")
-    cluster.lifecycle.time_passed()
+    cluster.pass_time()
 
     assert ("n0", "n1") == cluster.agents.formed[-1][1]
     assert events.BUDGET_CHARGED not in cluster.names()
@@ -225,10 +227,10 @@ def test_signal_during_a_resize_ends_the_launch(cluster: Trial) -> None:
     cluster.step(7)
     cluster.join("n1")
     cluster.wait(SETTLE_S)
-    cluster.lifecycle.asked_to_leave("SIGTERM")
+    cluster.on(LeaveAsked("SIGTERM"))
     cluster.leave("n0")
 
-    assert ("interrupted", errors.INTERRUPTED) == cluster.verdict()
+    assert ("interrupted", errors.INTERRUPTED) == cluster.ended
     assert [("drain", 1)] == cluster.agents.requests
 
 
@@ -250,7 +252,7 @@ def test_node_is_not_excluded_for_failures_with_steps_between(cluster: Trial) ->
     start(cluster, "n0", "n1")
     for step in (7, 14):
         cluster.step(step)
-        cluster.lifecycle.time_passed()
+        cluster.pass_time()
         cluster.fail(worker(2, -7), node="n1")
         cluster.killed("n0")
         cluster.wait(60)
@@ -262,7 +264,7 @@ def test_agent_of_a_spare_that_keeps_dying_is_let_go(cluster: Trial) -> None:
     """It is started again, but not for ever, and the job does not notice."""
     start(cluster, "n0", "n1", "n2")
     deaths = 0
-    while cluster.lifecycle.agent_died("n3", AgentEnd(1)):
+    while cluster.agent_died("n3", AgentEnd(1)):
         deaths += 1
         assert deaths < 20
 
@@ -275,7 +277,7 @@ def test_agent_of_a_node_that_is_needed_is_no_spare(cluster: Trial) -> None:
     cluster.least = 2
     cluster.plan(2)
     cluster.join("n0")
-    assert all(cluster.lifecycle.agent_died("n1", AgentEnd(-9)) for _ in range(4))
+    assert all(cluster.agent_died("n1", AgentEnd(-9)) for _ in range(4))
 
     assert 1 == cluster.names().count(events.BUDGET_CHARGED)
 
@@ -284,15 +286,15 @@ def test_dead_agent_of_several_is_free_and_not_waited_for(cluster: Trial) -> Non
     """The other node goes on alone; the agent is started again and taken in as soon as it is ready."""
     start(cluster, "n0", "n1")
     cluster.step(7)
-    assert cluster.lifecycle.agent_died("n0", AgentEnd(-9))
+    assert cluster.agent_died("n0", AgentEnd(-9))
     cluster.killed("n1")
-    cluster.lifecycle.time_passed()
+    cluster.pass_time()
     assert (2, ("n1",)) == cluster.agents.formed[-1][:2]
     cluster.step(9)
     cluster.join("n0")
     cluster.wait(SETTLE_S)
     cluster.leave("n1")
-    cluster.lifecycle.time_passed()
+    cluster.pass_time()
 
     assert (3, ("n1", "n0")) == cluster.agents.formed[-1][:2]
     assert events.BUDGET_CHARGED not in cluster.names()

@@ -1,0 +1,131 @@
+"""Does what the lifecycle decided: in the launch's store, in the run's files, with the agents of this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from elasticflow import events
+from elasticflow.errors import StorageError
+from elasticflow.launcher.supervisor.commands import (
+    AskWorkers,
+    ClaimFailed,
+    ClaimGeneration,
+    ClearSnapshot,
+    ForgetAgent,
+    GenerationClaimed,
+    ListSnapshots,
+    RecordEvent,
+    RecordFailure,
+    ReleaseNode,
+    RunTakenOver,
+    SetSnapshotAside,
+    SnapshotSetAside,
+    SnapshotsListed,
+    StartAgent,
+    UpdateState,
+)
+from elasticflow.protocol.messages import FormGeneration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.launcher.journal.journal import Journal
+    from elasticflow.launcher.restarts.restart_ledger import RestartLedger
+    from elasticflow.launcher.supervisor.agent_channel import AgentChannel
+    from elasticflow.launcher.supervisor.commands import Answer, Command
+    from elasticflow.launcher.supervisor.local_agents import LocalAgents
+    from elasticflow.snapshots.store.catalog import Catalog
+
+
+class CommandRunner:
+    """Does commands, one by one.
+
+    Args:
+        journal: Events and state of the run.
+        ledger: Its failures.
+        catalog: Its snapshots.
+        channel: To the agents of all machines.
+        agents: Those of this one.
+        claim: Takes a reason, the last number it gave and the nodes; returns the next generation's number, or None if
+            another launch of the run has one after the last. Raises OSError if the store does not answer.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        ledger: RestartLedger,
+        catalog: Catalog,
+        channel: AgentChannel,
+        agents: LocalAgents,
+        claim: Callable[[str, int, tuple[str, ...]], int | None],
+    ) -> None:
+        self._journal, self._ledger, self._catalog = journal, ledger, catalog
+        self._channel, self._agents, self._claim = channel, agents, claim
+
+    def run(self, command: Command) -> Answer | None:
+        """Do *command*; return what the lifecycle is to be told about it, if anything.
+
+        Raises:
+            StoreLostError: the launch's store is gone.
+            OSError: a file of the run cannot be written.
+        """
+        match command:
+            case ClaimGeneration():
+                return self._claim_generation(command)
+            case ListSnapshots() | SetSnapshotAside() | ClearSnapshot():
+                return self._snapshots(command)
+            case FormGeneration() | AskWorkers() | ReleaseNode():
+                self._tell_agents(command)
+            case StartAgent():
+                self._agents.start_again(command.node)
+            case ForgetAgent():
+                self._agents.forget(command.node)
+            case RecordEvent():
+                self._journal.event(command.event, **command.fields)
+            case UpdateState():
+                self._journal.update(at_once=True, **command.fields)
+            case RecordFailure():
+                self._ledger.append(command.entry)
+            case _:
+                assert_never(command)
+        return None
+
+    def _claim_generation(self, wanted: ClaimGeneration) -> Answer:
+        try:
+            number = self._claim(wanted.reason, wanted.last, wanted.nodes)
+        except OSError as error:
+            return ClaimFailed(str(error))
+        if number is None:
+            return RunTakenOver()
+        self._journal.generation = number
+        return GenerationClaimed(number)
+
+    def _tell_agents(self, command: FormGeneration | AskWorkers | ReleaseNode) -> None:
+        match command:
+            case FormGeneration():
+                self._channel.form(command.generation, command.nodes, command.failed_at)
+            case AskWorkers():
+                self._channel.request(command.request, command.generation)
+            case ReleaseNode():
+                self._channel.release(command.node)
+            case _:
+                assert_never(command)
+
+    def _snapshots(self, command: ListSnapshots | SetSnapshotAside | ClearSnapshot) -> Answer | None:
+        """Ask the snapshots' store; one that does not answer lists none and changes none: the next start meets it again."""
+        try:
+            match command:
+                case ListSnapshots():
+                    return SnapshotsListed(tuple(snapshot.name for snapshot in self._catalog.committed()))
+                case SetSnapshotAside():
+                    self._catalog.quarantine(command.name, command.reason)
+                case ClearSnapshot():
+                    self._catalog.lift(command.name)
+                case _:
+                    assert_never(command)
+        except (OSError, StorageError):
+            return SnapshotsListed(()) if isinstance(command, ListSnapshots) else None
+        is_aside = isinstance(command, SetSnapshotAside)
+        event = events.SNAPSHOT_REJECTED if is_aside else events.SNAPSHOT_CLEARED
+        self._journal.event(event, name=command.name, reason=command.reason)
+        return SnapshotSetAside(command.name) if is_aside else None

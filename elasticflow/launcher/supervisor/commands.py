@@ -1,0 +1,236 @@
+"""What the lifecycle is told, and what it wants done: its events and its commands, each a frozen dataclass.
+
+Agents' messages (`protocol/messages.py`) are events as they are. Three commands are answered with an event at once: a
+generation's number is claimed, snapshots are listed, one is set aside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticflow.errors import INTERRUPTED
+from elasticflow.protocol.messages import (
+    AgentDied,
+    FormGeneration,
+    LogLines,
+    NodeLeaving,
+    NodeReady,
+    Stacks,
+    Standstill,
+    WorkersEnded,
+    WorkersStarted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.events import Event
+    from elasticflow.launcher.agent.agent_process import AgentEnd
+    from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
+    from elasticflow.protocol.messages import GenerationRequest
+
+
+class Instant(NamedTuple):
+    """A time on both clocks: durations are measured on the monotonic one, people and other machines have the other."""
+
+    monotonic: float
+    unix: float
+
+
+# --- events ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TimePassed:
+    """Nothing happened but that: a generation may be due, or a drain late."""
+
+
+@dataclass(frozen=True)
+class LeaveAsked:
+    """A signal, which *reason* names, asks the launch to leave after a step, with a snapshot."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The launch ends now, for the reason *reason*; the same command goes on."""
+
+    reason: str
+    exit_code: int = INTERRUPTED
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """A node's agent is gone, and its workers with it.
+
+    Attributes:
+        node: Id of the node.
+        failure_class: A class of `failure_classes.CLASSES`.
+        reason: In one line.
+    """
+
+    node: str
+    failure_class: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AgentEnded:
+    """An agent that this process had started has ended; it can be started again."""
+
+    node: str
+    end: AgentEnd
+
+
+@dataclass(frozen=True)
+class SnapshotFenced:
+    """A snapshot of *generation* was refused, since one of a later generation exists."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class GenerationClaimed:
+    """The generation is this launch's, under *number*."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class RunTakenOver:
+    """Another launch of the run has claimed a generation after this launch's last one."""
+
+
+@dataclass(frozen=True)
+class ClaimFailed:
+    """No generation can be claimed: the store answers *error*, or nothing."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class SnapshotsListed:
+    """Names of the snapshots that could be restored, newest first; none if the store does not answer."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SnapshotSetAside:
+    """Snapshot *name* is not restored from any more, and that is recorded."""
+
+    name: str
+
+
+Answer = GenerationClaimed | RunTakenOver | ClaimFailed | SnapshotsListed | SnapshotSetAside
+NodeEvent = NodeReady | NodeLeaving | NodeLost | AgentDied | AgentEnded
+WorkersEvent = WorkersStarted | LogLines | Standstill | Stacks | WorkersEnded
+LifecycleEvent = TimePassed | LeaveAsked | Interrupted | SnapshotFenced | NodeEvent | WorkersEvent | Answer
+
+
+# --- commands -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClaimGeneration:
+    """Claim the number of the next generation; answered with `GenerationClaimed`, `RunTakenOver` or `ClaimFailed`.
+
+    Attributes:
+        reason: Why it is formed.
+        last: Number of this launch's last one; 0: none yet.
+        nodes: Ids of its nodes.
+    """
+
+    reason: str
+    last: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AskWorkers:
+    """Ask the workers of *generation* to leave after a step, be killed, or tell where they stand."""
+
+    request: GenerationRequest
+    generation: int
+
+
+@dataclass(frozen=True)
+class ReleaseNode:
+    """Have the agent of *node* leave."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class StartAgent:
+    """Start the agent of *node* again."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class ForgetAgent:
+    """The agent of *node* is not started again."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class RecordEvent:
+    """Write an event of the supervisor's own."""
+
+    event: Event
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class UpdateState:
+    """Change state.json."""
+
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RecordFailure:
+    """Add *entry* to the run's ledger."""
+
+    entry: LedgerEntry
+
+
+@dataclass(frozen=True)
+class ListSnapshots:
+    """Say which snapshots there are; answered with `SnapshotsListed`."""
+
+
+@dataclass(frozen=True)
+class SetSnapshotAside:
+    """Restore from snapshot *name* no more; answered with `SnapshotSetAside` if the store has done so."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ClearSnapshot:
+    """Take back that snapshot *name* was set aside, and record that, if the store has done so."""
+
+    name: str
+    reason: str
+
+
+Command = (
+    ClaimGeneration
+    | FormGeneration
+    | AskWorkers
+    | ReleaseNode
+    | StartAgent
+    | ForgetAgent
+    | RecordEvent
+    | UpdateState
+    | RecordFailure
+    | ListSnapshots
+    | SetSnapshotAside
+    | ClearSnapshot
+)

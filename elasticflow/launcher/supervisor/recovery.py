@@ -1,0 +1,122 @@
+"""What a failure leads to: it is written down and charged, snapshots are set aside or cleared, the job goes on or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticflow import events
+from elasticflow.launcher.restarts.restart_policy import FailedAttempt
+from elasticflow.launcher.restarts.snapshot_rollback import SnapshotRollback
+from elasticflow.launcher.supervisor.commands import (
+    ClearSnapshot,
+    Command,
+    RecordEvent,
+    RecordFailure,
+    SetSnapshotAside,
+    UpdateState,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from elasticflow.launcher.restarts.failures import Failure
+    from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
+    from elasticflow.launcher.restarts.restart_policy import Decision, RestartPolicy
+    from elasticflow.launcher.restarts.snapshot_rollback import Cleared, Suspect
+    from elasticflow.launcher.supervisor.generations import Generation
+
+
+def attempt_of(
+    failure_class: str,
+    error: str,
+    generation: Generation | None = None,
+    failure: Failure | None = None,
+    unready_ends: tuple[str, ...] = (),
+) -> FailedAttempt:
+    """Return what the restart policy and the snapshots' rollback have to know about a failure."""
+    return FailedAttempt(
+        failure_class=failure_class,
+        error=error,
+        fingerprint=f"{failure_class}: {error}" if failure is None else failure.fingerprint,
+        step=None if generation is None else generation.step,
+        epoch=None if generation is None else generation.epoch,
+        generation=0 if generation is None else generation.number,
+        restored_from=None if generation is None else generation.restored_from,
+        can_come_from_snapshot=failure is not None and failure.can_come_from_snapshot,
+        is_traced_fault=failure is not None and failure.is_traced_fault,
+        is_final=failure is not None and failure.is_final,
+        unready_ends=unready_ends,
+    )
+
+
+class Recovery:
+    """The failures of a run, and what has followed from them.
+
+    Args:
+        policy: Decides.
+        ledger: The run's failures before this launch, oldest first.
+        restarts: Restarts of the run before this launch.
+
+    Attributes:
+        restarts: Restarts of the run so far.
+    """
+
+    def __init__(self, policy: RestartPolicy, ledger: Iterable[LedgerEntry], restarts: int) -> None:
+        self._policy, self._ledger = policy, list(ledger)
+        self._rollback = SnapshotRollback()
+        self._suspect: Suspect | None = None
+        self.restarts = restarts
+
+    def needs_snapshots(self, attempt: FailedAttempt) -> bool:
+        """Return whether `decide` has to know the run's snapshots."""
+        return self._rollback.needs_snapshots(attempt)
+
+    def decide(
+        self, attempt: FailedAttempt, snapshots: Sequence[str], now: float
+    ) -> tuple[Decision, list[Command]]:
+        """Return whether the job goes on after *attempt*, and what is to be done.
+
+        Args:
+            attempt: What failed.
+            snapshots: Names of the snapshots that could be restored, newest first, where they are needed.
+            now: Unix time.
+        """
+        judgement = self._rollback.judge(attempt, snapshots)
+        self._rollback = judgement.rollback
+        decision = self._policy.decide(attempt, self._ledger, now, judgement.advice)
+        commands = _clear(judgement.cleared)
+        if decision.entry is not None:
+            self._ledger.append(decision.entry)
+            commands.append(RecordFailure(decision.entry))
+        commands += self._told(attempt, decision)
+        if not decision.restart:
+            given_up = self._rollback.given_up()
+            self._rollback = given_up.rollback
+            return decision, commands + _clear(given_up.cleared)
+        self._suspect = judgement.suspect
+        if self._suspect is not None:
+            commands.append(SetSnapshotAside(self._suspect.name, self._suspect.reason))
+        self.restarts += 1
+        commands.append(UpdateState({"restarts": self.restarts}))
+        return decision, commands
+
+    def set_aside(self, name: str) -> None:
+        """Take in that snapshot *name* was set aside, as asked."""
+        assert self._suspect is not None
+        assert self._suspect.name == name, "nothing is set aside unasked"
+        self._rollback = self._rollback.with_set_aside(self._suspect)
+
+    def _told(self, attempt: FailedAttempt, decision: Decision) -> list[Command]:
+        budget, failure_class = self._policy.plan.budget, attempt.failure_class
+        told: list[Command] = []
+        if decision.refilled:
+            told.append(RecordEvent(events.BUDGET_REFILLED, {"budget": budget}))
+        if decision.charged:
+            told.append(RecordEvent(events.BUDGET_CHARGED, {"class": failure_class, "left": decision.left}))
+        if decision.spent:
+            told.append(RecordEvent(events.BUDGET_SPENT, {"class": failure_class, "budget": budget}))
+        return told
+
+
+def _clear(cleared: Iterable[Cleared]) -> list[Command]:
+    return [ClearSnapshot(name, reason) for name, reason in cleared]
