@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.drift.compare import Difference
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.launcher.rendezvous.leadership import LaunchStore
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
 
@@ -73,6 +74,17 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
         warn: Called with each sentence a person should read before the launch.
 
     Raises:
+        ElasticflowError: it cannot begin (`prepare`), or its files cannot be written any more (`Supervisor.run`).
+    """
+    with prepare(request, warn) as prepared:
+        return Supervisor(prepared, show).run()
+
+
+@contextlib.contextmanager
+def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
+    """Make the run's next launch; until the context ends its run is locked, and its store can be reached.
+
+    Raises:
         TorchMissingError: there is no torch.
         GpuMissingError: the job has a worker for each GPU, and there is none here.
         ScaleError: more nodes are to be simulated than the job may have.
@@ -87,52 +99,63 @@ def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Calla
     check_torch(warn)
     check_gpus(request.job)
     check_scale(request.scale, request.job.nodes)
-    folder = request.folder
     plan = plan_job(
         request.job, project_root=request.project_root, job_files=request.files, case=request.case
     )
-    uri, prefix = snapshot_place(plan.snapshots.uri, folder, request.project_root)
+    uri, prefix = snapshot_place(plan.snapshots.uri, request.folder, request.project_root)
     storage = Storage(uri, plan.snapshots.writer.options)
     storage.check_writable()
-    with locked(folder), contextlib.closing(open_store(plan)) as store:
-        catalog = Catalog(storage, prefix)
-        with _telling_of_files(folder):
-            _check_files(folder, catalog)
-            made, drift = _made(request, plan, catalog, warn)
-            edited = resume_check.edited_entry_point(folder, request.project_root, drift, warn)
-            catalog.newest()  # one that can be read, or none: else no generation would come to a step
-        number = (folder.launch_numbers() or [0])[-1] + 1
-        materialize(
-            plan,
-            request.job,
-            folder.launch(number),
-            project_root=request.project_root,
-            overrides=request.overrides,
-            entry_point=edited,
-            origins=made.origins,
-            drift=[each.to_json() for each in drift],
-        )
-        with _telling_of_files(folder):
-            resume_check.record_job(folder, catalog, plan, made, request.overrides)
-            resume_check.take_in_failures(folder, catalog)
-        start = Launch(
-            plan=plan,
-            job=request.job,
-            folder=folder,
-            number=number,
-            project_root=request.project_root,
-            catalog=catalog,
-            writer=WriterStart(uri, folder.run_id, plan.snapshots.writer, prefix),
-            store=store,
-            is_resumed=number > 1 or catalog.newest_generation() > 0,
-            is_edited=edited is not None,
-            scale=request.scale,
-            node_rank=request.node_rank or 0,
-            drift=tuple(drift),
-            sources=made.origins.code,
-            lost=ending_of(folder),
-        )
-        return Supervisor(start, show).run()
+    with locked(request.folder), contextlib.closing(open_store(plan)) as store:
+        writer = WriterStart(uri, request.folder.run_id, plan.snapshots.writer, prefix)
+        yield _next_launch(request, plan, Catalog(storage, prefix), writer, store, warn)
+
+
+def _next_launch(
+    request: Request,
+    plan: LaunchPlan,
+    catalog: Catalog,
+    writer: WriterStart,
+    store: LaunchStore,
+    warn: Callable[[str], None],
+) -> Launch:
+    """Return the run's next launch, whose folder is written; what it is made from lies beside the snapshots, too."""
+    folder = request.folder
+    with _naming_files(folder):
+        _check_files(folder, catalog)
+        made, drift = _made(request, plan, catalog, warn)
+        edited = resume_check.edited_entry_point(folder, request.project_root, drift, warn)
+        catalog.newest()  # one that can be read, or none: else no generation would come to a step
+    number = (folder.launch_numbers() or [0])[-1] + 1
+    materialize(
+        plan,
+        request.job,
+        folder.launch(number),
+        project_root=request.project_root,
+        overrides=request.overrides,
+        entry_point=edited,
+        origins=made.origins,
+        drift=[difference.to_json() for difference in drift],
+    )
+    with _naming_files(folder):
+        resume_check.record_job(folder, catalog, plan, made, request.overrides)
+        resume_check.take_in_failures(folder, catalog)
+    return Launch(
+        plan=plan,
+        job=request.job,
+        folder=folder,
+        number=number,
+        project_root=request.project_root,
+        catalog=catalog,
+        writer=writer,
+        store=store,
+        is_resumed=number > 1 or catalog.newest_generation() > 0,
+        is_edited=edited is not None,
+        scale=request.scale,
+        node_rank=request.node_rank or 0,
+        drift=tuple(drift),
+        sources=made.origins.code,
+        lost=ending_of(folder),
+    )
 
 
 def _made(
@@ -155,10 +178,10 @@ def _made(
 
 
 def _check_files(folder: RunFolder, catalog: Catalog) -> None:
-    """Return if the files in which a launch writes on can be written; before anything is claimed.
+    """Check that a launch can write on in the run's files; before anything is claimed.
 
     Raises:
-        RecordError: one cannot; named, with what to do.
+        RecordError: it cannot write one, which is named, with what to do.
     """
     beside = [catalog.storage.local_path(f"{catalog.prefix}JOB.json")] if catalog.storage.is_local else []
     appended = (folder.events, folder.metrics, folder.metrics_redone, folder.ledger, folder.agent_log())
@@ -166,11 +189,11 @@ def _check_files(folder: RunFolder, catalog: Catalog) -> None:
 
 
 @contextlib.contextmanager
-def _telling_of_files(folder: RunFolder) -> Iterator[None]:
-    """Turn a file or a store that fails before anything has begun into one sentence.
+def _naming_files(folder: RunFolder) -> Iterator[None]:
+    """Name the file that fails before anything has begun, and say what to do.
 
     Raises:
-        StorageError: it failed.
+        StorageError: a file or a store failed.
     """
     try:
         yield
@@ -183,7 +206,7 @@ def _telling_of_files(folder: RunFolder) -> Iterator[None]:
 
 
 def check_torch(warn: Callable[[str], None]) -> None:
-    """Say so if torch is of a version never tried.
+    """Warn if torch is of a version that was never tried.
 
     Raises:
         TorchMissingError: it is not installed.
@@ -195,7 +218,7 @@ def check_torch(warn: Callable[[str], None]) -> None:
 
 
 def check_gpus(job: Job) -> None:
-    """Return only where a job that has a worker for each GPU may find one.
+    """Check that a job which has a worker for each GPU finds one.
 
     Raises:
         GpuMissingError: torch can use none here.
