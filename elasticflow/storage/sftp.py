@@ -7,13 +7,13 @@ is asked directly, so what else is installed changes nothing.
 
 from __future__ import annotations
 
-import secrets
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from elasticflow.storage.store import pieces
+from elasticflow.system.atomic_files import temporary_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -125,7 +125,7 @@ class SftpStore:
     def _fill(self, place: str, parts: Iterable[Part]) -> str:
         """Put *parts* into a new hidden file beside *place*, on the server's disk, and return its path."""
         folder, _, name = place.rpartition("/")
-        temporary = str(PurePosixPath(folder, f".{name}.{secrets.token_hex(4)}.tmp"))
+        temporary = str(PurePosixPath(folder, temporary_name(name)))
 
         async def begin(client: Any) -> Any:
             await client.makedirs(folder or ".", exist_ok=True)

@@ -32,7 +32,7 @@ def write(path: Path, parts: Iterable[Part], mode: int = 0o666) -> int:
     temporary file lies in the same folder, since a rename between file systems is a copy.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
+    temporary = temporary_beside(path)
     try:
         size = _fill(temporary, parts, mode)
         temporary.replace(path)
@@ -50,7 +50,7 @@ def create(path: Path, data: bytes) -> bool:
     written, and a crash would leave it so for ever.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
+    temporary = temporary_beside(path)
     try:
         _fill(temporary, (data,))
         try:
@@ -74,8 +74,14 @@ def _link(finished: Path, path: Path) -> None:
         _fill(path, (finished.read_bytes(),))
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+def temporary_name(name: str) -> str:
+    """Return a hidden name for what becomes the file or folder *name*, beside it."""
+    return f".{name}.{secrets.token_hex(4)}.tmp"
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return a hidden name in the folder of *path*, which nothing else has."""
+    return path.with_name(temporary_name(path.name))
 
 
 def _fill(path: Path, parts: Iterable[Part], mode: int = 0o666) -> int:

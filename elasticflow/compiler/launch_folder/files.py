@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import shutil
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ def write_new(folder: Path, files: Mapping[str, str]) -> None:
         OSError: it cannot be written, or has come to exist with something in it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
+    draft = atomic_files.temporary_beside(folder)
     try:
         for name, text in files.items():
             _write(draft / name, text)

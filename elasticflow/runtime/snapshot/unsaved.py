@@ -21,6 +21,7 @@ from elasticflow import events
 from elasticflow.errors import StateError
 from elasticflow.runtime.replica_checks.checksums import sums_of
 from elasticflow.runtime.snapshot import reachable
+from elasticflow.snapshots.format.state_json import StateMark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -302,8 +303,8 @@ def _numbers(path: str, value: Any, packed: Mapping[str, list[Any]]) -> Iterator
         yield path, value
         return
     inside: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, dict) and "$scalar" in value:
-        key, place = value["$scalar"]
+    if isinstance(value, dict) and StateMark.SCALAR in value:
+        key, place = value[StateMark.SCALAR]
         inside = [("", packed[key][place])] if key in packed else []
     elif isinstance(value, dict):
         inside = ((str(key), item) for key, item in value.items())

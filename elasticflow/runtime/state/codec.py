@@ -17,6 +17,8 @@ from elasticflow.errors import StateError
 from elasticflow.runtime.state import tensors as storable
 from elasticflow.runtime.state.lazy_tensors import Fresh
 from elasticflow.runtime.state.tensors import BY_NAME, DTYPES
+from elasticflow.snapshots.format import state_json
+from elasticflow.snapshots.format.state_json import StateMark, UnknownMarkError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,15 +63,19 @@ class Encoder:
         if kind is bool or kind is int or isinstance(value, str):
             return value
         if isinstance(value, float):
-            return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+            return float(value) if math.isfinite(value) else {StateMark.FLOAT: str(float(value))}
         if kind is Counter:
-            return {"$counter": [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]}
+            return {
+                StateMark.COUNTER: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]
+            }
         if kind in _DICTS:
             if all(isinstance(key, str) and not key.startswith("$") for key in value):
                 return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
-            return {"$dict": [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]}
+            return {
+                StateMark.DICT: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]
+            }
         if kind is tuple:
-            return {"$tuple": [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]}
+            return {StateMark.TUPLE: [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]}
         if kind is list:
             return [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]
         raise StateError(f"{path} is a {_named(kind)}, which a snapshot cannot hold", _REMEDY)
@@ -86,8 +92,8 @@ class Encoder:
         tensor = value.detach()
         identity = storable.identity_of(tensor)
         if tensor.numel() and (known := self._known.get(identity)):
-            if "$tensor" in known:
-                self.aliases[self._free(path)] = known["$tensor"]
+            if StateMark.TENSOR in known:
+                self.aliases[self._free(path)] = known[StateMark.TENSOR]
             return known
         if tensor.dim() == 0:
             found = self._scalar(tensor, path)
@@ -96,7 +102,7 @@ class Encoder:
             if layout := storable.layout_of(tensor):
                 self.memory_formats[key] = layout
             self.tensors[key] = tensor
-            found = {"$tensor": key}
+            found = {StateMark.TENSOR: key}
         self._known[identity] = found
         return found
 
@@ -110,7 +116,7 @@ class Encoder:
             )
             self.scalars[key] = []
         self.scalars[key].append(tensor)
-        return {"$scalar": [key, len(self.scalars[key]) - 1]}
+        return {StateMark.SCALAR: [key, len(self.scalars[key]) - 1]}
 
     def _free(self, path: str) -> str:
         """Return *path*, or another where two paths read the same: {"a/b": x, "a": {"b": y}}."""
@@ -142,30 +148,10 @@ class Decoder:
         Raises:
             StateError: it was written by another version.
         """
-        if isinstance(value, list):
-            return [self.decode(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        if len(value) != 1 or not (mark := next(iter(value))).startswith("$"):
-            return {key: self.decode(item) for key, item in value.items()}
-        content = value[mark]
-        match mark:
-            case "$tensor":
-                return self._tensor(content, None)
-            case "$scalar":
-                return self._tensor(*content)
-            case "$float":
-                return float(content)
-            case "$tuple":
-                return tuple(self.decode(item) for item in content)
-            case "$counter":
-                return Counter({self.decode(key): self.decode(count) for key, count in content})
-            case "$dict":
-                return {self.decode(key): self.decode(item) for key, item in content}
-            case _:
-                raise StateError(
-                    f"the snapshot holds a value marked {mark}, which this version does not know"
-                )
+        try:
+            return state_json.decode(value, lambda ref: self._tensor(ref.key, ref.index))
+        except UnknownMarkError as error:
+            raise StateError(error.message) from None
 
     def _tensor(self, key: str, index: int | None) -> Tensor:
         made = self._made.get((key, index))
@@ -190,9 +176,9 @@ def _key(key: Any, path: str) -> Any:
     if key is None or type(key) in (bool, int) or isinstance(key, str):
         return key
     if isinstance(key, float):
-        return float(key) if math.isfinite(key) else {"$float": str(float(key))}
+        return float(key) if math.isfinite(key) else {StateMark.FLOAT: str(float(key))}
     if type(key) is tuple:
-        return {"$tuple": [_key(item, path) for item in key]}
+        return {StateMark.TUPLE: [_key(item, path) for item in key]}
     raise StateError(f"{path} has a key that is a {_named(type(key))}, which a snapshot cannot hold", _REMEDY)
 
 

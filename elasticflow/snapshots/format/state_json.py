@@ -1,6 +1,6 @@
 """What state.json says, as Python values with references to tensors; needs no torch.
 
-The marks are those of `runtime/state/codec.py`, which writes them.
+`runtime/state/codec.py` writes it. What JSON cannot say is an object with a `StateMark` as its only key.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.format.manifest import STATE_FILE, DamagedSnapshotError
@@ -22,6 +22,40 @@ if TYPE_CHECKING:
 
 PARAMETERS = "parameters"  # beside the parts: which parameter each number of the optimizer's stands for
 _DEEPEST = 500  # of values in values: whoever reads them calls itself for each
+
+
+class StateMark:
+    """The only key of an object that stands for what JSON cannot say.
+
+    Attributes:
+        TENSOR: A stored tensor, by its key.
+        SCALAR: One element of a stored vector: its key, which element.
+        FLOAT: A number that JSON has no form for: "inf", "-inf", "nan".
+        TUPLE: A tuple, as a list.
+        COUNTER: A `collections.Counter`, as pairs.
+        DICT: A dict whose keys are not all texts, or could be taken for marks, as pairs.
+    """
+
+    TENSOR: Final = "$tensor"
+    SCALAR: Final = "$scalar"
+    FLOAT: Final = "$float"
+    TUPLE: Final = "$tuple"
+    COUNTER: Final = "$counter"
+    DICT: Final = "$dict"
+
+
+class UnknownMarkError(SnapshotError):
+    """The snapshot holds a value that another version of elasticflow wrote."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__(f"the snapshot holds a value marked {mark}, which this version does not know")
+
+
+def mark_of(value: dict[str, Any]) -> str | None:
+    """Return the mark of an object that stands for something else; None: it stands for itself."""
+    if len(value) != 1 or not (key := next(iter(value))).startswith("$"):
+        return None
+    return key
 
 
 @dataclass(frozen=True)
@@ -66,22 +100,32 @@ def _values_in(value: dict[str, Any] | list[Any], tensors: Mapping[str, TensorPl
     """Return the values right inside *value*; a mark has the content that belongs to it."""
     if isinstance(value, list):
         return value
-    if len(value) != 1 or not (mark := next(iter(value))).startswith("$"):
+    if (mark := mark_of(value)) is None:
         return list(value.values())
     content = value[mark]
     match mark, content:
-        case "$tensor", str() if content in tensors:
+        case StateMark.TENSOR, str() if content in tensors:
             return []
-        case "$scalar", [str(key), int(index)] if key in tensors and not isinstance(index, bool):
+        case StateMark.SCALAR, [str(key), int(index)] if key in tensors and not isinstance(index, bool):
             if 0 <= index < math.prod(tensors[key].shape):
                 return []
-        case "$float", "inf" | "-inf" | "nan":
+        case StateMark.FLOAT, "inf" | "-inf" | "nan":
             return []
-        case "$tuple", list():
+        case StateMark.TUPLE, list():
             return content
-        case (("$counter" | "$dict"), list()) if all(map(_is_pair, content)):
+        case ((StateMark.COUNTER | StateMark.DICT), list()) if all(map(_is_pair, content)):
             return [item for _, item in content]
-        case (("$tensor" | "$scalar" | "$float" | "$tuple" | "$counter" | "$dict"), _):
+        case (
+            (
+                StateMark.TENSOR
+                | StateMark.SCALAR
+                | StateMark.FLOAT
+                | StateMark.TUPLE
+                | StateMark.COUNTER
+                | StateMark.DICT
+            ),
+            _,
+        ):
             pass
         case _:
             return []  # of another version: `decode` names it
@@ -94,9 +138,9 @@ def _is_pair(value: Any) -> bool:
 
 def _is_key(value: Any, depth: int = 0) -> bool:
     match value:
-        case {"$tuple": list(items)} if len(value) == 1 and depth < _DEEPEST:
+        case {StateMark.TUPLE: list(items)} if len(value) == 1 and depth < _DEEPEST:
             return all(_is_key(item, depth + 1) for item in items)
-        case {"$float": "inf" | "-inf" | "nan"}:
+        case {StateMark.FLOAT: "inf" | "-inf" | "nan"}:
             return len(value) == 1
         case _:
             return not isinstance(value, dict | list)
@@ -122,34 +166,34 @@ def _are_names(groups: Any) -> bool:
     )
 
 
-def decode(value: Any) -> Any:
-    """Return what was written as *value*, each tensor as a Ref.
+def decode(value: Any, tensor: Callable[[Ref], Any] = lambda ref: ref) -> Any:
+    """Return what was written as *value*, each tensor as what *tensor* makes of its Ref.
 
     Raises:
-        SnapshotError: it was written by another version.
+        UnknownMarkError: it was written by another version.
     """
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return [decode(item, tensor) for item in value]
     if not isinstance(value, dict):
         return value
-    if len(value) != 1 or not (mark := next(iter(value))).startswith("$"):
-        return {key: decode(item) for key, item in value.items()}
+    if (mark := mark_of(value)) is None:
+        return {key: decode(item, tensor) for key, item in value.items()}
     content = value[mark]
     match mark:
-        case "$tensor":
-            return Ref(content)
-        case "$scalar":
-            return Ref(*content)
-        case "$float":
+        case StateMark.TENSOR:
+            return tensor(Ref(content))
+        case StateMark.SCALAR:
+            return tensor(Ref(*content))
+        case StateMark.FLOAT:
             return float(content)
-        case "$tuple":
-            return tuple(decode(item) for item in content)
-        case "$counter":
-            return Counter({decode(key): decode(count) for key, count in content})
-        case "$dict":
-            return {decode(key): decode(item) for key, item in content}
+        case StateMark.TUPLE:
+            return tuple(decode(item, tensor) for item in content)
+        case StateMark.COUNTER:
+            return Counter({decode(key): decode(count, tensor) for key, count in content})
+        case StateMark.DICT:
+            return {decode(key): decode(item, tensor) for key, item in content}
         case _:
-            raise SnapshotError(f"the snapshot holds a value marked {mark}, which this version does not know")
+            raise UnknownMarkError(mark)
 
 
 def replace_refs(value: Any, by: Callable[[Ref], Any]) -> Any:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import secrets
 import shutil
 from typing import TYPE_CHECKING
 
-from elasticflow.system.atomic_files import sync_folder
+from elasticflow.system.atomic_files import sync_folder, temporary_beside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,11 +16,6 @@ if TYPE_CHECKING:
 _NO_REPLACE, _EXCHANGE = 1, 2  # linux/fs.h
 _HERE = -100  # AT_FDCWD: relative paths start at the working folder
 _UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
-
-
-def temporary_beside(path: Path) -> Path:
-    """Return a hidden name in the folder of *path*, which need not be free of others' leftovers."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def put(finished: Path, path: Path, *, replaces: bool) -> None:

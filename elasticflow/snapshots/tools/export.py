@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from elasticflow.errors import ExportError
 from elasticflow.snapshots.store import durable
+from elasticflow.system.atomic_files import temporary_beside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ def write(export: Export, form: Format, path: Path, *, replaces: bool = False) -
         SnapshotError: it cannot be read.
     """
     _check_target(path, form, replaces=replaces)
-    temporary = durable.temporary_beside(path)
+    temporary = temporary_beside(path)
     try:
         count = _write(export, form, temporary)
         durable.put(temporary, path, replaces=replaces)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import ExportError
 from elasticflow.snapshots.format.shard_file import header
-from elasticflow.snapshots.format.state_json import Ref, refs
+from elasticflow.snapshots.format.state_json import Ref, StateMark, refs
 from elasticflow.snapshots.tools.tensor_reader import copy, slice_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _plain(value: Any, path: str) -> Any:
     """Return *value* as JSON: a tensor as `{"$tensor": its name in the file}`, other keys as text."""
     match value:
         case Ref():
-            return {"$tensor": path}
+            return {StateMark.TENSOR: path}
         case dict():
             return {
                 str(key): _plain(item, f"{path}/{key}" if path else str(key)) for key, item in value.items()

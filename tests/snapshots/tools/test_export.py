@@ -20,10 +20,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from elasticflow.errors import ExportError
 from elasticflow.runtime.state import tensors
 from elasticflow.runtime.state.state import State
+from elasticflow.snapshots.format.dtypes import DTYPES
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
 from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.snapshots.tools import export_torch
 from elasticflow.snapshots.tools.export import write
 from elasticflow.snapshots.tools.exported import Export, measured_part
+from elasticflow.snapshots.tools.tensor_reader import TensorSlice
 from elasticflow.storage.storage import Storage
 from tests.snapshots.conftest import Bench
 from tests.snapshots.taking import Net, Training, one_thread
@@ -430,3 +433,14 @@ def test_part_that_was_measured(bench: Bench, evaluation: dict[str, Any] | None,
     )
     name = training.take([bench.connect(bench.writer())])
     assert part == measured_part(bench.catalog, bench.catalog.manifest(name))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_type_that_a_snapshot_can_hold_is_exported(name: str) -> None:
+    """One table says what each is in torch, and how wide."""
+    width = DTYPES[name].nbytes
+    tensor = export_torch._tensor(TensorSlice("file", 0, 2 * width, name, (2,)), bytearray(2 * width))
+    assert (DTYPES[name].torch_name, width) == (
+        str(tensor.dtype).removeprefix("torch."),
+        tensor.element_size(),
+    )
