@@ -176,10 +176,10 @@ def _is_module(name: str, location: ModuleLocation, root: Path) -> bool:
 
     resolver = Resolver(Finder((root / location.path,), installed_folders()))
     try:
-        found = resolver.entry(location.module, name)
-        if not isinstance(found, Definition) or not isinstance(found.node, ast.ClassDef):
+        resolved = resolver.entry(location.module, name)
+        if not isinstance(resolved, Definition) or not isinstance(resolved.node, ast.ClassDef):
             return False
-        classes = list(classes_of(found, resolver))
+        classes = list(classes_of(resolved, resolver))
     except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
         return False
     return any(each.module.name == "torch.nn.modules.module" for each in classes)

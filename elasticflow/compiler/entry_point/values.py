@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.entry_point.factory_calls import CallForms
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.jobfile.tables.types import Spelled
+    from elasticflow.jobfile.tables.types import TextWithSecrets
 
 _ROOMS = "from elasticflow.runtime"
 
@@ -266,7 +266,7 @@ def _policy(job: Job) -> Code:
     )
 
 
-def _without_secrets(value: Any, secrets: Mapping[KeyPath, Spelled], path: KeyPath) -> Any:
+def _without_secrets(value: Any, secrets: Mapping[KeyPath, TextWithSecrets], path: KeyPath) -> Any:
     """Return a value with code that looks them up in place of texts that hold secrets."""
     if path in secrets:
         return _looked_up(secrets[path])
@@ -277,7 +277,7 @@ def _without_secrets(value: Any, secrets: Mapping[KeyPath, Spelled], path: KeyPa
     return value
 
 
-def _looked_up(text: Spelled) -> Name:
+def _looked_up(text: TextWithSecrets) -> Name:
     """Return the code of a text that holds secrets."""
     pieces = []
     for piece in text:

@@ -15,7 +15,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.types import MayRefer, Spelled, Variable
+from elasticflow.jobfile.tables.types import MayRefer, SecretVariable, TextWithSecrets
 from elasticflow.jobfile.tables.validate import content_of, model_of
 from elasticflow.redaction import is_secret, without_password
 
@@ -53,7 +53,7 @@ class References:
     environment: Mapping[str, str] | None
     problems: list[Diagnostic] = field(default_factory=list)
     hidden: set[str] = field(default_factory=set)
-    secrets: dict[KeyPath, Spelled] = field(default_factory=dict)
+    secrets: dict[KeyPath, TextWithSecrets] = field(default_factory=dict)
 
     def resolved(self) -> Source:
         """Return the source with every reference replaced."""
@@ -95,8 +95,8 @@ class References:
             self._refuse_here(path)
             return text
         is_open, last = False, 0
-        spelled: list[str | Variable] = []
-        secrets: dict[Variable, str] = {}
+        spelled: list[str | SecretVariable] = []
+        secrets: dict[SecretVariable, str] = {}
         for reference in _MARK.finditer(text):
             spelled.append(text[last : reference.start()])
             last = reference.end()
@@ -104,7 +104,7 @@ class References:
             is_open |= value is None
             spelled.append(reference[0] if value is None else value)
         spelled.append(text[last:])
-        result = "".join(secrets[each] if isinstance(each, Variable) else each for each in spelled)
+        result = "".join(secrets[each] if isinstance(each, SecretVariable) else each for each in spelled)
         self.hidden |= {value for value in secrets.values() if len(value) >= _LEAST}
         if secrets:
             self.secrets[path] = tuple(each for each in spelled if each)
@@ -115,8 +115,8 @@ class References:
         return mark.instead if is_open and mark is not None and mark.instead else result
 
     def _look_up(
-        self, reference: re.Match[str], path: KeyPath, secrets: dict[Variable, str]
-    ) -> str | Variable | None:
+        self, reference: re.Match[str], path: KeyPath, secrets: dict[SecretVariable, str]
+    ) -> str | SecretVariable | None:
         """Return what a reference stands for, a variable if that is secret; None if that is not known here."""
         inside = reference["inside"]
         if inside is None:
@@ -145,8 +145,8 @@ class References:
         if value is None:
             self._not_set(name, path)
         elif is_told_secret and self.environment is not None:
-            secrets[Variable(name, default)] = value
-            return Variable(name, default)
+            secrets[SecretVariable(name, default)] = value
+            return SecretVariable(name, default)
         return value
 
     def _facts(self) -> dict[str, str]:

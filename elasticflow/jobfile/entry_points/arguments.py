@@ -173,10 +173,12 @@ def _dataclass(parameter: Parameter, resolver: Resolver) -> Definition | None:
     if not names:
         return None
     try:
-        found = resolver.dotted(parameter.module, names)
+        resolved = resolver.dotted(parameter.module, names)
     except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
         return None
-    if not isinstance(found, Definition) or not isinstance(found.node, ast.ClassDef):
+    if not isinstance(resolved, Definition) or not isinstance(resolved.node, ast.ClassDef):
         return None
-    marks = [each.func if isinstance(each, ast.Call) else each for each in found.node.decorator_list]
-    return found if any(origin(found.module, mark) == "dataclasses.dataclass" for mark in marks) else None
+    marks = [each.func if isinstance(each, ast.Call) else each for each in resolved.node.decorator_list]
+    return (
+        resolved if any(origin(resolved.module, mark) == "dataclasses.dataclass" for mark in marks) else None
+    )

@@ -100,13 +100,16 @@ class _EntryPointCheck:
         """Return what is wrong with the entry point; a note where reading its source does not tell."""
         try:
             if self.call.is_object:
-                return self._object()
-            found = self._entry.once("entry", lambda: self.resolver.entry(self.module, self.attribute))
-            if isinstance(found, Definition):
-                if self.call.args is None and isinstance(found.node, ast.ClassDef):
-                    return [self._a_class(found)]
-                return self._kind(found) or [*self._arguments(found), *self._length(found)]
-            return [self._not_callable(found)]
+                return self._included_object()
+            resolved = self._entry.once("entry", lambda: self.resolver.entry(self.module, self.attribute))
+            if isinstance(resolved, Definition):
+                if self.call.args is None and isinstance(resolved.node, ast.ClassDef):
+                    return [self._class_for_function(resolved)]
+                return self._wrong_kind(resolved) or [
+                    *self._arguments(resolved),
+                    *self._missing_methods(resolved),
+                ]
+            return [self._not_callable(resolved)]
         except NoModuleError as error:
             return [self._no_module(error)]
         except NoAttributeError as error:
@@ -123,11 +126,13 @@ class _EntryPointCheck:
         except NotInstalledError as error:
             return [self._not_installed(str(error))]
         except MethodError as error:
-            return [self._entry.note(str(error))] if self.call.as_method is None else self._method(error)
+            return (
+                [self._entry.note(str(error))] if self.call.as_method is None else self._foreign_method(error)
+            )
         except CannotTellError as error:
             return [self._entry.note(str(error))]
 
-    def _method(self, method: MethodError) -> list[Diagnostic]:
+    def _foreign_method(self, method: MethodError) -> list[Diagnostic]:
         """Return what is wrong with a method that is called on the model."""
         owner = method.owner.node
         model = self._class_of_model()
@@ -149,14 +154,14 @@ class _EntryPointCheck:
             return None
         module, _, attribute = entry.partition(":")
         try:
-            found = self.resolver.entry(module, attribute)
-            if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef):
-                return list(classes_of(found, self.resolver))
+            resolved = self.resolver.entry(module, attribute)
+            if isinstance(resolved, Definition) and isinstance(resolved.node, ast.ClassDef):
+                return list(classes_of(resolved, self.resolver))
         except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
             pass
         return None
 
-    def _object(self) -> list[Diagnostic]:
+    def _included_object(self) -> list[Diagnostic]:
         reason_and_where = why_not_stateful(self.resolver, self.module, self.attribute)
         if reason_and_where is None:
             return []
@@ -165,7 +170,7 @@ class _EntryPointCheck:
         at = "" if where is None else f"\ndefined at {where}"
         return [self._entry.problem(codes.NO_STATE, f"{self.call.text} {reason}", f"{remedy}{at}")]
 
-    def _a_class(self, definition: Definition) -> Diagnostic:
+    def _class_for_function(self, definition: Definition) -> Diagnostic:
         given = ", ".join(self.call.given) or "nothing"
         message = f"{self.call.text} is a class, and is called with {given}: that makes an object of it"
         from elasticflow.jobfile.python_source.bare_names import with_module
@@ -178,10 +183,10 @@ class _EntryPointCheck:
             codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {definition.where}"
         )
 
-    def _not_callable(self, found: Module | PlainValue) -> Diagnostic:
-        words, inside = found.words if isinstance(found, PlainValue) else "a module", ""
-        if isinstance(found, Module):
-            inside = f' in it: "{found.name}:..."'
+    def _not_callable(self, resolved: Module | PlainValue) -> Diagnostic:
+        words, inside = resolved.words if isinstance(resolved, PlainValue) else "a module", ""
+        if isinstance(resolved, Module):
+            inside = f' in it: "{resolved.name}:..."'
         message = f"{self.call.text} cannot be called: it is {words}"
         return self._entry.problem(codes.NOT_CALLABLE, message, f"name a class or a function{inside}")
 
@@ -237,7 +242,7 @@ class _EntryPointCheck:
         self.depends_on_others = check.depends_on_others
         return problems
 
-    def _kind(self, definition: Definition) -> list[Diagnostic]:
+    def _wrong_kind(self, definition: Definition) -> list[Diagnostic]:
         wrong = self._entry.once(
             "kind", lambda: wrong_kind(self.call.path, definition, self.resolver), *self.call.path
         )
@@ -255,7 +260,7 @@ class _EntryPointCheck:
             remedy = f"name {wanted.words} instead: {', '.join(wrong.beside[:_MOST_NAMED])}"
         return [self._entry.problem(codes.WRONG_KIND, message, f"{remedy}\ndefined at {definition.where}")]
 
-    def _length(self, definition: Definition) -> list[Diagnostic]:
+    def _missing_methods(self, definition: Definition) -> list[Diagnostic]:
         if self.call.path not in {("dataset", "entry"), ("evaluation", "entry")} or self.call.named:
             return []
         try:

@@ -37,10 +37,14 @@ def why_not_map_style(definition: Definition, resolver: Resolver) -> str | None:
     returned = {_class_name(each) for each in nodes if isinstance(each, ast.Return)}
     if len(returned) != 1 or None in returned:
         return None
-    found = resolver.name(definition.module, returned.pop() or "")
-    if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef) and found.module.is_own:
-        reason = _of_class(found, resolver)
-        return None if reason is None else f"returns {found.node.name}, which {reason}"
+    resolved = resolver.name(definition.module, returned.pop() or "")
+    if (
+        isinstance(resolved, Definition)
+        and isinstance(resolved.node, ast.ClassDef)
+        and resolved.module.is_own
+    ):
+        reason = _of_class(resolved, resolver)
+        return None if reason is None else f"returns {resolved.node.name}, which {reason}"
     return None
 
 
@@ -103,25 +107,28 @@ def why_not_stateful(resolver: Resolver, module: str, attribute: str) -> tuple[s
         CannotTellError: reading does not show it.
     """
     try:
-        found = resolver.entry(module, attribute)
+        resolved = resolver.entry(module, attribute)
     except MadeByCallError as error:
         return _why_not_made(resolver, error)
-    if isinstance(found, Definition):
-        kind = "class" if isinstance(found.node, ast.ClassDef) else "function"
-        return f"is a {kind}, not an object with state", found.where
-    return f"is {'a module' if isinstance(found, Module) else found.words}, not an object with state", None
+    if isinstance(resolved, Definition):
+        kind = "class" if isinstance(resolved.node, ast.ClassDef) else "function"
+        return f"is a {kind}, not an object with state", resolved.where
+    return (
+        f"is {'a module' if isinstance(resolved, Module) else resolved.words}, not an object with state",
+        None,
+    )
 
 
 def _why_not_made(resolver: Resolver, made: MadeByCallError) -> tuple[str, str | None] | None:
     names = dotted_names(made.call.func)
     if not names:
         raise made
-    found = resolver.dotted(made.module, names)
-    if not isinstance(found, Definition) or not isinstance(found.node, ast.ClassDef):
+    resolved = resolver.dotted(made.module, names)
+    if not isinstance(resolved, Definition) or not isinstance(resolved.node, ast.ClassDef):
         raise made  # what a function returns is not read
     for method in METHODS:
-        if not _has(resolver, found, method):
-            return f"is a {found.node.name}, which has no `{method}`", found.where
+        if not _has(resolver, resolved, method):
+            return f"is a {resolved.node.name}, which has no `{method}`", resolved.where
     return None
 
 

@@ -112,10 +112,14 @@ class _Walk(NamedTuple):
             raise CannotTellError(
                 f"a base of {owner} is {'built into Python' if names else 'made by a call'}"
             )
-        found = self.resolver.dotted(definition.module, names)
-        if not isinstance(found, Definition) or found.num_bound or not isinstance(found.node, ast.ClassDef):
+        resolved = self.resolver.dotted(definition.module, names)
+        if (
+            not isinstance(resolved, Definition)
+            or resolved.num_bound
+            or not isinstance(resolved.node, ast.ClassDef)
+        ):
             raise CannotTellError(f"a base of {owner} is no class")
-        return found
+        return resolved
 
 
 def _merged(rows: list[list[Definition]]) -> Iterator[Definition]:

@@ -123,10 +123,10 @@ def _kinds_of_name(module: Module, name: ast.expr, resolver: Resolver) -> set[Ki
     if kind or not names:
         return {kind} if kind else set()
     try:
-        found = resolver.dotted(module, names)
+        resolved = resolver.dotted(module, names)
     except (*_NOT_TOLD, RecursionError):
         return set()
-    return _kinds(found, resolver) if isinstance(found, Definition) else set()
+    return _kinds(resolved, resolver) if isinstance(resolved, Definition) else set()
 
 
 def _returned(definition: Definition, resolver: Resolver) -> set[Kind]:

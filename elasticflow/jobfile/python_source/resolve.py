@@ -71,15 +71,15 @@ class Resolver:
 
     def dotted(self, module: Module, names: list[str], hops: int = 0) -> Resolved:
         """Return what a dotted name means inside *module*."""
-        found = self.name(module, names[0], hops)
+        resolved = self.name(module, names[0], hops)
         for name in names[1:]:
-            if isinstance(found, Module):
-                found = self.name(found, name, hops)
-            elif isinstance(found, Definition) and isinstance(found.node, ast.ClassDef):
-                found = member_of(found, name, self)
+            if isinstance(resolved, Module):
+                resolved = self.name(resolved, name, hops)
+            elif isinstance(resolved, Definition) and isinstance(resolved.node, ast.ClassDef):
+                resolved = member_of(resolved, name, self)
             else:
                 raise CannotTellError(f"{names[0]} is no class")
-        return found
+        return resolved
 
     def name(self, module: Module, name: str, hops: int = 0) -> Resolved:
         """Return what one name means inside *module*."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.tables.types import Spelled
+    from elasticflow.jobfile.tables.types import TextWithSecrets
 
 __all__ = [
     "MOST_NODES",
@@ -101,11 +101,11 @@ class Job(Table, defer_build=True):
     _secrets: dict[tuple[str | int, ...], tuple[object, ...]] = PrivateAttr(default_factory=dict)
 
     @property
-    def secrets(self) -> Mapping[KeyPath, Spelled]:
+    def secrets(self) -> Mapping[KeyPath, TextWithSecrets]:
         """Texts that hold secrets of the environment, by key: they may be written down in this form only."""
         return self._secrets  # type: ignore[return-value]  # pydantic evaluates annotations of private attributes
 
-    def with_secrets(self, secrets: Mapping[KeyPath, Spelled]) -> Job:
+    def with_secrets(self, secrets: Mapping[KeyPath, TextWithSecrets]) -> Job:
         """Add the secrets of a job that has just been made, and return it."""
         self._secrets.update(secrets)
         return self

@@ -47,14 +47,14 @@ class MayRefer(NamedTuple):
     instead: str | None = None
 
 
-class Variable(NamedTuple):
-    """A variable of the environment, and what stands for it where it is not set or empty."""
+class SecretVariable(NamedTuple):
+    """A variable of the environment that holds a secret, and what stands for it where it is not set or empty."""
 
     name: str
     default: str | None
 
 
-Spelled = tuple[str | Variable, ...]
+TextWithSecrets = tuple[str | SecretVariable, ...]
 """A text that holds secrets, piece by piece: what generated code has instead of them."""
 
 

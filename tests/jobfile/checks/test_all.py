@@ -173,13 +173,13 @@ def test_the_largest_numbers_are_checked_at_once(told: Callable[..., Told]) -> N
 
 
 def test_defaults_never_come_too_late(told: Callable[..., Told]) -> None:
-    """Only what the files say is judged: a short run with every default has nothing to warn of."""
+    """Only what the files say is checked: a short run with every default has nothing to warn of."""
     assert told(train="steps = 1") == []
     assert told(train="steps = 1", dataset="samples = 1000", rest="[snapshots]\n[logging]\n[restarts]") == []
 
 
 def test_a_trial_that_a_flag_cuts_short_is_not_warned_of(tmp_path: Path) -> None:
-    """`--set train.steps=5` is no mistake in the file; what the flags themselves say is judged."""
+    """`--set train.steps=5` is no mistake in the file; what the flags themselves say is checked."""
     file = tmp_path / "job.toml"
     rest = '[logging]\nevery = "50 steps"\n' + SCHEDULE.format(
         "OneCycleLR", "{ max_lr = 1.0, total_steps = 100 }", "step"
@@ -224,7 +224,7 @@ def test_memory_for_snapshots_is_compared_once_their_size_is_known(
 
 
 def test_a_length_that_was_found_out_is_used_for_all_checks_of_length(tmp_path: Path) -> None:
-    """Epochs become steps: the schedule and the intervals are judged after all."""
+    """Epochs become steps: the schedule and the intervals are checked after all."""
     file = tmp_path / "job.toml"
     rest = '[logging]\nevery = "50 steps"\n' + SCHEDULE.format(
         "OneCycleLR", "{ max_lr = 1.0, total_steps = 9 }", "step"

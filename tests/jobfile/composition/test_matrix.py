@@ -178,7 +178,7 @@ def test_one_case_is_judged_alone(written: Callable[[str], Path]) -> None:
 
 
 def test_a_wrong_matrix_hides_nothing_else(written: Callable[[str], Path]) -> None:
-    """The rest of the file is judged too, but for what a case might give."""
+    """The rest of the file is checked too, but for what a case might give."""
     path = written("[matrix.axes]\njob.seed = 5\n[ddp]\nbucket = 1\n")
     assert [
         "the axis job.seed must be a list of values, not 5",

@@ -87,7 +87,7 @@ def test_what_is_looked_up_is_checked_like_the_rest(written: Callable[[str], Pat
 def test_a_variable_that_is_not_set_is_an_error_only_where_it_is_needed(
     written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`validate` looks nothing up, so a file is judged alike on every machine: a note tells of it."""
+    """`validate` looks nothing up, so a file is validated alike on every machine: a note tells of it."""
     path = written('[nodes]\nmax = 2\nendpoint = "${env:HEAD}:1"\n[snapshots]\nuri = "${env:WHERE}"\n')
     monkeypatch.setenv("HEAD", "not looked at")
     loaded = load_job(path)

@@ -1,4 +1,4 @@
-"""Entry points are found and their arguments judged by reading source; nothing is ever imported."""
+"""Entry points are found and their arguments checked by reading source; nothing is ever imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.jobfile.entry_points import check as entry_points
+from elasticflow.jobfile.entry_points import check
 from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.python_source import modules
 
@@ -386,7 +386,7 @@ def test_a_package_that_is_not_installed_here_cannot_be_judged(
     said: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without torch, as in a hook's environment, its names are notes."""
-    monkeypatch.setattr(entry_points, "installed_folders", tuple)
+    monkeypatch.setattr(check, "installed_folders", tuple)
     message = "torch.nn:Linear is not checked: torch is not installed here"
     assert said("", "torch.nn:Linear") == [("EF215", message)]
 
@@ -405,11 +405,11 @@ def test_a_near_module_of_the_job_is_what_was_meant(tmp_path: Path, monkeypatch:
     told = "there is no module datasset on the job's path, and it is not installed here"
     help_ = f'did you mean "dataset"? (looked in {modules.seen_from_here(tmp_path)})'
     for places in (here, ()):
-        monkeypatch.setattr(entry_points, "installed_folders", lambda places=places: places)
+        monkeypatch.setattr(check, "installed_folders", lambda places=places: places)
         assert ("error", told, help_) == found("datasset:digits")
     assert "warning" == found("datasets:load_dataset")[0]
     (tmp_path / "site" / "torch").mkdir(parents=True)
-    monkeypatch.setattr(entry_points, "installed_folders", lambda: (tmp_path / "site",))
+    monkeypatch.setattr(check, "installed_folders", lambda: (tmp_path / "site",))
     assert "error" == found("datasets:load_dataset")[0]
 
 
@@ -457,7 +457,7 @@ def test_a_data_folder_does_not_hide_an_installed_package(
     """A folder without __init__.py gives way to a real package, here or elsewhere; near names are typing errors."""
     (tmp_path / "click").mkdir()
     assert said("", "click:Argument", "{ param_decls = [] }") == []
-    monkeypatch.setattr(entry_points, "installed_folders", tuple)
+    monkeypatch.setattr(check, "installed_folders", tuple)
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "loading.py").touch()
     assert [code for code, _ in said("", "datasets:load_dataset")] == ["EF209"]
