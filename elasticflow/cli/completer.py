@@ -10,21 +10,14 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete
 
-from elasticflow.cli import completion_candidates
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from elasticflow.cli.completion_candidates import Candidate
-
-# Words of a metavar, such as "[RUN] [SNAPSHOT]..." or "RUN|JOB", say what can stand there.
-_WORD = re.compile(r"[A-Z_]+")
 _MOST_LETTERS = 70
 # What bash would not take as part of a word.
 _UNSAFE, _ESCAPED = re.compile(r"[^\w@%+=:,./~-]"), r"\\\g<0>"
@@ -51,82 +44,25 @@ def answer(shell: str, arguments: Sequence[str], group: click.Group) -> str:
 
 
 def complete(before: list[str], word: str, group: click.Group) -> list[CompletionItem]:
-    """Return what can stand at *word* after the words *before* it."""
+    """Return what can stand at *word* after the words *before* it; parameters' types know (`cli/parameters.py`)."""
     head = ""
     if word.startswith("--") and "=" in word:  # --set=KEY: click gives what follows the sign
         head = word[: word.index("=") + 1]
-    if not _teach(group, before):
+    if not _is_command(before, group):
         return []
-    found = ShellComplete(group, {}, "elasticflow", "").get_completions(before, word)
-    return [CompletionItem(f"{head}{each.value}", each.type, each.help) for each in found]
+    # A value that is missing keeps click from parsing the words before it, so types get them as the context's object.
+    items = ShellComplete(group, {"obj": before}, "elasticflow", "").get_completions(before, word)
+    return [CompletionItem(f"{head}{item.value}", item.type, item.help) for item in items]
 
 
-def _teach(group: click.Group, before: Sequence[str]) -> bool:
-    """Have the parameters of the command that *before* leads to know their candidates; False if it leads to none."""
+def _is_command(before: Sequence[str], group: click.Group) -> bool:
+    """Return whether the words lead to a command or a group: click offers the group's after a name that is none."""
     command: click.Command | None = group
     context = click.Context(group, info_name="elasticflow")
-    for each in before:
-        if isinstance(command, click.Group) and not each.startswith("-"):
-            command = command.get_command(context, each)
-    if command is None:
-        return False
-    for parameter in command.params:
-        parameter.shell_complete = partial(_offer, parameter, before)  # type: ignore[method-assign]  # in this process only
-    return True
-
-
-def _offer(
-    parameter: click.Parameter, before: Sequence[str], context: click.Context, word: str
-) -> list[CompletionItem]:
-    found = _known(parameter, before, context, word)
-    if found is None:
-        return parameter.type.shell_complete(context, parameter, word)
-    given = context.params.get(parameter.name or "")
-    gone = set(map(str, given)) if isinstance(given, tuple) else set()  # a file, a snapshot: once is enough
-    return [
-        CompletionItem(value, help=about)
-        for value, about in dict(found).items()
-        if value.startswith(word) and value not in gone
-    ]
-
-
-def _known(
-    parameter: click.Parameter, before: Sequence[str], context: click.Context, word: str
-) -> Iterable[Candidate] | None:
-    """Return what can stand at a parameter, read off its name and metavar; None where click knows."""
-    name = max(parameter.opts, key=len)
-    is_argument = isinstance(parameter, click.Argument)
-    metavar = _WORD.findall(parameter.metavar or (name.upper() if is_argument else ""))
-    job_file = next((each for each in before if each.endswith(".toml")), None)
-    if name == "--set":
-        return completion_candidates.assignments(word, job_file)
-    if name == "--case":
-        return completion_candidates.cases(job_file)
-    if name == "--run-id":
-        return completion_candidates.run_ids()
-    if "CODE" in metavar:
-        return completion_candidates.codes()
-    if "RUN" in metavar:
-        return _runs_and_snapshots(metavar, context, word)
-    if not isinstance(parameter.type, click.Path):
-        return completion_candidates.job_names() if "JOB" in metavar else None
-    if "JOB" in metavar or "FILE" in metavar:
-        return completion_candidates.job_files(word)
-    if "MODEL_FILE" in metavar:
-        return completion_candidates.paths(word, ".py")
-    return completion_candidates.paths(word, files=parameter.type.file_okay and "DIR" not in metavar)
-
-
-def _runs_and_snapshots(metavar: Sequence[str], context: click.Context, word: str) -> Iterable[Candidate]:
-    given = [
-        each for each in context.params.get("words") or () if not completion_candidates.is_snapshot(each)
-    ]
-    if "SNAPSHOT" in metavar:
-        yield from completion_candidates.snapshots(given[0] if given else None)
-    if not given:
-        yield from completion_candidates.runs(word)
-    if "JOB" in metavar:
-        yield from completion_candidates.job_files(word)
+    for word in before:
+        if isinstance(command, click.Group) and not word.startswith("-"):
+            command = command.get_command(context, word)
+    return command is not None
 
 
 def _short(about: str | None) -> str:

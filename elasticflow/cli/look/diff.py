@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elasticflow.cli.output import paint, print_json, table
-from elasticflow.cli.parameters import case_option, format_option, job_of, overrides_option
+from elasticflow.cli.parameters import RUN, RUN_OR_JOB, case_option, format_option, job_of, overrides_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ _OF_DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 
 @click.command("diff")
-@click.argument("run", metavar="RUN")
-@click.argument("other", metavar="RUN|JOB")
+@click.argument("run", type=RUN, metavar="RUN")
+@click.argument("other", type=RUN_OR_JOB, metavar="RUN|JOB")
 @overrides_option
 @case_option
 @click.option("--sources", is_flag=True, help="Show the text of the job's own files that differ, as a diff.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.output import paint
-from elasticflow.cli.parameters import format_option
+from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.records import unix_time
 from elasticflow.observe.runs import find_run
@@ -42,7 +42,7 @@ _LEFT_OUT = frozenset(
 
 
 @click.command("logs")
-@click.argument("run", required=False)
+@click.argument("run", type=RUN, required=False)
 @click.option("--rank", type=click.IntRange(min=0), help="One worker; default: all.")
 @click.option("--generation", type=click.IntRange(min=1), help="One worker group; default: the newest.")
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Go on as the run does, until it ends.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from elasticflow.cli.output import STATUS_COLOURS, paint, print_json, show_damage, table, terminal_width
-from elasticflow.cli.parameters import format_option
+from elasticflow.cli.parameters import JOB_NAME, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.status import RunStatus, read_status
@@ -26,7 +26,7 @@ _LOST = {
 
 
 @click.command("runs")
-@click.argument("job", required=False)
+@click.argument("job", type=JOB_NAME, required=False)
 @format_option
 def command(job: str | None, form: str) -> None:
     """List the project's runs, or those of one JOB, the one that was launched last first.

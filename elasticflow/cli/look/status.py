@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.output import STATUS_COLOURS, paint, print_json, shortest_path, show_damage
-from elasticflow.cli.parameters import format_option
+from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import History
 from elasticflow.observe.incidents import overlap_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command("status")
-@click.argument("run", required=False)
+@click.argument("run", type=RUN, required=False)
 @format_option
 def command(run: str | None, form: str) -> None:
     """Show how RUN is doing.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.parameters import case_option, format_option, job_of, overrides_option
+from elasticflow.cli.parameters import JOB_FILE, case_option, format_option, job_of, overrides_option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elasticflow.doctor.check import CheckResult, Needs
 
 _WIDTH = 19
@@ -18,7 +19,7 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗",
 
 
 @click.command("doctor")
-@click.argument("job_file", metavar="[JOB]", type=click.Path(path_type=Path), required=False)
+@click.argument("job_file", metavar="[JOB]", type=JOB_FILE, required=False)
 @overrides_option
 @case_option
 @format_option

@@ -7,11 +7,12 @@ import textwrap
 
 import click
 
+from elasticflow.cli.parameters import CODE
 from elasticflow.errors import FINISHED
 
 
 @click.command("explain")
-@click.argument("code", required=False)
+@click.argument("code", type=CODE, required=False)
 def command(code: str | None) -> int:
     """Explain CODE, such as EF101, with a bad and a good example; without one, list all codes.
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.parameters import FILE_ONLY
 from elasticflow.errors import FINISHED
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.command("schema")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file instead."
-)
+@click.option("-o", "--output", type=FILE_ONLY, help="Write to a file instead.")
 def command(output: Path | None) -> int:
     """Print the JSON Schema (2020-12) of the job file.
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from elasticflow.cli.output import interrupt_on_signals, print_json, show_warnings, warn
-from elasticflow.cli.parameters import case_option, format_option, job_of, overrides_option, tolerance_option
+from elasticflow.cli.parameters import (
+    FOLDER_ONLY,
+    JOB_FILE,
+    case_option,
+    format_option,
+    job_of,
+    overrides_option,
+)
+from elasticflow.cli.prove.verify_elastic import tolerance_option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elasticflow.cli.prove.trial_view import ChaosView
     from elasticflow.trials.chaos import ChaosOutcome
 
 
 @click.command("chaos")
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.option("--plan", "plan_file", metavar="FILE", type=click.Path(path_type=Path), help="A fault plan.")
+@click.argument("job_file", metavar="JOB", type=JOB_FILE)
+@click.option("--plan", "plan_file", metavar="FILE", type=JOB_FILE, help="A fault plan.")
 @click.option("--faults", type=click.IntRange(1, 1000), help="Draw so many faults instead.  [default: 5]")
 @click.option("--seed", type=int, default=0, show_default=True, help="What they are drawn from.")
 @click.option(
@@ -32,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--keep",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER_ONLY,
     help="Keep both runs there; default: a temporary folder, kept only if the runs differ.",
 )
 @format_option

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from elasticflow.cli.output import interrupt_on_signals, print_json, show_warnings, warn
-from elasticflow.cli.parameters import case_option, format_option, job_of, overrides_option, tolerance_option
+from elasticflow.cli.parameters import (
+    FOLDER_ONLY,
+    JOB_FILE,
+    case_option,
+    format_option,
+    job_of,
+    overrides_option,
+)
+from elasticflow.trials.compare_runs import TOLERANCE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elasticflow.cli.prove.trial_view import VerifyView
     from elasticflow.trials.verify_elastic import TrialOutcome
 
 _MOST_WORKERS = 1024  # as in nodes.nproc_per_node
+
+
+tolerance_option = click.option(
+    "--tolerance",
+    type=click.FloatRange(0, min_open=True),
+    default=TOLERANCE,
+    show_default=True,
+    help='For consistency = "batch": how far two smoothed losses may lie apart, as a share of the largest.',
+)
 
 
 def _world_sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -27,7 +45,7 @@ def _world_sizes(context: click.Context, parameter: click.Parameter, value: str)
 
 
 @click.command("verify-elastic")
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", type=JOB_FILE)
 @click.option(
     "--worlds",
     callback=_world_sizes,
@@ -44,7 +62,7 @@ def _world_sizes(context: click.Context, parameter: click.Parameter, value: str)
 @click.option(
     "--keep",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER_ONLY,
     help="Keep the trials' runs and records there; default: a temporary folder.",
 )
 @format_option

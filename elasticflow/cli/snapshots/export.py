@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.output import ProgressMeter, paint, print_json
+from elasticflow.cli.parameters import FILE
 from elasticflow.cli.snapshots.selection import (
     find,
     find_one,
@@ -38,7 +39,7 @@ _ENDINGS: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt", "d
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="Default: JOB-stepN with the format's ending, here.",
 )
 @click.option(

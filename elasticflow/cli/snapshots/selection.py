@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from elasticflow.cli.parameters import RUN_AND_SNAPSHOTS, RUN_WORD
 from elasticflow.errors import SnapshotError, SnapshotNotFoundError, StorageError
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.snapshots.locate import find_source
@@ -25,7 +26,8 @@ _ASSIGNMENT = re.compile(r"(?P<keys>[\w.-]+)\s*=(?P<value>.*)", re.DOTALL)
 
 def words_argument(metavar: str) -> Callable[[Any], Any]:
     """Return the argument that takes a run and names of snapshots in any order; *metavar* shows what is allowed."""
-    return click.argument("words", metavar=metavar, nargs=-1)
+    kind = RUN_AND_SNAPSHOTS if "SNAPSHOT" in metavar else RUN_WORD
+    return click.argument("words", type=kind, metavar=metavar, nargs=-1)
 
 
 option_option = click.option(

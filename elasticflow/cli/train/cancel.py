@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.parameters import RUN
 from elasticflow.errors import NotRunningError
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import find_run
@@ -23,7 +24,7 @@ _BETWEEN_SIGNALS_S = 0.5  # less counts as one: a terminal sends some signals tw
 
 
 @click.command("cancel")
-@click.argument("run", required=False)
+@click.argument("run", type=RUN, required=False)
 @click.option(
     "--now", is_flag=True, help="Do not wait for a snapshot: what was done since the newest is lost."
 )

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from elasticflow.cli.output import warn
-from elasticflow.cli.parameters import case_option, job_of, overrides_option
+from elasticflow.cli.parameters import JOB_FILE, RUN_ID, case_option, job_of, overrides_option
 from elasticflow.cli.train.run_options import RunOptions
 from elasticflow.cli.train.view import log_format_option, shown
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.launcher.launch import Request
 
 
 @click.command("run")
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", type=JOB_FILE)
 @overrides_option
-@click.option("--run-id", metavar="ID", help="Make run ID, or go on with it: safe to start again and again.")
+@click.option(
+    "--run-id",
+    type=RUN_ID,
+    metavar="ID",
+    help="Make run ID, or go on with it: safe to start again and again.",
+)
 @click.option(
     "--accept-drift", is_flag=True, help="With --run-id: go on although the job changed the trajectory."
 )

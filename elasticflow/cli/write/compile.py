@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.parameters import case_option, overrides_option
+from elasticflow.cli.parameters import FOLDER, JOB_FILE, case_option, overrides_option
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.command("compile")
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "folder", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where the files go."
-)
+@click.argument("job_file", metavar="JOB", type=JOB_FILE)
+@click.option("-o", "folder", metavar="DIR", required=True, type=FOLDER, help="Where the files go.")
 @case_option
 @overrides_option
 @click.option("--force", is_flag=True, help="Replace files that were edited, or that something else made.")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
+from elasticflow.cli.parameters import FILE, MODEL_FILE, OVERRIDE
+
 
 @click.command("init")
-@click.argument("model_file", metavar="[MODEL_FILE]", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Where to write it; default: jobs/NAME.toml."
-)
+@click.argument("model_file", metavar="[MODEL_FILE]", type=MODEL_FILE, required=False)
+@click.option("-o", "--output", type=FILE, help="Where to write it; default: jobs/NAME.toml.")
 @click.option("--name", help="The job's name; default: the model's, or spirals.")
 @click.option("--model", help="Class or function of the file, where it has several.")
 @click.option("--dataset", help="Function or class: NAME of the file or its neighbours, or module:NAME.")
@@ -26,6 +26,7 @@ import click
 @click.option(
     "--set",
     "overrides",
+    type=OVERRIDE,
     metavar="KEY=VALUE",
     multiple=True,
     help="An argument: model.args.width=64, dataset.args.n=9.",

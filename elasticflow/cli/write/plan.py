@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.parameters import case_option, format_option, job_of, overrides_option
+from elasticflow.cli.parameters import JOB_FILE, RUN, case_option, format_option, job_of, overrides_option
 from elasticflow.cli.write.deep_options import DeepRequest, deep_options
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from elasticflow.cli.write.plan_view import Answer, PlanView
     from elasticflow.compiler.drift.compare import Difference
@@ -29,11 +29,15 @@ _WIDTH = 100  # where there is no terminal
 
 
 @click.command("plan")
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", type=JOB_FILE)
 @case_option
 @overrides_option
 @click.option(
-    "--diff", "run", metavar="RUN", help="Compare with this run, not with the newest; learn from this run."
+    "--diff",
+    "run",
+    type=RUN,
+    metavar="RUN",
+    help="Compare with this run, not with the newest; learn from this run.",
 )
 @format_option
 @deep_options

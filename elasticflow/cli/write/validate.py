@@ -6,11 +6,11 @@ import gc
 import os
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
+from elasticflow.cli.parameters import JOB_FILE, OVERRIDE
 from elasticflow.cli.write.deep_options import DeepRequest, deep_options, try_out_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
@@ -19,14 +19,20 @@ from elasticflow.observe.terminal.colours import wants_colour
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from elasticflow.jobfile.load import LoadedJob
 
 
 @click.command("validate")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=JOB_FILE)
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, as --set train.epochs=3."
+    "--set",
+    "overrides",
+    type=OVERRIDE,
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key, as --set train.epochs=3.",
 )
 @click.option("--strict", is_flag=True, help="Warnings are errors.")
 @click.option(
