@@ -6,16 +6,30 @@ import os
 import signal
 import sys
 from importlib import util
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from elasticflow.compiler.entry_point.factory_calls import call_forms
 from elasticflow.compiler.entry_point.render import render_factories
-from elasticflow.compiler.inputs.job_json import job_to_json
 from elasticflow.compiler.plan.launch_plan import entries
 from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.deep_check import child_process
 from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
 from elasticflow.launcher.agent.stack_dumps import parse
+from elasticflow.protocol.deep_messages import (
+    DatasetTable,
+    DeepJob,
+    DeepRequest,
+    Doing,
+    Done,
+    EvaluationTable,
+    Facts,
+    ModelTable,
+    Note,
+    OptimizerTable,
+    Problem,
+    SchedulerTable,
+    message_from_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,23 +109,54 @@ def try_out(
     request = request_of(job, project_root, takes_step=takes_step)
     environment = {**os.environ, **{each.name: each.value for each in variables(job)}, **_ALONE}
     argv = [sys.executable, "-X", "faulthandler", "-m", "elasticflow.runtime.deep.main", str(os.getpid())]
-    return report_of(child_process.run(argv, request, environment, limit_s), request["own"], limit_s)
+    ended = child_process.run(argv, request.to_json(), environment, limit_s)
+    return report_of(ended, request.own, limit_s)
 
 
-def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> dict[str, Any]:
+def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> DeepRequest:
     """Return what the child is asked (`runtime/deep/main.py`).
 
     Raises:
         JobRefusedError: an argument of the job cannot be written down.
     """
-    return {
-        "job": job_to_json(job),
-        "entries": entries(job),
-        "entry_point": _entry_point(job, project_root),
-        "own": [str((project_root / part).resolve()) for part in job.job.path],
-        "takes_step": takes_step,
-        "is_to_be_apart": is_to_be_apart(job.dataset, job.evaluation),
-    }
+    return DeepRequest(
+        job=_job_of(job),
+        entries=entries(job),
+        entry_point=_entry_point(job, project_root),
+        own=[str((project_root / part).resolve()) for part in job.job.path],
+        takes_step=takes_step,
+        is_to_be_apart=is_to_be_apart(job.dataset, job.evaluation),
+    )
+
+
+def _job_of(job: Job) -> DeepJob:
+    scheduler, dataset, evaluation = job.lr_scheduler, job.dataset, job.evaluation
+    return DeepJob(
+        seed=job.job.seed,
+        model=ModelTable(bool(job.model.args), job.model.step, job.model.loss, job.model.weights),
+        optimizer=OptimizerTable(bool(job.optimizer.args), job.optimizer.clip_grad_norm),
+        lr_scheduler=None if scheduler is None else SchedulerTable(bool(scheduler.args)),
+        dataset=DatasetTable(
+            entry=dataset.entry,
+            has_args=bool(dataset.args),
+            shards=dataset.shards,
+            prepare=dataset.prepare,
+            collate=dataset.collate,
+            samples=dataset.samples,
+            global_batch_size=dataset.global_batch_size,
+            micro_batch_size=dataset.micro_batch_size,
+            tail=dataset.tail,
+        ),
+        evaluation=None
+        if evaluation is None
+        else EvaluationTable(evaluation.entry, bool(evaluation.args), tuple(evaluation.metrics)),
+        precision=job.train.precision,
+        ema=job.train.ema,
+        consistency=job.train.consistency,
+        find_unused_parameters=job.ddp.find_unused_parameters,
+        include=dict(job.snapshots.include),
+        ignore=tuple(job.snapshots.ignore),
+    )
 
 
 def _entry_point(job: Job, project_root: Path) -> str:
@@ -125,16 +170,24 @@ def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport
     facts: dict[str, Any] = {}
     notes: list[str] = []
     doing, key, is_whole = "starting Python and torch", "model.entry", False
-    for told in ended.messages:
-        if "doing" in told:
-            doing, key = told["doing"], told["key"]
-        elif "problem" in told:
-            is_warning = told.get("is_warning", False) or told["problem"] in _WARNINGS
-            texts = told["message"], tuple(told["frames"]), told["help"]
-            problems.append(DeepProblem(told["problem"], told["key"], *texts, is_warning))
-        facts |= told.get("facts", {})
-        notes += [told["note"]] if "note" in told else []
-        is_whole = is_whole or "end" in told
+    for sent in map(message_from_json, ended.messages):
+        match sent:
+            case Doing():
+                doing, key = sent.what, sent.key
+            case Problem(kind=kind):
+                is_warning = sent.is_warning or kind in _WARNINGS
+                problem = DeepProblem(kind, sent.key, sent.message, sent.frames, sent.help, is_warning)
+                problems.append(problem)
+            case Facts():
+                facts |= sent.values
+            case Note():
+                notes.append(sent.text)
+            case Done():
+                is_whole = True
+            case None:
+                pass
+            case _:
+                assert_never(sent)
     if not is_whole:
         problems.append(_cut_short(ended, doing, key, own, limit_s))
     if ended.left:

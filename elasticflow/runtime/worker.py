@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from elasticflow import errors, events, fault_injection, logs
 from elasticflow.protocol import worker_environment
-from elasticflow.runtime.process import failure, process_group, seeded_imports, stopping, surroundings
+from elasticflow.runtime.process import environment, failure, process_group, seeded_imports, stopping
 from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.identity import Identity
-from elasticflow.runtime.replica_checks.trajectory import Witness
+from elasticflow.runtime.replica_checks.trajectory import TrajectoryRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,9 +87,9 @@ def join(
     )
     me.store = store
     me.vote.may_leave_untrained = snapshots.memory is None
-    if identity.way == "launched":
-        me.at_first_step.append(lambda: surroundings.tell(me))
-    me.witness = Witness.asked(os.environ, me)
+    if identity.started_by == "launcher":
+        me.at_first_step.append(lambda: environment.log_loaded_modules(me))
+    me.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, me)
     _current = me
     me.listen = lambda: _listen(me)
     me.listen()
@@ -106,9 +106,8 @@ def _claim(identity: Identity, policy: Policy, store: Store | None, job: str) ->
     if identity.rank == 0:
         catalog = policy.catalog(identity.run_folder, identity.run_id)
         catalog.storage.check_writable()
-        number = catalog.claim_generation(
-            {"job": job, "world_size": identity.world_size, "way": identity.way}
-        )
+        way = "plain" if identity.started_by == "python" else identity.started_by
+        number = catalog.claim_generation({"job": job, "world_size": identity.world_size, "way": way})
         if store is not None:
             store.set("generation", str(number))
         return number
@@ -124,7 +123,7 @@ def _listen(me: Worker) -> None:
 
     signal.signal(signal.SIGTERM, drain)
     # Under our agent, Ctrl-C is the supervisor's business: it asks for a drain.
-    signal.signal(signal.SIGINT, signal.SIG_IGN if me.identity.way == "launched" else drain)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if me.identity.started_by == "launcher" else drain)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
@@ -165,14 +164,14 @@ def leave(
 
 
 def _code_of_leaving(me: Worker) -> int:
-    return errors.INTERRUPTED if me.identity.way == "plain" else errors.FINISHED
+    return errors.INTERRUPTED if me.identity.started_by == "python" else errors.FINISHED
 
 
 def _wait_for_others(me: Worker) -> None:
     # Rank 0 serves the store and goes last; under torchrun local rank 0 does, too: it owns the writer.
     if me.store is None:
         return
-    goes_last = me.rank == 0 or (me.local_rank == 0 and me.identity.way == "torchrun")
+    goes_last = me.rank == 0 or (me.local_rank == 0 and me.identity.started_by == "torchrun")
     deadline = time.monotonic() + _OTHERS_LEAVE_S
     with suppress(dist.DistError, RuntimeError):  # the store went with rank 0: all others had left
         me.store.add("left", 1)

@@ -127,7 +127,7 @@ class TrialRun:
             "run_folder": str(self.run.path),
             "scale": [],
         }
-        marks = {**os.environ, worker_environment.WITNESS: str(self._records)}
+        marks = {**os.environ, worker_environment.TRAJECTORY: str(self._records)}
         if self._trial.plan is not None:
             marks[fault_injection.VARIABLE] = fault_actions.fault_variable(self._trial.plan, self._records)
             changes = fault_actions.scale(self._trial.plan, self._records)

@@ -99,7 +99,7 @@ class Loop:
             self.me.progress.step(self.position, loss, self.optimizer)
             began = time.perf_counter()
             snapshots.after_step(self.position)
-            tier = snapshots._tier
+            tier = snapshots._memory_tier
             if name == "with" and tier is not None and tier.holds(self.position):
                 self.holds.append(time.perf_counter() - began)
 

@@ -99,11 +99,11 @@ class _Own:
         self._catalog = catalog
 
     def load(self, name: str) -> LoadedSnapshot:
-        """See restore.Loads."""
+        """See restore.Loader."""
         return load.load(self._catalog, name)
 
     def release(self) -> None:
-        """See restore.Loads."""
+        """See restore.Loader."""
 
 
 def _alone() -> Worker:

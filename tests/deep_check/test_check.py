@@ -59,11 +59,11 @@ def _look_here(folder: Path, project: Project) -> DeepReport:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as told:
         with os.fdopen(writing, "wb"):
-            report = Report(writing, request["own"])
+            report = Report(writing, request.own)
             Probe(report, request).run()
             report.end()
         messages = [json.loads(line) for line in told]
-    return report_of(ChildEnd(0, messages, "", []), request["own"], 1.0)
+    return report_of(ChildEnd(0, messages, "", []), request.own, 1.0)
 
 
 def _require_found(project: Project, report: DeepReport) -> None:

@@ -92,11 +92,11 @@ class Group:
         """The run's snapshots."""
         return Catalog(Storage(str(self.folder.path)))
 
-    def newest(self) -> restore.Found:
+    def newest(self) -> restore.SnapshotContent:
         """Return the newest snapshot, verified."""
         manifest = self.catalog.newest()
         assert manifest is not None
-        return restore.Found.of(load.load(self.catalog, manifest.name))
+        return restore.SnapshotContent.of(load.load(self.catalog, manifest.name))
 
     def _start(self, rank: int, world_size: int, port: int, arguments: tuple[str, ...]) -> Program:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
@@ -137,7 +137,7 @@ def me() -> Any:
         events.append({"event": event, **fields})
 
     def agree_to_stop() -> None:
-        stand_in.stopped = stopping.agreed(stand_in.gather_text(stopping.ballot(vote)))
+        stand_in.stopped = stopping.decide(stand_in.gather_text(stopping.ballot(vote)))
 
     nothing = SimpleNamespace(
         beat=lambda: None, phase=lambda _: "step", go_on=lambda: None, flush=lambda: None
@@ -147,7 +147,7 @@ def me() -> Any:
     vote = Vote()
     stand_in = SimpleNamespace(
         rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=vote,
-        autocast_dtype=None, is_exact=False, skipped_step=False, has_told_weights=False, fingerprints={}, drawn={}, random_version=2, started_at=None, events=events, witness=None,
+        autocast_dtype=None, is_exact=False, skipped_step=False, has_told_weights=False, fingerprints={}, drawn={}, random_version=2, started_at=None, events=events, trajectory_recorder=None,
         event=event, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
         all_true=lambda mine: mine, should_leave=False,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
-from elasticflow.runtime.snapshot.rank_shard import Sharing, view_of
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, view_of
 from elasticflow.runtime.state.tensors import BY_NAME
 from elasticflow.snapshots.format import shard_file
 from elasticflow.storage.storage import Storage
@@ -33,14 +33,14 @@ def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
 
 
 def read_back(captured: Captured, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return JSON and tensors after files: each rank stages and writes its share, safetensors itself reads it."""
+    """Return JSON and tensors after files: each rank stages and writes its shard, safetensors itself reads it."""
     storage, tensors = Storage(str(folder)), {}
     for rank in range(WORLD_SIZE):
-        share = Sharing(rank, WORLD_SIZE).share_of(captured)
-        staged = memoryview(bytearray(b"\xa5" * (share.nbytes + 16)))
-        entries = share.copy_into(staged)
+        shard = ShardPlanner(rank, WORLD_SIZE).shard_of(captured)
+        staged = memoryview(bytearray(b"\xa5" * (shard.nbytes + 16)))
+        entries = shard.copy_into(staged)
         name = shard_file.shard_name(rank, WORLD_SIZE)
-        packed = shard_file.pack(name, tensors=entries, staged=staged[: share.nbytes], about={})
+        packed = shard_file.pack(name, tensors=entries, staged=staged[: shard.nbytes], about={})
         written = shard_file.write_shard(storage, "s", packed)
         data = bytearray(storage.read(f"s/{name}"))
         theirs = load_safetensors(bytes(data))

@@ -12,14 +12,14 @@ from elasticflow import fault_injection
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.runtime.snapshot.restore import Found
+    from elasticflow.runtime.snapshot.restore import SnapshotContent
 
 pytestmark = pytest.mark.e2e
 
 Groups = "Callable[[str], Any]"
 
 
-def assert_same(expected: Found, actual: Found) -> None:
+def assert_same(expected: SnapshotContent, actual: SnapshotContent) -> None:
     """Check that two snapshots hold the same bits at the same position."""
     assert expected.state["position"] == actual.state["position"]
     assert expected.state["state"] == actual.state["state"]

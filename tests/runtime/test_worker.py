@@ -40,7 +40,12 @@ def test_classes_of_failures(error: BaseException, expected: str) -> None:
 def test_identity_of_a_plain_process(tmp_path: Path) -> None:
     """Without any variable it is one process, and the run folder is where the entry point lies."""
     identity = Identity.read({}, tmp_path)
-    assert (identity.way, identity.rank, identity.world_size, identity.run_id) == ("plain", 0, 1, "by-hand")
+    assert (identity.started_by, identity.rank, identity.world_size, identity.run_id) == (
+        "python",
+        0,
+        1,
+        "by-hand",
+    )
     assert identity.run_folder.path == tmp_path
     assert identity.generation is None
 
@@ -60,7 +65,12 @@ def test_identity_given_by_our_agent(tmp_path: Path) -> None:
         "ELASTICFLOW_FAILED_AT": "",
     }
     identity = Identity.read({**variables, **ours}, tmp_path)
-    assert (identity.way, identity.rank, identity.local_rank, identity.generation) == ("launched", 3, 1, 7)
+    assert (identity.started_by, identity.rank, identity.local_rank, identity.generation) == (
+        "launcher",
+        3,
+        1,
+        7,
+    )
     assert identity.run_folder.path == tmp_path / "run"
     assert identity.failed_at is None
 

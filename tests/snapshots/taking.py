@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.run_folder import snapshot_name
-from elasticflow.runtime.snapshot.rank_shard import Sharing
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
 from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
@@ -92,13 +92,13 @@ class Training:
             },
         }
         for rank, client in enumerate(clients):
-            share = Sharing(rank, world).share_of(captured)
-            entries = share.copy_into(client.buffer(share.nbytes, timeout_s=100))
+            shard = ShardPlanner(rank, world).shard_of(captured)
+            entries = shard.copy_into(client.buffer(shard.nbytes, timeout_s=100))
             client.stage(
                 name=name,
                 step=self.steps,
                 tensors=entries,
-                nbytes=share.nbytes,
+                nbytes=shard.nbytes,
                 record=record if rank == 0 else None,
             )
         for client in clients:

@@ -1,4 +1,4 @@
-"""A probe's look at a job's data: opened, two samples read, a batch made of them."""
+"""`--deep` looks at a job's data: it is opened, two samples are read, a batch is made of them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from elasticflow.protocol.deep_messages import DeepJob
     from elasticflow.runtime.deep.report import Report
 
-_OVERLAP_LIMIT_S = 5.0  # of --deep, for samples of the evaluation looked up in the training data
-_QUICK_S = 2.0  # what opens faster is opened again, to see that it is the same data
+# For looking up samples of the evaluation in the training data.
+_OVERLAP_LIMIT_S = 5.0
+# Data that opens faster is opened again, to see that it is the same.
+_QUICK_S = 2.0
 
 
 class Data:
@@ -31,31 +34,30 @@ class Data:
     Args:
         report: Where problems go.
         code: The job's train.py as a module.
-        job: Its tables.
-        table: Which one: `dataset` or `evaluation`.
+        job: The job.
+        table: Which of its tables: `dataset` or `evaluation`.
         most: Samples of the batch, at least 2; of data in shards the first ones.
 
     Attributes:
         num_samples: Of the batch.
     """
 
-    def __init__(
-        self, report: Report, code: ModuleType, job: dict[str, Any], table: str, *, most: int = 2
-    ) -> None:
+    def __init__(self, report: Report, code: ModuleType, job: DeepJob, table: str, *, most: int = 2) -> None:
         self._most, self.num_samples = most, 0
         self._report, self._code, self._job, self._table = report, code, job, table
         self._is_training = table == "dataset"
         self._entry = f"{table}.entry"
-        self._args = f"{table}.args" if job[table]["args"] else self._entry
+        of_table = job.dataset if self._is_training else job.evaluation
+        self._args = f"{table}.args" if of_table is not None and of_table.has_args else self._entry
         self._dataset: Any = None
 
     def batch(self) -> Any:
         """Return a batch of the first and the last sample and some between, or of the first ones of data shard 0.
 
         Raises:
-            BrokenError: there is none; why was told.
+            BrokenError: there is none; why was reported.
         """
-        shards = self._job["dataset"]["shards"] if self._is_training else None
+        shards = self._job.dataset.shards if self._is_training else None
         if shards is not None:
             return self._collated(*self._of_shard(shards))
         build = self._code.build_dataset if self._is_training else self._code.build_evaluation_dataset
@@ -70,30 +72,30 @@ class Data:
         return batch
 
     def require_apart_from(self, training: Data) -> None:
-        """Tell if samples of this dataset are in the training data; both have been looked at.
+        """Report samples of this dataset that are in the training data; both have been looked at.
 
         Raises:
-            BrokenError: some are, or one cannot be read; told.
+            BrokenError: some are, or one cannot be read; reported.
         """
 
-        def look() -> overlap.Overlap:
+        def look_up() -> overlap.Overlap:
             return overlap.compare(training._dataset, self._dataset, _OVERLAP_LIMIT_S)
 
         doing = "looking up samples of evaluation in the training data"
-        found = self._report.call("sample", self._entry, doing, look)
-        if found.is_leak:
+        both = self._report.call("sample", self._entry, doing, look_up)
+        if both.is_leak:
             remedy = (
                 "split the data once, with the same seed for both parts, or name data that is held back;\n"
                 'if that is meant, say so with evaluation.overlap = "allowed"'
             )
-            self._report.refuse("overlap", self._entry, DatasetError(found.text(), remedy))
-        if found.is_natural:
-            self._report.note(f"{found.text()}; {found.doubt}, so whether that is a leak cannot be told")
-        elif found.found:
-            self._report.note(found.text())
-        elif found.doubt:
+            self._report.refuse("overlap", self._entry, DatasetError(both.text(), remedy))
+        if both.is_natural:
+            self._report.note(f"{both.text()}; {both.doubt}, so whether that is a leak cannot be told")
+        elif both.found:
+            self._report.note(both.text())
+        elif both.doubt:
             text = "whether evaluation samples are in the training data cannot be told for sure: "
-            self._report.note(f"{text}{found.doubt}")
+            self._report.note(f"{text}{both.doubt}")
 
     def _require_the_same_again(self, build: Callable[[], Any]) -> None:
         def marks() -> tuple[str, str]:
@@ -110,7 +112,7 @@ class Data:
 
     def _opened(self, build: Callable[[], Any]) -> Any:
         report, doing = self._report, f"opening {self._table}"
-        prepare = self._job["dataset"]["prepare"]
+        prepare = self._job.dataset.prepare
         if prepare is None:
             return report.call("factory", self._args, doing, build)
         report.doing(doing, self._args)
@@ -123,7 +125,7 @@ class Data:
             raise BrokenError from error
 
     def _length(self, dataset: Any) -> int:
-        report, table = self._report, self._job["dataset"]
+        report, table = self._report, self._job.dataset
         name = "train" if self._is_training else self._table
         length = report.call(
             "result",
@@ -132,15 +134,15 @@ class Data:
             lambda: datasets.check(dataset, name, None),
         )
         if not self._is_training:
-            report.learnt(evaluation_samples=length)
+            report.facts(evaluation_samples=length)
             return length
-        report.learnt(samples=length)
+        report.facts(samples=length)
         try:
-            datasets.check(dataset, name, table["samples"])
+            datasets.check(dataset, name, table.samples)
         except DatasetError as error:
             report.problem("length", "dataset.samples", error)
-        size = table["global_batch_size"]
-        if table["tail"] == "drop" and length < size:
+        size = table.global_batch_size
+        if table.tail == "drop" and length < size:
             message = f"no step is ever made: an epoch has {length} samples, a batch {size}, and the tail is dropped"
             remedy = 'use a smaller batch, or tail = "spill" or "short"'
             report.problem("length", "dataset.global_batch_size", DatasetError(message, remedy))
@@ -176,7 +178,7 @@ class Data:
 
     def _collated(self, dataset: Any, indices: list[int], samples: list[Any]) -> Any:
         self.num_samples = len(samples)
-        report, own, loss = self._report, self._job["dataset"]["collate"], self._job["model"]["loss"]
+        report, own, loss = self._report, self._job.dataset.collate, self._job.model.loss
         collate = self._code.collate if own else default_collate
         key = "dataset.collate" if own else self._entry
 
@@ -188,7 +190,7 @@ class Data:
                 raise
 
         if self._is_training:
-            report.learnt(sample=notes.form(samples[0]))
+            report.facts(sample=notes.form(samples[0]))
         batch = report.call("collate", key, f"making a batch of {self._table}", make)
         if loss is not None and not (isinstance(batch, list | tuple) and len(batch) == 2):
             message = f"model.loss is called on batches of (inputs, targets), and a batch of {self._table} is {notes.form(batch)}"

@@ -2,8 +2,8 @@
 
 `python -m elasticflow.runtime.deep.main PARENT_PID PIPE`, with the job on standard input. Everything the job names is
 called by the functions of its generated train.py, so it is called as in a run. The code may print, hang or end the
-process: what was found out by then is already told (`runtime/deep/report.py`), and the parent (`deep_check/check.py`) does the
-rest.
+process: what was found out by then has been reported (`runtime/deep/report.py`), and the parent (`deep_check/check.py`)
+does the rest.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 
 from elasticflow import StopTraining
 from elasticflow.errors import StateError
+from elasticflow.protocol.deep_messages import DeepRequest
 from elasticflow.runtime.deep.data import Data
 from elasticflow.runtime.deep.report import BrokenError, Report
 from elasticflow.runtime.deep.state import build, count, materialize, require_held, step_without_data
@@ -33,10 +34,11 @@ from elasticflow.system.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from elasticflow.protocol.deep_messages import EvaluationTable
     from elasticflow.runtime.deep.state import Trained
 
-
-_BATCH = 2  # samples: BatchNorm needs more than one
+# Samples: BatchNorm needs more than one.
+_BATCH = 2
 _BATCH_OF_STEP = 8
 
 
@@ -44,26 +46,25 @@ class Probe:
     """One look at a job.
 
     Args:
-        report: Where to tell.
-        request: `job`, its tables; `entries` by key; `entry_point`, the text of train.py; `own`, folders of its code;
-            `takes_step`: a step is to be trained on the CPU; `is_to_be_apart`: samples of the evaluation are to be
-            looked up in the training data.
+        report: Where problems, notes and facts go.
+        request: What to try out.
     """
 
-    def __init__(self, report: Report, request: dict[str, Any]) -> None:
-        self._report, self._request, self._job = report, request, request["job"]
+    def __init__(self, report: Report, request: DeepRequest) -> None:
+        self._report, self._request, self._job = report, request, request.job
         self._batches: dict[str, Any] = {}
-        self._num_samples = 0  # of the batch of `dataset`
+        # Of the batch of `dataset`.
+        self._num_samples = 0
 
     def run(self) -> None:
         """Look at everything; what depends on something broken is left out."""
-        sys.path[:0] = self._request["own"]
+        sys.path[:0] = self._request.own
         if not self._import_all():
             return
         code = ModuleType("train")
         code.__file__ = "train.py"
-        exec(compile(self._request["entry_point"], "train.py", "exec"), code.__dict__)  # noqa: S102  # ours
-        random_streams.seed_all(self._job["job"]["seed"])
+        exec(compile(self._request.entry_point, "train.py", "exec"), code.__dict__)  # noqa: S102  # ours
+        random_streams.seed_all(self._job.seed)
         self._look_at_data(code)
         with self._part():
             self._look_at_state(code)
@@ -72,24 +73,23 @@ class Probe:
         training = Data(self._report, code, self._job, "dataset", most=self._most_samples())
         with self._part():
             self._batches["dataset"], self._num_samples = training.batch(), training.num_samples
-        if self._job["evaluation"] is None or self._is_known_broken("evaluation"):
+        if self._job.evaluation is None or self._is_known_broken(self._job.evaluation):
             return
         evaluation = Data(self._report, code, self._job, "evaluation")
         with self._part():
             self._batches["evaluation"] = evaluation.batch()
-        if self._request["is_to_be_apart"] and len(self._batches) == 2:
+        if self._request.is_to_be_apart and len(self._batches) == 2:
             with self._part():
                 evaluation.require_apart_from(training)
 
     def _most_samples(self) -> int:
-        """Return of how many samples a batch is made: for a step, enough to tell a part's loss from the whole's."""
-        table = self._job["dataset"]
-        at_once = table["micro_batch_size"] or table["global_batch_size"]
-        return max(_BATCH, min(at_once, _BATCH_OF_STEP)) if self._request["takes_step"] else _BATCH
+        """Return of how many samples a batch is made: for a step, enough to tell the loss of a part from the whole's."""
+        table = self._job.dataset
+        at_once = table.micro_batch_size or table.global_batch_size
+        return max(_BATCH, min(at_once, _BATCH_OF_STEP)) if self._request.takes_step else _BATCH
 
-    def _is_known_broken(self, table: str) -> bool:
-        same = self._job[table]["entry"] == self._job["dataset"]["entry"]
-        return same and "dataset" not in self._batches
+    def _is_known_broken(self, evaluation: EvaluationTable) -> bool:
+        return evaluation.entry == self._job.dataset.entry and "dataset" not in self._batches
 
     @contextlib.contextmanager
     def _part(self) -> Iterator[None]:
@@ -103,7 +103,7 @@ class Probe:
     def _import_all(self) -> bool:
         broken: set[str] = set()
         is_whole = True
-        for key, entry in self._request["entries"].items():
+        for key, entry in self._request.entries.items():
             module, _, attribute = entry.partition(":")
             if module in broken:
                 continue
@@ -114,9 +114,9 @@ class Probe:
                 continue
             try:
                 look_up = partial(operator.attrgetter(attribute), sys.modules[module])
-                found = self._report.call("import", key, f"looking up {entry}", look_up)
-                if not callable(found) and not key.startswith("snapshots.include."):
-                    what = f"{entry} is a {type(found).__name__}, which cannot be called"
+                value = self._report.call("import", key, f"looking up {entry}", look_up)
+                if not callable(value) and not key.startswith("snapshots.include."):
+                    what = f"{entry} is a {type(value).__name__}, which cannot be called"
                     self._report.refuse("result", key, StateError(what))
             except BrokenError:
                 is_whole = False
@@ -124,13 +124,14 @@ class Probe:
 
     def _look_at_state(self, code: ModuleType) -> None:
         report, job = self._report, self._job
-        if self._request["takes_step"]:
+        if self._request.takes_step:
             trained = build(report, code, job)
             if "dataset" in self._batches:
                 train(report, code, job, trained, self._batches, self._num_samples)
             else:
                 step_without_data(report, trained)
-            count(report, job, trained)  # what a snapshot would leave out, the steps have told
+            # What a snapshot would leave out, the steps have reported.
+            count(report, job, trained)
             return
         try:
             trained = self._on_meta(code)
@@ -141,7 +142,7 @@ class Probe:
         require_held(report, job, count(report, job, trained))
 
     def _on_meta(self, code: ModuleType) -> Trained:
-        """Return what is trained, in memory that nobody touches, however large it is; problems are not told."""
+        """Return what is trained, in memory that nobody touches, however large it is; problems are not reported."""
         quiet = self._report.quietly()
         with torch.device("meta"):
             trained = build(quiet, code, self._job)
@@ -153,11 +154,11 @@ class Probe:
 def main() -> None:
     """Look at one job and leave; what the job's code left running is the parent's to end."""
     die_with_parent(int(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is told, not kept
-    request = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported, not kept
+    request = DeepRequest.from_json(json.load(sys.stdin))
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123  # a descriptor is wanted
         os.dup2(nothing.fileno(), 0)
-    report = Report(int(sys.argv[2]), request["own"])
+    report = Report(int(sys.argv[2]), request.own)
     Probe(report, request).run()
     report.end()
     sys.stdout.flush()

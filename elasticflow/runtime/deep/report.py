@@ -1,4 +1,4 @@
-"""What a probe of a job's code tells its parent, and how the code is called."""
+"""What the child process of `--deep` reports to its parent, and how it calls the job's code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from elasticflow import StopTraining
 from elasticflow.errors import ElasticflowError, StepResultError
+from elasticflow.protocol.deep_messages import Doing, Done, Facts, Note, Problem, message_to_json
 from elasticflow.runtime.process import failure
 from elasticflow.runtime.training import replicable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from elasticflow.protocol.deep_messages import DeepMessage
 
 T = TypeVar("T")
 
@@ -25,39 +28,39 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 class BrokenError(Exception):
-    """A call failed, and its problem was told."""
+    """A call failed, and its problem was reported."""
 
 
 class Report:
-    """Tells the parent what is done, what is wrong and what was learnt: a JSON line each.
+    """Sends the parent what is being done, what is wrong and what was found out, as messages of their own.
 
     Args:
         fd: The parent's pipe. Standard output belongs to the job's code.
         own: Folders of the job's own code: the frames that a person wants to see.
-        tells_problems: False: what is done is told alone, since it will be done in another way if it fails.
+        sends_problems: False: only what is being done is sent, since it will be done in another way if it fails.
     """
 
-    def __init__(self, fd: int, own: Sequence[str], *, tells_problems: bool = True) -> None:
-        self._tells_problems = tells_problems
+    def __init__(self, fd: int, own: Sequence[str], *, sends_problems: bool = True) -> None:
+        self._sends_problems = sends_problems
         self._fd, self._own = fd, tuple(f"{Path(folder).resolve()}{os.sep}" for folder in own)
         self._doing = ""
 
     def quietly(self) -> Report:
-        """Return one that tells no problems."""
-        return Report(self._fd, self._own, tells_problems=False)
+        """Return a report that sends no problems."""
+        return Report(self._fd, self._own, sends_problems=False)
 
     def call(self, kind: str, key: str, doing: str, fn: Callable[[], T]) -> T:
-        """Return what the job's code returns, or tell the problem.
+        """Return what the job's code returns, or report the problem.
 
         Args:
-            kind: Of the problem that an exception is.
-            key: Key of the job file that it is about.
-            doing: What is being done, should it never end.
+            kind: Of the problem, if the call raises.
+            key: Key of the job file that the call is about.
+            doing: What is being done, should the call never end.
             fn: The call.
 
         Raises:
-            BrokenError: it raised something.
-            StopTraining: it raised that, which is its right.
+            BrokenError: the call raised something.
+            StopTraining: the call raised that, which is its right.
         """
         self.doing(doing, key)
         try:
@@ -69,13 +72,13 @@ class Report:
             raise BrokenError from None
 
     def doing(self, what: str, key: str) -> None:
-        """Tell what comes next: it may hang, or end the process."""
+        """Report what comes next: it may hang, or end the process."""
         self._doing = what
-        self._tell(doing=what, key=key)
+        self._send(Doing(what, key))
 
     def problem(self, kind: str, key: str, error: BaseException) -> None:
-        """Tell the exception *error*, with the frames of the job's own code."""
-        if not self._tells_problems:
+        """Report the exception *error*, with the frames of the job's own code."""
+        if not self._sends_problems:
             return
         text = failure.describe(error)
         if any(mark in text for mark in _NO_DEVICE):
@@ -95,10 +98,10 @@ class Report:
                     remedy
                     or f"the job's code asks for a process group, which train.py makes: {replicable.REMEDY}"
                 )
-        self._tell(problem=kind, key=key, message=message, help=remedy, frames=self._frames(error))
+        self._send(Problem(kind, key, message, remedy, tuple(self._frames(error))))
 
     def refuse(self, kind: str, key: str, error: ElasticflowError) -> NoReturn:
-        """Tell a problem that we found ourselves.
+        """Report a problem that we found ourselves.
 
         Raises:
             BrokenError: always.
@@ -107,33 +110,33 @@ class Report:
         raise BrokenError
 
     def warn(self, kind: str, key: str, message: str, remedy: str = "") -> None:
-        """Tell what need not be a problem."""
-        self._tell(problem=kind, key=key, message=message, help=remedy, frames=[], is_warning=True)
+        """Report what need not be a problem."""
+        self._send(Problem(kind, key, message, remedy, is_warning=True))
 
     def note(self, text: str) -> None:
-        """Tell how something was found out, or why it was not."""
-        self._tell(note=text)
+        """Report how something was found out, or why it was not."""
+        self._send(Note(text))
 
-    def learnt(self, **facts: Any) -> None:
-        """Tell facts."""
-        self._tell(facts=facts)
+    def facts(self, **values: Any) -> None:
+        """Report what was found out."""
+        self._send(Facts(values))
 
     def end(self) -> None:
-        """Tell that everything was tried."""
-        self._tell(end=True)
+        """Report that everything was tried."""
+        self._send(Done())
 
-    def _tell(self, **message: Any) -> None:
-        line = json.dumps(message).encode() + b"\n"
+    def _send(self, message: DeepMessage) -> None:
+        line = json.dumps(message_to_json(message)).encode() + b"\n"
         while line:
             line = line[os.write(self._fd, line) :]
 
     def _frames(self, error: BaseException) -> list[str]:
         tb = traceback.extract_tb(error.__traceback__)
-        found = [(frame.filename, frame.lineno or 0, frame.name, frame.line or "") for frame in tb]
+        frames = [(frame.filename, frame.lineno or 0, frame.name, frame.line or "") for frame in tb]
         if isinstance(error, SyntaxError) and error.filename:
-            found.append((error.filename, error.lineno or 0, "", (error.text or "").strip()))
-        own = [each for each in found if self._is_own(each[0])]
-        return [_frame(*each) for each in own[-_MOST_FRAMES:]]
+            frames.append((error.filename, error.lineno or 0, "", (error.text or "").strip()))
+        own = [frame for frame in frames if self._is_own(frame[0])]
+        return [_shown(*frame) for frame in own[-_MOST_FRAMES:]]
 
     def _is_own(self, file: str) -> bool:
         path = Path(file)  # relative: our train.py, and what Python calls <frozen ...>
@@ -141,9 +144,8 @@ class Report:
         return is_own and not file.startswith(_OURS) and not _INSTALLED & set(path.parts)
 
 
-def _frame(file: str, line: int, function: str, code: str) -> str:
-    path = Path(file)
-    here = Path.cwd()
-    shown = str(path.relative_to(here)) if path.is_relative_to(here) else file
+def _shown(file: str, line: int, function: str, code: str) -> str:
+    path, folder = Path(file), Path.cwd()
+    name = str(path.relative_to(folder)) if path.is_relative_to(folder) else file
     where = f", in {function}" if function and function != "<module>" else ""
-    return f"{shown}:{line}{where}: {code}"
+    return f"{name}:{line}{where}: {code}"

@@ -1,9 +1,9 @@
-"""A probe's restart: what the next step would be without, had the process died after the last one.
+"""`--deep` tries a restart: what the next step would lack, had the process died after the last one.
 
-What was trained one step is captured, and takes another step. Everything is built anew, gets what was captured, and takes
-the same step. Whatever can be reached from optimizer, schedule and included objects and is not the same then, or a weight
-that is not, was lost. A cache that is filled again is the same; what differs between two such restarts (a clock) is no
-state.
+The state after one step is captured, and another step is trained. Then everything is built anew, is given the captured
+state, and is trained the same step. Whatever can be reached from optimizer, schedule and included objects and differs
+then, and any weight that differs, was lost. A cache that is filled again does not differ; what differs between two such
+restarts (a clock) is no state.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from elasticflow.runtime.snapshot import reachable, unsaved
 from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
+    from elasticflow.protocol.deep_messages import DeepJob
     from elasticflow.runtime.deep.report import Report
     from elasticflow.runtime.deep.state import Trained
     from elasticflow.runtime.snapshot.unsaved import Mark
@@ -33,31 +34,33 @@ if TYPE_CHECKING:
 Saved = tuple[Any, dict[str, Tensor], dict[str, str]]
 """JSON, tensors by key, and how those that are not contiguous lie."""
 Marks = tuple[dict[str, "Mark"], dict[str, "Mark"]]
-"""Of everything, by path: before a step, and after it."""
+"""Marks of all leaves by path: before a step, and after it."""
 
 _MODEL = "model."
 _INCLUDE = "include."
 
 
 def check(
-    report: Report, code: ModuleType, job: dict[str, Any], trained: Trained, step: Callable[[Trained], None]
+    report: Report, code: ModuleType, job: DeepJob, trained: Trained, step: Callable[[Trained], None]
 ) -> None:
-    """Tell what a restart would lose; *step* trains one on the same batch each time."""
+    """Report what a restart would lose; *step* trains one step on the same batch each time."""
     report.doing("going on after a restart", "optimizer.entry")
     include = included(report, job)
     state = _state(trained, include)
     try:
         saved = _saved(state)
     except StateError:
-        return  # `probe_state.count` tells it
+        return  # `state.count` reports it
     try:
         expected = _around_a_step(state, job, trained, step)
-        found = _restarted(report, code, job, saved, include, step)
-        lost = _lost(expected, found, job["snapshots"]["ignore"])
+        restarted = _restarted(report, code, job, saved, include, step)
+        lost = _lost(expected, restarted, job.ignore)
         if any(not path.startswith(_INCLUDE) for path in lost):
             again = _restarted(report, code, job, saved, include, step)
             lost = [
-                path for path in lost if path.startswith(_INCLUDE) or found[1].get(path) == again[1].get(path)
+                path
+                for path in lost
+                if path.startswith(_INCLUDE) or restarted[1].get(path) == again[1].get(path)
             ]
     except (BrokenError, StopTraining):
         return
@@ -67,8 +70,8 @@ def check(
     except Exception as error:  # noqa: BLE001  # the job's own code, or too little memory for a second model
         report.note(f"a restart could not be tried: {type(error).__name__}: {error}")
         return
-    # What was the same before that step, and is not after it, was misled by something else.
-    hidden = [path for path in lost if expected[0].get(path) != found[0].get(path)]
+    # What was the same before that step and differs after it depends on something else that was lost.
+    hidden = [path for path in lost if expected[0].get(path) != restarted[0].get(path)]
     weights = [path for path in lost if path.startswith(_MODEL)]
     if hidden:
         report.problem("restart", key_of(hidden[0]), unsaved.refusal(hidden))
@@ -95,12 +98,12 @@ def _saved(state: State) -> Saved:
 def _restarted(
     report: Report,
     code: ModuleType,
-    job: dict[str, Any],
+    job: DeepJob,
     saved: Saved,
     include: dict[str, Any],
     step: Callable[[Trained], None],
 ) -> Marks:
-    random_streams.seed_all(job["job"]["seed"])
+    random_streams.seed_all(job.seed)
     trained = build(report.quietly(), code, job)
     trained.model.train()
     state = _state(trained, include)
@@ -108,12 +111,10 @@ def _restarted(
     return _around_a_step(state, job, trained, step)
 
 
-def _around_a_step(
-    state: State, job: dict[str, Any], trained: Trained, step: Callable[[Trained], None]
-) -> Marks:
-    """Return what there is before another step, and after it."""
+def _around_a_step(state: State, job: DeepJob, trained: Trained, step: Callable[[Trained], None]) -> Marks:
+    """Train another step; return the marks before it, and after it."""
     before = _marks(state)
-    random_streams.seed_all(job["job"]["seed"] + 1)
+    random_streams.seed_all(job.seed + 1)
     step(trained)
     return before, _marks(state)
 
@@ -121,20 +122,19 @@ def _around_a_step(
 def _marks(state: State) -> dict[str, Mark]:
     model = state.model
     names, outside = unsaved.names_of(model), unsaved.outside_of(model)
-    found = list(reachable.leaves(unsaved.roots_of(state), names, outside))
-    found += [reachable.Leaf(f"{_MODEL}{name}", p.detach()) for name, p in model.named_parameters()]
-    return unsaved.marks_of([leaf for leaf in found if not unsaved.is_scratch(leaf.path)])
+    leaves = list(reachable.leaves(unsaved.roots_of(state), names, outside))
+    leaves += [reachable.Leaf(f"{_MODEL}{name}", p.detach()) for name, p in model.named_parameters()]
+    return unsaved.marks_of([leaf for leaf in leaves if not unsaved.is_scratch(leaf.path)])
 
 
-def _lost(expected: Marks, found: Marks, ignored: list[str]) -> list[str]:
+def _lost(expected: Marks, restarted: Marks, ignored: Sequence[str]) -> list[str]:
     return [
         path
         for path, mark in expected[1].items()
-        if found[1].get(path) != mark
+        if restarted[1].get(path) != mark
         and not unsaved.is_ignored(path, ignored)
-        and not (
-            path.startswith(_INCLUDE) and mark[0] == "number"
-        )  # may be a clock's: there is one object only
+        # A number of an included object may be a clock's: both times it is the same object.
+        and not (path.startswith(_INCLUDE) and mark[0] == "number")
     ]
 
 

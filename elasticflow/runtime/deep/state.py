@@ -1,4 +1,4 @@
-"""A probe's look at what a job trains: built, stepped once without data, counted as a snapshot would be."""
+"""`--deep` looks at what a job trains: built, stepped once without data, counted as a snapshot would be."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from elasticflow.run_folder import path_from_root
 from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.snapshot import reachable, unsaved
 from elasticflow.runtime.snapshot.rank_shard import nbytes_of
-from elasticflow.runtime.state.state import State, check_fit
+from elasticflow.runtime.state.loading import check_module
+from elasticflow.runtime.state.state import State
 from elasticflow.runtime.state.tensors import BY_NAME
 from elasticflow.runtime.torch_private import storage_id
 from elasticflow.runtime.training import several_optimizers
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from elasticflow.protocol.deep_messages import DeepJob, ModelTable, OptimizerTable, SchedulerTable
     from elasticflow.runtime.deep.report import Report
 
 
@@ -63,29 +65,27 @@ def moves_optimizers(code: ModuleType) -> bool:
     return "optimizers" in inspect.signature(code.training_step).parameters
 
 
-def build(report: Report, code: ModuleType, job: dict[str, Any]) -> Trained:
+def build(report: Report, code: ModuleType, job: DeepJob) -> Trained:
     """Return model, optimizer and schedule as train.py makes them, on torch's default device.
 
     Raises:
-        BrokenError: something raised, or returned what cannot be trained; told.
+        BrokenError: something raised, or returned what cannot be trained; reported.
     """
-
-    def key(table: str) -> str:
-        return f"{table}.args" if job[table]["args"] else f"{table}.entry"
-
-    model = report.call("factory", key("model"), "building the model", code.build_model)
+    model_key = _key_of_factory("model", job.model)
+    model = report.call("factory", model_key, "building the model", code.build_model)
     if not isinstance(model, nn.Module):
         what = f"model.entry returned a {type(model).__name__}, which is no torch.nn.Module"
         report.refuse("result", "model.entry", StateError(what, "return the model itself"))
     if not any(p.requires_grad for p in model.parameters()):
         what = f"model.entry returned a {type(model).__name__} without parameters to train"
         report.refuse("result", "model.entry", StateError(what))
-    weights = job["model"]["weights"]
+    weights = job.model.weights
     if weights is not None:
-        place = str(code.ROOT / (path_from_root(weights) or weights))
-        report.call("result", "model.weights", f"reading {weights}", lambda: check_weights(model, place))
+        path = str(code.ROOT / (path_from_root(weights) or weights))
+        report.call("result", "model.weights", f"reading {weights}", lambda: check_weights(model, path))
+    optimizer_key = _key_of_factory("optimizer", job.optimizer)
     optimizer = report.call(
-        "factory", key("optimizer"), "building the optimizer", lambda: code.build_optimizer(model)
+        "factory", optimizer_key, "building the optimizer", lambda: code.build_optimizer(model)
     )
     try:
         (several_optimizers.optimizers if moves_optimizers(code) else several_optimizers.require_one)(
@@ -94,10 +94,10 @@ def build(report: Report, code: ModuleType, job: dict[str, Any]) -> Trained:
     except StateError as error:
         report.refuse("result", "optimizer.entry", error)
     scheduler = None
-    if job["lr_scheduler"] is not None:
+    if job.lr_scheduler is not None:
         scheduler = report.call(
             "factory",
-            key("lr_scheduler"),
+            _key_of_factory("lr_scheduler", job.lr_scheduler),
             "building the schedule",
             lambda: code.build_scheduler(optimizer),
         )
@@ -109,13 +109,17 @@ def build(report: Report, code: ModuleType, job: dict[str, Any]) -> Trained:
         except StateError as error:
             report.refuse("result", "lr_scheduler.entry", error)
     average = None
-    if job["train"]["ema"] is not None:
-        decay = get_ema_multi_avg_fn(job["train"]["ema"])  # type: ignore[no-untyped-call]
+    if job.ema is not None:
+        decay = get_ema_multi_avg_fn(job.ema)  # type: ignore[no-untyped-call]
         average = report.call(
             "factory", "train.ema", "copying the model", lambda: AveragedModel(model, multi_avg_fn=decay)
         )
     frozen = frozenset(id(p) for p in model.parameters() if not p.requires_grad)
     return Trained(model, optimizer, scheduler, average, frozen)
+
+
+def _key_of_factory(table: str, content: ModelTable | OptimizerTable | SchedulerTable) -> str:
+    return f"{table}.args" if content.has_args else f"{table}.entry"
 
 
 def check_weights(model: nn.Module, path: str) -> None:
@@ -126,24 +130,25 @@ def check_weights(model: nn.Module, path: str) -> None:
         OSError: it cannot be read.
     """
     with safe_open(path, "pt") as file:
-        heads = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
-        found = {
-            key: torch.empty(head.get_shape(), dtype=BY_NAME[head.get_dtype()], device="meta")
-            for key, head in heads.items()
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
+        weights = {
+            key: torch.empty(part.get_shape(), dtype=BY_NAME[part.get_dtype()], device="meta")
+            for key, part in slices.items()
         }
     try:
-        check_fit(model, found, "model")
-    except StateError as error:  # in words of weights, which come from no snapshot
+        check_module(model, weights, "model")
+    except StateError as error:
+        # In words of weights, which come from no snapshot.
         what = error.message.partition(": ")[2].replace("in the snapshot", "in the file")
         remedy = "name weights of this model, or change model.args"
         raise StateError(f"model.weights does not fit the model: {what}", remedy) from error
 
 
 def step_without_data(report: Report, trained: Trained) -> None:
-    """Have the optimizer make its state, from gradients of zero; weights do not count here.
+    """Have the optimizer make its state, from gradients of zero; the weights do not matter here.
 
     Raises:
-        BrokenError: it raised; told.
+        BrokenError: it raised; reported.
     """
     for parameter in several_optimizers.parameters_of(trained.optimizers):
         if parameter.requires_grad and not is_lazy(parameter):
@@ -160,7 +165,8 @@ def materialize(trained: Trained) -> None:
         RuntimeError: torch cannot, since something else refers to a tensor.
     """
     storages: dict[int, torch.UntypedStorage] = {}
-    for tensor in {id(each): each for each in _tensors(trained) if each.is_meta}.values():
+    on_meta = {id(tensor): tensor for tensor in _tensors(trained) if tensor.is_meta}
+    for tensor in on_meta.values():
         meta = tensor.untyped_storage()
         memory = storages.setdefault(storage_id(tensor), torch.UntypedStorage(meta.nbytes()))  # type: ignore[no-untyped-call]
         real = torch.empty(0, dtype=tensor.dtype).set_(
@@ -177,19 +183,19 @@ def _tensors(trained: Trained) -> Iterable[Tensor]:
         if module is not None:
             yield from module.parameters()
             yield from module.buffers()
-    # An optimizer may have others to itself.
+    # An optimizer may hold others.
     held = reachable.leaves(several_optimizers.optimizers(trained.optimizer), {})
     yield from (leaf.value for leaf in held if isinstance(leaf.value, Tensor))
 
 
-def count(report: Report, job: dict[str, Any], trained: Trained) -> State:
-    """Tell how large a snapshot is, counted as it would be staged, and return what it is of.
+def count(report: Report, job: DeepJob, trained: Trained) -> State:
+    """Report how large a snapshot is, counted as it would be staged, and return the state that it is of.
 
     Raises:
-        BrokenError: it cannot hold the state; told.
+        BrokenError: it cannot hold the state; reported.
     """
     parameters = [p for p in trained.model.parameters() if not isinstance(p, UninitializedParameter)]
-    report.learnt(
+    report.facts(
         parameters=sum(p.numel() for p in parameters),
         trainable=sum(p.numel() for p in parameters if id(p) not in trained.frozen),
     )
@@ -200,7 +206,7 @@ def count(report: Report, job: dict[str, Any], trained: Trained) -> State:
             model=trained.model,
             optimizers=trained.optimizer,
             scheduler=trained.scheduler,
-            scaler=GradScaler("cpu") if job["train"]["precision"] == "fp16" else None,
+            scaler=GradScaler("cpu") if job.precision == "fp16" else None,
             ema=trained.average,
             include=include,
         )
@@ -209,7 +215,7 @@ def count(report: Report, job: dict[str, Any], trained: Trained) -> State:
         report.problem("state", key_of(str(error)), error)
         raise BrokenError from error
     sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
-    report.learnt(
+    report.facts(
         snapshot_bytes=sum(sizes.values()),
         model_bytes=sum(size for key, size in sizes.items() if key.startswith("model/")),
         optimizer_bytes=sum(size for key, size in sizes.items() if several_optimizers.is_of_optimizer(key)),
@@ -217,10 +223,10 @@ def count(report: Report, job: dict[str, Any], trained: Trained) -> State:
     return state
 
 
-def require_held(report: Report, job: dict[str, Any], state: State) -> None:
-    """Tell what an optimizer keeps for each parameter and no snapshot would hold, after a step without data.
+def require_held(report: Report, job: DeepJob, state: State) -> None:
+    """Report what an optimizer keeps for each parameter and no snapshot would hold, after a step without data.
 
-    An optimizer that has others to itself and no `state_dict` for them loses theirs. What else moves is found by a
+    An optimizer that holds others without a `state_dict` for them loses theirs. Whatever else moves is found by a
     training step alone.
     """
     walk = reachable.leaves(
@@ -240,7 +246,7 @@ def require_held(report: Report, job: dict[str, Any], state: State) -> None:
             continue
         if copies[tensor.shape, tensor.dtype]:
             copies[tensor.shape, tensor.dtype] -= 1
-        elif not unsaved.is_ignored(path, job["snapshots"]["ignore"]):
+        elif not unsaved.is_ignored(path, job.ignore):
             lost.append(path)
     if lost:
         report.problem("restart", key_of(lost[0]), unsaved.refusal(lost))
@@ -250,15 +256,15 @@ def _has_shape(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and value.dim() > 0
 
 
-def included(report: Report, job: dict[str, Any]) -> dict[str, Any]:
+def included(report: Report, job: DeepJob) -> dict[str, Any]:
     """Return the job's own objects that snapshots include, by name.
 
     Raises:
-        BrokenError: one is not there; told.
+        BrokenError: one is not there; reported.
     """
     return {
         name: report.call("import", f"snapshots.include.{name}", f"importing {entry}", _at(entry))
-        for name, entry in job["snapshots"]["include"].items()
+        for name, entry in job.include.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""A probe's step: one batch forward, backward and through the optimizer, on the CPU."""
+"""`--deep` trains a step: one batch forward, backward and through the optimizer, on the CPU."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from elasticflow.runtime.training.manual_step import reported_loss
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from elasticflow.protocol.deep_messages import DeepJob
     from elasticflow.runtime.deep.report import Report
     from elasticflow.runtime.deep.state import Trained
 
@@ -29,20 +30,26 @@ if TYPE_CHECKING:
 def train(
     report: Report,
     code: ModuleType,
-    job: dict[str, Any],
+    job: DeepJob,
     trained: Trained,
     batches: dict[str, Any],
     num_samples: int,
 ) -> None:
     """Make one step as train.py would with one worker, look at its loss, then measure the metrics on one batch.
 
-    *num_samples*: of the batch of `dataset`.
+    Args:
+        report: Where problems, notes and facts go.
+        code: The job's train.py as a module.
+        job: The job.
+        trained: What the step changes.
+        batches: By table: `dataset`, and `evaluation` if the job has one.
+        num_samples: Of the batch of `dataset`.
 
     Raises:
-        BrokenError: something raised; told.
+        BrokenError: something raised; reported.
     """
     model = trained.model
-    key = "model.step" if job["model"]["step"] else "model.loss"
+    key = "model.step" if job.model.step else "model.loss"
     batch = batches["dataset"]
     moves = moves_optimizers(code)
     first = partial(_own_step, code, trained) if moves else partial(_gradients, code, job, model)
@@ -52,7 +59,7 @@ def train(
     result, loss = report.call("step", key, "a training step", lambda: first(batch))
     if isinstance(result, dict) and (unused := loss_weights.unused_keys(result)):
         report.note(f"the training step's dict also holds {', '.join(unused)}, which nobody reads")
-    report.learnt(loss=repr(loss))
+    report.facts(loss=repr(loss))
     if not math.isfinite(loss):
         what = f"the loss of the first step is {loss}"
         report.warn("step", key, what, "look at the data and the initial weights")
@@ -69,7 +76,7 @@ def train(
         _measure(report, code, job, model, batches["evaluation"])
 
 
-def _gradients(code: ModuleType, job: dict[str, Any], model: nn.Module, batch: Any) -> tuple[Any, float]:
+def _gradients(code: ModuleType, job: DeepJob, model: nn.Module, batch: Any) -> tuple[Any, float]:
     """Leave the gradients of a batch in the parameters; return what the step returned, and its mean loss."""
     with _precision(job):
         result = code.training_step(model, batch)
@@ -88,32 +95,32 @@ def _own_step(code: ModuleType, trained: Trained, batch: Any) -> tuple[Any, floa
     return result, reported_loss(result)
 
 
-def _move(job: dict[str, Any], trained: Trained) -> None:
-    if job["optimizer"]["clip_grad_norm"] is not None:
-        nn.utils.clip_grad_norm_(trained.model.parameters(), job["optimizer"]["clip_grad_norm"])
+def _move(job: DeepJob, trained: Trained) -> None:
+    if job.optimizer.clip_grad_norm is not None:
+        nn.utils.clip_grad_norm_(trained.model.parameters(), job.optimizer.clip_grad_norm)
     trained.optimizer.step()
 
 
-def _precision(job: dict[str, Any]) -> AbstractContextManager[Any]:
-    dtype = AUTOCAST.get(job["train"]["precision"])
+def _precision(job: DeepJob) -> AbstractContextManager[Any]:
+    dtype = AUTOCAST.get(job.precision)
     return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
 
 
 def _look_at_weights(
-    report: Report, code: ModuleType, job: dict[str, Any], model: nn.Module, batch: Any, num_samples: int
+    report: Report, code: ModuleType, job: DeepJob, model: nn.Module, batch: Any, num_samples: int
 ) -> None:
-    """Warn if the loss depends on how a batch is cut; after a step, since a last layer of noughts hides it."""
+    """Warn if the loss depends on how a batch is cut; after a step, since a last layer of zeros hides it."""
     model.eval()
     with torch.no_grad(), _precision(job):
-        dtype = AUTOCAST.get(job["train"]["precision"])
-        found = loss_weights.difference(None, model, code.training_step, batch, num_samples, dtype)
+        dtype = AUTOCAST.get(job.precision)
+        difference = loss_weights.difference(None, model, code.training_step, batch, num_samples, dtype)
     model.train()
-    if found is not None:
-        key = "model.step" if job["model"]["step"] else "model.loss"
-        report.warn("weights", key, f"{found}: it depends on the number of workers", loss_weights.REMEDY)
+    if difference is not None:
+        key = "model.step" if job.model.step else "model.loss"
+        report.warn("weights", key, f"{difference}: it depends on the number of workers", loss_weights.REMEDY)
 
 
-def _step_again(code: ModuleType, job: dict[str, Any], batch: Any, trained: Trained) -> None:
+def _step_again(code: ModuleType, job: DeepJob, batch: Any, trained: Trained) -> None:
     """Train one more step; whatever the job's own code raises is not caught."""
     trained.model.zero_grad()
     if moves_optimizers(code):
@@ -127,9 +134,9 @@ def _step_again(code: ModuleType, job: dict[str, Any], batch: Any, trained: Trai
         trained.average.update_parameters(trained.model)
 
 
-def _look_for_unused(report: Report, job: dict[str, Any], model: nn.Module) -> None:
+def _look_for_unused(report: Report, job: DeepJob, model: nn.Module) -> None:
     unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    if unused and not job["ddp"]["find_unused_parameters"] and job["train"]["consistency"] == "batch":
+    if unused and not job.find_unused_parameters and job.consistency == "batch":
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         what = (
             f"parameter {unused[0]}{more} got no gradient: DistributedDataParallel fails at the second step"
@@ -142,14 +149,15 @@ def _look_for_unused(report: Report, job: dict[str, Any], model: nn.Module) -> N
         )
 
 
-def _measure(report: Report, code: ModuleType, job: dict[str, Any], model: nn.Module, batch: Any) -> None:
+def _measure(report: Report, code: ModuleType, job: DeepJob, model: nn.Module, batch: Any) -> None:
     model.eval()
-    for name in job["evaluation"]["metrics"]:
+    assert job.evaluation is not None, "there is a batch of it"
+    for name in job.evaluation.metrics:
         fn = getattr(code, f"measure_{name}")
 
         def measure(fn: Any = fn) -> float:
             with torch.no_grad():
-                if job["model"]["loss"]:
+                if job.model.loss:
                     return float(fn(model(batch[0]), batch[1]))
                 return float(fn(model, batch))
 

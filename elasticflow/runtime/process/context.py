@@ -76,7 +76,7 @@ class Worker:
         skipped_step: The last step's loss was not finite and the step was left out.
         started_at: Position at which this generation began to train.
         at_first_step: Called by rank 0 after the first step of this generation.
-        witness: Records what every step made of the state, where somebody asked for it.
+        trajectory_recorder: Records what every step made of the state, where somebody asked for it.
         stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
         stopped: Why all ranks take no further step, once they agreed to: training has ended, or they leave.
     """
@@ -120,7 +120,7 @@ class Worker:
         self.skipped_step = False
         self.has_told_weights = False
         self.started_at: Position | None = None
-        self.witness: StepRecorder | None = None
+        self.trajectory_recorder: StepRecorder | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level)
         self.log = logs.get_logger(logs.OURS)  # bound to the log opened before
@@ -132,11 +132,11 @@ class Worker:
 
     def stop(self, reason: str) -> None:
         """Have all ranks end training before the next step, and count as finished; for edited entry points."""
-        stopping.want(self.vote, StopTraining(reason))
+        stopping.request_stop(self.vote, StopTraining(reason))
 
     def agree_to_stop(self) -> None:
         """Know from here on whether any rank wants no further step, and why. Collective: every rank."""
-        self.stopped = stopping.agreed(self.gather_text(stopping.ballot(self.vote)))
+        self.stopped = stopping.decide(self.gather_text(stopping.ballot(self.vote)))
 
     @property
     def leaves_untrained(self) -> bool:
@@ -257,7 +257,7 @@ class Worker:
         streams, outputs = [stream], []
         if self.rank == 0:
             outputs.append(stream.fileno())
-            if self.identity.way != "launched":
+            if self.identity.started_by != "launcher":
                 streams.append(sys.stdout)
                 with suppress(OSError, ValueError):  # a stdout without a descriptor gets no step lines
                     outputs.append(sys.stdout.fileno())

@@ -1,10 +1,17 @@
-"""What bits depend on besides the job: the kind of machine, the libraries, the threads."""
+"""What a worker runs on and has imported: its environment.
+
+The bits of a run depend on the machine, the libraries and the threads, so snapshots record them; which modules are
+loaded, and the digests of the project's own, is recorded with the launch.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import platform
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,16 +26,25 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.process.context import Worker
 
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+"""Parts of the path of whatever is installed."""
+
+_MOST_FILES = 2000
 _LIBRARIES = {"mkl": r"Math Kernel Library Version (\S+)", "onednn": r"MKL-DNN v(\S+)"}
-_WITHOUT_EFFECT = {"python"}  # on sums
+# On sums.
+_WITHOUT_EFFECT = {"python"}
 _REMEDIES = {"threads": "set train.threads, the same for every node"}
 _REMEDY = 'run on machines of one kind with the same libraries, or use consistency = "batch"'
 
 
-def of(device: torch.device) -> dict[str, str]:
-    """Return the kind of this process: device, libraries, instruction set, threads; the device has been chosen."""
+def describe(device: torch.device) -> dict[str, str]:
+    """Return what bits depend on in this process, by name: libraries, instruction set, threads and *device*.
+
+    Args:
+        device: Where the model lives; it has been chosen before.
+    """
     configuration = torch.__config__.show()
-    found = {
+    facts = {
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -39,13 +55,13 @@ def of(device: torch.device) -> dict[str, str]:
     }
     for name, pattern in _LIBRARIES.items():
         if match := re.search(pattern, configuration):
-            found[name] = match[1]
+            facts[name] = match[1]
     if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-        found["cuda"] = str(torch.version.cuda)
-        found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-        found["cudnn_tf32"] = str(torch.backends.cudnn.allow_tf32)
-    return found
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = str(torch.version.cuda)
+        facts["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        facts["cudnn_tf32"] = str(torch.backends.cudnn.allow_tf32)
+    return facts
 
 
 def changes(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -57,39 +73,43 @@ def changes(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def require_alike(me: Worker) -> None:
-    """Return if all ranks are of one kind. Collective: every rank.
+def require_same(me: Worker) -> None:
+    """Return once it is known that all ranks' environments give the same bits. Collective: every rank.
 
     Raises:
-        StateError: they are not: a shard would have other bits on another rank. Names the first difference.
+        StateError: they do not: a shard would have other bits on another rank. Names the first difference.
     """
-    found = difference(me)
-    if found is not None:
-        name = found.partition(" ")[0]
+    different = first_difference(me)
+    if different is not None:
+        name = different.partition(" ")[0]
         raise StateError(
-            f'with train.consistency = "exact" all workers must be of one kind: {found}',
+            f'with train.consistency = "exact" all workers must be of one kind: {different}',
             _REMEDIES.get(name, _REMEDY),
         )
 
 
-def difference(me: Worker) -> str | None:
-    """Return the first difference between the ranks' kinds that may change bits; None: all are of one kind.
+def first_difference(me: Worker) -> str | None:
+    """Return the first difference between the ranks' environments that may change bits; None if there is none.
 
     Collective: every rank.
     """
-    kinds = [json.loads(text) for text in me.gather_text(json.dumps(of(me.device)))]
-    for rank, other in enumerate(kinds):
-        for name in changes(kinds[0], other):
-            return f"{name} is {other[name]} on rank {rank}, {kinds[0][name]} on rank 0"
+    environments = [json.loads(text) for text in me.gather_text(json.dumps(describe(me.device)))]
+    for rank, other in enumerate(environments):
+        for name in changes(environments[0], other):
+            return f"{name} is {other[name]} on rank {rank}, {environments[0][name]} on rank 0"
     return None
 
 
-def tell_changes(me: Worker, was: Mapping[str, str]) -> None:
-    """Warn if bits may differ from what they would be on the kind of machine a snapshot was taken on; rank 0 tells.
+def log_changes(me: Worker, was: Mapping[str, str]) -> None:
+    """Warn if bits may differ from what they would be where a snapshot was taken; rank 0 logs it.
 
-    In batch mode nothing is said: bits are not promised there when a run goes on elsewhere.
+    In batch mode nothing is logged: bits are not promised there when a run goes on elsewhere.
+
+    Args:
+        me: This worker.
+        was: The environment in which the snapshot was taken, as `describe` gave it.
     """
-    if me.is_exact and me.rank == 0 and (changed := changes(was, of(me.device))):
+    if me.is_exact and me.rank == 0 and (changed := changes(was, describe(me.device))):
         me.event(events.KIND_CHANGED, changed=changed)
 
 
@@ -100,3 +120,40 @@ def _cpu_model() -> str:
         return platform.processor()
     match = re.search(r"model name\s*:\s*(.+)", text)
     return match[1].strip() if match else platform.machine()
+
+
+def log_loaded_modules(me: Worker) -> None:
+    """Log the top-level modules that are loaded, and the digests of those that lie in the project; takes milliseconds.
+
+    Rank 0 under our agent does, after its first step: what is imported late is there then.
+    """
+    root = me.run_folder.path.parents[2]  # runs/<job>/<run id>
+    names = {name.partition(".")[0] for name in tuple(sys.modules)}
+    me.event(
+        events.ENVIRONMENT_FOUND,
+        modules=sorted(names - set(sys.stdlib_module_names)),
+        files=_digests_of_sources(root),
+        device=describe(me.device),
+    )
+
+
+def _digests_of_sources(root: Path) -> dict[str, str]:
+    """Return SHA-256 of every loaded module's source under the project, by its path from there."""
+    start = f"{root}{os.sep}"
+    digests: dict[str, str] = {}
+    for name, module in tuple(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.startswith(start) or not file.endswith(".py"):
+            continue
+        # What is installed inside the project has versions; so has elasticflow, wherever it lies. train.py is the
+        # launch folder's own.
+        if name.partition(".")[0] in {"elasticflow", "__main__"} or any(part in file for part in INSTALLED):
+            continue
+        source = Path(file)
+        try:
+            digests[source.relative_to(root).as_posix()] = hashlib.sha256(source.read_bytes()).hexdigest()
+        except OSError:  # removed since
+            continue
+        if len(digests) == _MOST_FILES:
+            break
+    return digests

@@ -1,4 +1,4 @@
-"""Who this process is: facts from the environment, for each way a worker can be started."""
+"""Who this process is: facts from its environment variables, however it was started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BY_HAND = "by-hand"
 
-Way = Literal["launched", "torchrun", "plain"]
+StartedBy = Literal["launcher", "torchrun", "python"]
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,17 @@ class Identity:
     """One worker's place in the run.
 
     Attributes:
-        way: `launched` by our agent, started by `torchrun`, or `plain`: `python train.py`, one process.
+        started_by: `launcher`: an agent of ours; `torchrun`; or `python`: `python train.py`, one process.
         generation: Number of the worker group; None if it is not known before it is claimed.
         writer: Address of the node's snapshot writer, if one runs.
-        failed_at: Unix time of the failure this generation answers.
+        failed_at: Unix time of the failure after which this generation was formed.
         heartbeat_fd: Shared memory of the node's heartbeats.
         rendezvous: Where the keys of our agent's launch are.
         numa: How to bind this process to the cores near its GPU (torch's affinity mode); None: it is not bound, or is
             already, by torchrun.
     """
 
-    way: Way
+    started_by: StartedBy
     rank: int
     local_rank: int
     world_size: int
@@ -51,20 +51,20 @@ class Identity:
     @classmethod
     def read(cls, environ: Mapping[str, str], folder: Path) -> Identity:
         """Return the identity that *environ* states; *folder* is where the entry point lies."""
-        way: Way = "plain"
+        started_by: StartedBy = "python"
         if worker_environment.GENERATION in environ:
-            way = "launched"
+            started_by = "launcher"
         elif "RANK" in environ and "WORLD_SIZE" in environ:
-            way = "torchrun"
+            started_by = "torchrun"
 
         def number(name: str, otherwise: int) -> int:
-            return otherwise if way == "plain" else int(environ.get(name, otherwise))
+            return otherwise if started_by == "python" else int(environ.get(name, otherwise))
 
         generation = environ.get(worker_environment.GENERATION)
         failed_at = environ.get(worker_environment.FAILED_AT)
         heartbeat_fd = environ.get(worker_environment.HEARTBEAT_FD)
         return cls(
-            way=way,
+            started_by=started_by,
             rank=number("RANK", 0),
             local_rank=number("LOCAL_RANK", 0),
             world_size=number("WORLD_SIZE", 1),

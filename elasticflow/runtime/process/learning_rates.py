@@ -27,9 +27,10 @@ class LearningRates:
         self._keys: list[str] = []
 
     def read(self, optimizers: AnyOptimizers) -> Rates:
-        """Return the rates that stand in the parameter groups now; NaN for a group without one."""
+        """Return the rates in the parameter groups now; NaN for a group without one."""
         groups: list[dict[str, Any]] | None = getattr(optimizers, "param_groups", None)
-        if groups is not None:  # one optimizer; to ask for the type instead would take most of the time
+        # One optimizer; to look at its type instead would take most of the time.
+        if groups is not None:
             if len(groups) == 1:
                 self._keys = []
                 return (_rate(groups[0]),)
@@ -38,35 +39,35 @@ class LearningRates:
             return tuple(map(_rate, groups))
         several = cast("Mapping[str, Optimizer] | Sequence[Optimizer]", optimizers)
         named = several.items() if isinstance(several, Mapping) else enumerate(several)
-        by_name = {str(name): one.param_groups for name, one in named}
+        by_name = {str(name): optimizer.param_groups for name, optimizer in named}
         rates = tuple(map(_rate, chain.from_iterable(by_name.values())))
         if len(rates) != len(self._keys):
             self._keys = [json.dumps(name) for name in _of_several(by_name)]
         return rates
 
     def json(self, rates: Rates) -> str:
-        """Return *rates*, which were read last, as JSON: a number if there is one group, else an object by name."""
+        """Return the *rates* that were read last as JSON: a number if there is one group, else an object by name."""
         if len(rates) != len(self._keys):
             return _number(rates[0]) if rates else "null"
         return "{" + ", ".join(map("{}: {}".format, self._keys, map(_number, rates))) + "}"
 
 
 def _of_several(by_name: Mapping[str, list[dict[str, Any]]]) -> list[str]:
-    """Return the names `discriminator` of an optimizer's only group, `generator/decay` of one among several."""
+    """Return each group's name: `discriminator` for an optimizer's only group, `generator/decay` for one of several."""
     names = []
     for optimizer, groups in by_name.items():
-        own = _unique(list(map(_name, groups)))
-        names += [optimizer] if len(own) == 1 else [f"{optimizer}/{name}" for name in own]
+        group_names = _unique(list(map(_name, groups)))
+        names += [optimizer] if len(group_names) == 1 else [f"{optimizer}/{name}" for name in group_names]
     return names
 
 
 def _name(group: dict[str, Any]) -> str | None:
-    found = group.get("name")
-    return found if isinstance(found, str) and found else None
+    name = group.get("name")
+    return name if isinstance(name, str) and name else None
 
 
 def _unique(names: list[str | None]) -> list[str]:
-    """Return each group's name; its number where it has none, or where another one has the same."""
+    """Return each group's name, or its number where it has no name or shares it with another group."""
     return [
         str(number) if name is None or names.count(name) > 1 else name for number, name in enumerate(names)
     ]

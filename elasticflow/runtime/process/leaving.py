@@ -1,4 +1,4 @@
-"""Leaving before anything is trained, and word of a run that has ended."""
+"""Leaving before anything is trained, and the record of a run that has ended."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.store.catalog import Catalog
 
 
-def read_on(me: Worker) -> None:
-    """Take note that a snapshot is being read.
+def beat_or_leave(me: Worker) -> None:
+    """Report that this rank lives: a snapshot is being read for it.
 
     Raises:
         Leaving: this rank was asked to leave.
@@ -22,14 +22,15 @@ def read_on(me: Worker) -> None:
         raise Leaving
 
 
-def record(me: Worker, catalog: Catalog) -> None:
-    """Leave word beside the snapshots that the run has ended, for launches on other machines; rank 0."""
+def record_stop(me: Worker, catalog: Catalog) -> None:
+    """Record beside the snapshots that training has ended, if it has, for launches on other machines; rank 0 does."""
     if me.rank == 0 and me.stopped is not None and me.stopped.is_end:
         catalog.write_stop({"step": me.progress.number, **me.stopped._asdict()})
 
 
-def recall(me: Worker, catalog: Catalog, step: int) -> None:
-    """Have a run that stopped after *step* stop again before the next one; rank 0."""
-    found = catalog.read_stop() if me.rank == 0 else None
-    if found is not None and found["step"] == step:  # else its last snapshot is damaged: it goes on before it
-        me.vote.stop_wanted = found["reason"]
+def recall_stop(me: Worker, catalog: Catalog, step: int) -> None:
+    """Have a run that stopped after *step* stop again before the next step; rank 0 requests it."""
+    stop = catalog.read_stop() if me.rank == 0 else None
+    # At another step its last snapshot is damaged, and the run goes on from an earlier one.
+    if stop is not None and stop["step"] == step:
+        me.vote.stop_wanted = stop["reason"]

@@ -14,7 +14,8 @@ class Position(NamedTuple):
         epoch: Finished passes over the dataset.
         samples: Samples trained on.
         is_epoch_end: The last step reached or crossed an epoch's end.
-        cursors: Samples that each data shard has given in this epoch; see `runtime/data/shard_schedule.py`. None of a map-style dataset.
+        cursors: Samples that each data shard has given in this epoch; see `runtime/data/shard_schedule.py`. Empty for a
+            map-style dataset.
     """
 
     step: int

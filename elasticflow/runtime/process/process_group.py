@@ -8,6 +8,7 @@ import os
 import socket
 from contextlib import suppress
 from datetime import timedelta
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.torch_private import Store
 
 # Under our agent a hang is noticed by its heartbeats; a collective's own limit would only end a slow evaluation.
-_TIMEOUT = {"launched": timedelta(hours=24), "torchrun": timedelta(hours=2)}
+_TIMEOUT = {"launcher": timedelta(hours=24), "torchrun": timedelta(hours=2)}
 _STORE_TIMEOUT = timedelta(minutes=5)
 # Where rank 0 serves the store of its generation's workers.
 _STORE = "store"
@@ -59,9 +60,9 @@ def connect(identity: Identity) -> Store | None:
     Under our agent rank 0 serves it, anew in each generation: what a dead one left is never read, and neither the
     supervisor nor the agents need torch. The launch's keys say where it is.
     """
-    if identity.way == "plain":
+    if identity.started_by == "python":
         return None
-    if identity.way == "torchrun":
+    if identity.started_by == "torchrun":
         store, _, _ = next(rendezvous("env://", timeout=_STORE_TIMEOUT))
         return PrefixStore("elasticflow", store)
     keys = control_store.connect(identity.rendezvous.under(f"run/{identity.generation}"))
@@ -79,7 +80,7 @@ def connect(identity: Identity) -> Store | None:
         keys.set(_STORE, json.dumps([_own_address(identity, keys), port]))
         return store
     # As long as the process group would wait: rank 0 may take its time, and a hang is noticed by its heartbeats.
-    host, port = json.loads(keys.get(_STORE, _TIMEOUT["launched"].total_seconds()))
+    host, port = json.loads(keys.get(_STORE, _TIMEOUT["launcher"].total_seconds()))
     # Without an address of its own it is on the machine that serves the launch's keys.
     host = host or identity.rendezvous.host
     return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
@@ -126,7 +127,7 @@ def form(identity: Identity, store: Store, device: torch.device) -> None:
         store=PrefixStore(f"pg/{identity.generation}", store),
         rank=identity.rank,
         world_size=identity.world_size,
-        timeout=_TIMEOUT[identity.way],
+        timeout=_TIMEOUT[identity.started_by],
     )
 
 
@@ -140,9 +141,9 @@ def gather_text(text: str, world_size: int) -> list[str]:
     longest = max(int(size) for size in sizes)
     mine = torch.zeros(longest, dtype=torch.uint8)
     mine[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
-    found = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world_size)]
-    dist.all_gather(found, mine)
-    return [bytes(row[: int(size)].tolist()).decode() for row, size in zip(found, sizes, strict=True)]
+    rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world_size)]
+    dist.all_gather(rows, mine)
+    return [bytes(row[: int(size)].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
 def all_true(mine: bool, world_size: int) -> bool:
@@ -152,3 +153,32 @@ def all_true(mine: bool, world_size: int) -> bool:
     vote = torch.tensor([mine], dtype=torch.int32)
     dist.all_reduce(vote, dist.ReduceOp.MIN)
     return bool(vote.item())
+
+
+# Less than any digest, and than any negative one.
+_ABSTAINS = -(2**60)
+
+
+class DigestComparison:
+    """Compares a digest of a text between all ranks: begun when it is made, answered when it is asked.
+
+    No rank waits for another before it asks. Collective: every rank makes one at the same place, and asks each once.
+
+    Args:
+        text: This rank's; None: it takes part, and what it holds does not count.
+    """
+
+    def __init__(self, text: str | None) -> None:
+        most = least = _ABSTAINS
+        if text is not None:
+            most = int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "big")
+            least = -most
+        self._ends = torch.tensor([most, least])
+        self._work = dist.all_reduce(self._ends, dist.ReduceOp.MAX, async_op=True)
+
+    def are_equal(self) -> bool:
+        """Wait for all ranks; true if the texts of those that count were the same."""
+        if self._work is not None:
+            self._work.wait()
+        most, least = self._ends.tolist()
+        return most in (-least, _ABSTAINS)

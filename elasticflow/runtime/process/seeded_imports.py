@@ -1,8 +1,8 @@
-"""The random state in which the job's own modules are imported: of the seed and the module's name.
+"""The random state in which the job's own modules are imported: it follows from the seed and the module's name.
 
 A module may draw at import: a table of random features, an object that `snapshots.include` names. The fork server imports
-it once for all workers of a node, a spawned worker or one under plain torchrun later and in another order; all see the
-same numbers, whatever ran before.
+it once for all workers of a node; a worker that is spawned, or runs under plain torchrun, imports it later and in another
+order. All of them see the same numbers, whatever ran before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.process.surroundings import INSTALLED
+from elasticflow.runtime.process.environment import INSTALLED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def install(seed: int) -> None:
 
 
 class _SeededImports:
-    """A finder that leaves the finding to the others, and wraps how a module of the job is executed."""
+    """A finder that leaves finding to the other finders, and wraps how a module of the job is executed."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -57,8 +57,8 @@ class _SeededImports:
 
     def _wrap(self, spec: ModuleSpec) -> None:
         loader, file = spec.loader, spec.origin or ""
-        # A loader of another kind may be shared by modules. A package that is installed draws, if at all, from where the
-        # module that imports it has come to.
+        # A loader of another kind may be shared by modules. An installed package draws, if at all, from the state that the
+        # module which imports it is in.
         if type(loader) is not SourceFileLoader or any(part in file for part in INSTALLED):
             return
         execute = loader.exec_module

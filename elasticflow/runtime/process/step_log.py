@@ -36,7 +36,7 @@ class Heartbeat:
         self._phase = b"start"
 
     def phase(self, name: str) -> str:
-        """Say what this rank is doing; return what it was doing before."""
+        """Say what this rank is doing; return the phase before."""
         before, self._phase = self._phase.decode(), name.encode()
         self.beat()
         return before
@@ -57,9 +57,8 @@ class Heartbeat:
 
 # How long and for how many a line waits: formatting several at once is three times as fast as in the midst of a step.
 _LATE_S = 0.1
-_MOST_WAITING = (
-    8  # less than a pipe takes in one piece, so that lines of several ranks on one stdout never tear
-)
+# Fewer than a pipe takes in one piece, so that lines of several ranks on one stdout never tear.
+_MOST_WAITING = 8
 
 
 class Progress:
@@ -75,7 +74,7 @@ class Progress:
         on_first_step: Called once, with the first step finished here.
 
     Attributes:
-        after_step: Called with each finished step and its loss, once all else is done; None: nobody asks.
+        after_step: Called with each finished step and its loss, once all else is done.
     """
 
     def __init__(
@@ -97,7 +96,8 @@ class Progress:
         self._waiting: list[tuple[Position, float, Rates, float, float]] = []
         self._written = self._since
         self._learning_rates = LearningRates()
-        self._rates: Rates | None = None  # of the step that is being made, if they were noted
+        # Of the step that is being made, if they were noted.
+        self._rates: Rates | None = None
 
     def start(self, step: int, log_every: int) -> None:
         """Begin counting at *step* finished steps."""
@@ -106,18 +106,18 @@ class Progress:
         self.go_on()
 
     def go_on(self) -> None:
-        """Leave out of the next line's seconds what passed since the last step."""
+        """Leave the time since the last step out of the next line's seconds."""
         self._since, self._steps = time.perf_counter(), 0
 
     def note_rates(self, optimizers: AnyOptimizers) -> None:
-        """Remember the learning rates that the optimizer has just used, before a schedule sets those of the next step."""
+        """Remember the learning rates that the optimizers have just used, before a schedule sets those of the next step."""
         if self._outputs and (self.number + 1) % self._log_every == 0:
             self._rates = self._learning_rates.read(optimizers)
 
     def step(self, position: Position, loss: float, optimizers: AnyOptimizers) -> None:
         """Report a finished step with the global batch's mean loss. Every rank; rank 0 logs it.
 
-        Its learning rates are those that were noted, else those that stand in *optimizers* now.
+        The learning rates are those that were noted, else those in *optimizers* now.
         """
         number = self.number = position.step
         self._steps += 1
@@ -138,7 +138,7 @@ class Progress:
             self.after_step(position, loss)
 
     def flush(self) -> None:
-        """Write the lines that wait."""
+        """Write the lines that have waited."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return

@@ -1,9 +1,11 @@
-"""What ends training between two votes: StopTraining, or a wish to leave where data is awaited.
+"""Requests to take no further step, and what all ranks make of them.
 
-What the job's own code raises on one rank ends training on all of them. That rank goes on taking part, with noughts,
-until all have agreed: in the vote of the step in which it was raised or of the next one, or at the end of the
-evaluation. The step whose vote says so is not applied. A rank that was asked to leave while it waits for data, or
-evaluates, does the same, and training goes on from there in the next generation.
+StopTraining, raised by the job's own code on one rank, ends training on all of them. That rank goes on taking part, with
+zeros, until all ranks have agreed: in the vote of the step in which it was raised or of the next one, or at the end of
+the evaluation. The step whose vote says so is not applied. A rank that was asked to leave while it waits for data, or
+evaluates, requests the same, and training goes on from there in the next generation.
+
+Nothing here needs a `Worker`; what does is in `leaving`.
 """
 
 from __future__ import annotations
@@ -18,11 +20,17 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.process.votes import Vote
 
-_LONGEST_REASON = 1000  # characters
+# Characters.
+_LONGEST_REASON = 1000
 
 
 class Stopped(NamedTuple):
-    """Why all ranks take no further step, and the first rank that wanted that; None: it was asked to leave."""
+    """All ranks take no further step.
+
+    Attributes:
+        reason: Why training has ended; None: it has not, a rank was asked to leave.
+        by_rank: The first rank that requested it.
+    """
 
     reason: str | None
     by_rank: int
@@ -38,7 +46,7 @@ class Leaving(Exception):  # noqa: N818  # nothing failed
 
 
 class Stoppable:
-    """`with` this, StopTraining cuts the block short and becomes this rank's wish."""
+    """`with` this, StopTraining cuts the block short and becomes this rank's request."""
 
     def __init__(self, vote: Vote) -> None:
         self._vote = vote
@@ -47,16 +55,19 @@ class Stoppable:
         pass
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> bool:
         if not isinstance(error, StopTraining):
             return False
-        want(self._vote, error)
+        request_stop(self._vote, error)
         return True
 
 
-def want(vote: Vote, stop: StopTraining) -> None:
-    """Remember the first reason that this rank was given."""
+def request_stop(vote: Vote, stop: StopTraining) -> None:
+    """Have this rank request the end of training; the first reason that it was given counts."""
     if vote.stop_wanted is None:
         # Raised in a loader process, it comes with the traceback there as its text.
         reason = str(stop).rpartition("StopTraining: ")[2].strip()[:_LONGEST_REASON] or "no reason given"
@@ -64,16 +75,16 @@ def want(vote: Vote, stop: StopTraining) -> None:
 
 
 def ballot(vote: Vote) -> str:
-    """Return what this rank tells all others for `agreed`; empty if it wants to go on."""
+    """Return this rank's text for `decide`; empty if it wants to go on."""
     return "" if vote.stop_wanted is None else f"!{vote.stop_wanted}"
 
 
-def agreed(ballots: list[str]) -> Stopped | None:
-    """Return why no further step is taken if any rank wants that; *ballots* are all ranks'."""
-    left = None
+def decide(ballots: list[str]) -> Stopped | None:
+    """Return why no further step is taken, if any rank requested that; *ballots* are all ranks', by rank."""
+    leaving = None
     for rank, text in enumerate(ballots):
         if text not in ("", f"!{LEAVE}"):
             return Stopped(text[1:], rank)
-        if text and left is None:
-            left = Stopped(None, rank)
-    return left
+        if text and leaving is None:
+            leaving = Stopped(None, rank)
+    return leaving

@@ -8,22 +8,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-LEAVE = ""  # asked to leave while it waited for data: nobody wants training to end
+LEAVE = ""
+"""As `Vote.stop_wanted`: this rank was asked to leave while it waited for data, and no rank ends training."""
 
 
 class Vote:
-    """One rank's wishes and what all ranks settled on; `replicas` and `exact` carry it once per step.
+    """One rank's requests and what all ranks resolved; the step object carries them once per step.
 
     Attributes:
         leave_wanted: Set by the signal handler, and by nothing else.
         stop_wanted: Why this rank wants no further step: the reason of the job's own code to end training, or `LEAVE`;
             see `stopping`.
-        snapshot_wanted: Rank 0's clock, asked once per step.
+        snapshot_wanted: Whether a snapshot is due by rank 0's clock; called once per step.
         evaluation_wanted: The same for evaluations.
         memory_wanted: The same for the memory tier.
-        count_wanted: One of this rank's data shards may end in the next step; see `iterable`.
+        count_wanted: One of this rank's data shards may end in the next step; see `runtime/data/shard_loader.py`.
         may_skip: This rank can take part in a step without its data.
-        may_leave_untrained: What no step was added to is all on the store; with a memory tier it may not be.
+        may_leave_untrained: Before the first step all there is lies on the store; with a memory tier it may not.
         leave: All ranks leave after this step.
         stop: All ranks leave, or end training, before this step: it is not applied.
         snapshot: All ranks take a snapshot after this step, because of the time.
@@ -42,8 +43,8 @@ class Vote:
         self.count_wanted = False
         self.leave = self.stop = self.snapshot = self.evaluation = self.memory = self.count = False
 
-    def wishes(self) -> tuple[float, float, float, float, float, float]:
-        """Return what this rank wants now, 1 or 0 each, in the order of `settle`."""
+    def requests(self) -> tuple[float, float, float, float, float, float]:
+        """Return what this rank wants now, 1 or 0 each, in the order of `resolve`."""
         return (
             self.leave_wanted,
             self.stop_wanted is not None,
@@ -53,10 +54,10 @@ class Vote:
             self.count_wanted,
         )
 
-    def settle(
+    def resolve(
         self, leave: float, stop: float, snapshot: float, evaluation: float, memory: float, count: float
     ) -> None:
-        """Take over what any rank wished: what is more than 0."""
+        """Take over what any rank requested: what is more than 0."""
         self.leave, self.stop, self.snapshot, self.evaluation, self.memory, self.count = (
             leave > 0,
             stop > 0,

@@ -6,10 +6,8 @@ import json
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-
 from elasticflow.errors import RanksDifferError
+from elasticflow.runtime.process.process_group import DigestComparison
 from elasticflow.runtime.replica_checks.checksums import sums_of
 
 if TYPE_CHECKING:
@@ -19,14 +17,14 @@ if TYPE_CHECKING:
     from elasticflow.runtime.state.state import Captured
 
 _OWN = "include."
-_NO_ANSWER = -(2**60)  # less than any digest, and than any negative one
-_SHORT = 100  # characters of a value that a message shows
+# Characters of a value that a message shows.
+_SHORT = 100
 
 
-class Alike:
+class CaptureCheck:
     """Compares what the ranks would store: all JSON, names and forms of all tensors, contents of the job's own.
 
-    A question is asked at one step and settled at a later one, so that no rank waits for another.
+    A comparison starts at one step and is finished at a later one, so that no rank waits for another.
 
     Args:
         me: This worker.
@@ -34,30 +32,25 @@ class Alike:
 
     def __init__(self, me: Worker) -> None:
         self._me = me
-        self._question: tuple[torch.Tensor, dist.Work | None] | None = None
+        self._pending: DigestComparison | None = None
         self._known: dict[str, tuple[Any, str]] = {}
 
     @property
-    def is_asking(self) -> bool:
-        """True between `ask` and `settle`."""
-        return self._question is not None
+    def is_pending(self) -> bool:
+        """True between `start` and `finish`."""
+        return self._pending is not None
 
-    def ask(self, captured: Captured) -> None:
-        """Tell the others a digest of *captured*; does not wait. Every rank.
+    def start(self, captured: Captured) -> None:
+        """Send the other ranks a digest of *captured*; does not wait. Every rank.
 
-        A rank whose schedule was cut short by StopTraining has none that counts: it will train no more.
+        A rank whose schedule was cut short by StopTraining sends none that counts: it will train no more.
         """
-        if self._me.world_size == 1:
-            return
-        if self._me.vote.stop_wanted is None:
-            number = self._number(captured)
-            digest = torch.tensor([number, -number])
-        else:
-            digest = torch.tensor([_NO_ANSWER, _NO_ANSWER])
-        self._question = digest, dist.all_reduce(digest, dist.ReduceOp.MAX, async_op=True)
+        if self._me.world_size > 1:
+            counts = self._me.vote.stop_wanted is None
+            self._pending = DigestComparison(self._text(captured) if counts else None)
 
-    def settle(self, capture: Callable[[], Captured]) -> None:
-        """Return if the digests last told were the same. Every rank.
+    def finish(self, capture: Callable[[], Captured]) -> None:
+        """Return once it is known that the digests sent last were the same, if any were. Every rank.
 
         Args:
             capture: Reads the state now, to find out what differs.
@@ -65,23 +58,17 @@ class Alike:
         Raises:
             RanksDifferError: they were not; names the first difference, on every rank.
         """
-        if self._question is None:
-            return
-        digest, work = self._question
-        self._question = None
-        if work is not None:
-            work.wait()
-        most, least = digest.tolist()
-        if most not in (-least, _NO_ANSWER):
+        pending, self._pending = self._pending, None
+        if pending is not None and not pending.are_equal():
             raise self._difference(capture())
 
-    def _number(self, captured: Captured) -> int:
+    def _text(self, captured: Captured) -> str:
         texts = [
             self._digest("", captured.tree, depth=2),
             self._once("forms", captured.tensors, lambda: sorted(_forms(captured).items())),
             json.dumps(_sums(captured)),
         ]
-        return int(_hash(" ".join(texts)), 16)
+        return " ".join(texts)
 
     def _digest(self, path: str, value: Any, depth: int) -> str:
         if depth and isinstance(value, dict):
@@ -90,7 +77,7 @@ class Alike:
         return self._once(path, value, lambda: value)
 
     def _once(self, path: str, value: Any, content: Callable[[], Any]) -> str:
-        """Return a digest; of what is the same object as before (most of a state is) without reading it."""
+        """Return a digest of *content*, which is not read if *value* is the same object as before: most of a state is."""
         known = self._known.get(path)
         if known is None or known[0] is not value:
             known = self._known[path] = value, _hash(json.dumps(content()))
@@ -113,17 +100,17 @@ class Alike:
 
 def _forms(captured: Captured) -> dict[str, str]:
     """Return what tensors are besides their values."""
-    found = {
+    forms = {
         key: f"a tensor of {tensor.dtype}, {tuple(tensor.shape)}" for key, tensor in captured.tensors.items()
     }
     for name, facts in (("tied to", captured.aliases), ("laid out as", captured.memory_formats)):
         for key, fact in facts.items():
-            found[key] = f"{found.get(key, 'a tensor')}, {name} {fact}"
-    return found
+            forms[key] = f"{forms.get(key, 'a tensor')}, {name} {fact}"
+    return forms
 
 
 def _sums(captured: Captured) -> dict[str, str]:
-    """Return what the bits of the tensors of the job's own objects give together."""
+    """Return a sum over the bits of each tensor of the job's own objects, in hexadecimal."""
     own = {key: tensor for key, tensor in captured.tensors.items() if key.startswith(_OWN)}
     return {key: f"{number & (2**64 - 1):x}" for key, number in sums_of(own).items()}
 

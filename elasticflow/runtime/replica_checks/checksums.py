@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same state, at the cost of reading it once."""
+"""Sums over the bits of tensors, and whether all ranks that loaded a snapshot have the same."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
 
 
+Started = list[tuple[list[str], Tensor]]
+"""Sums that a device may still be making: keys, and the sum of each."""
+
 _PARTS = 64
 
 
 def require_same(me: Worker, tensors: Mapping[str, Tensor]) -> None:
-    """Return if *tensors* are the same on all ranks, as far as a sum over each tells. Collective: every rank.
+    """Return once it is known that *tensors* are the same on all ranks. Collective: every rank.
 
     Raises:
-        RanksDifferError: they are not, which is a fault of whatever loaded them; names the first that differs, on every rank.
+        RanksDifferError: they are not, by a sum over each, which is a fault of whatever loaded them. Names the first
+            that differs, on every rank.
     """
     if me.world_size == 1:
         return
@@ -40,20 +44,16 @@ def require_same(me: Worker, tensors: Mapping[str, Tensor]) -> None:
     )
 
 
-Begun = list[tuple[list[str], Tensor]]
-"""Sums that a device may still be making: keys, and the sum of each."""
-
-
 def sums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the sum modulo 2**64 over the bytes of each tensor, taken as words in the order of its elements.
 
     Of a tensor of more than 32 KiB each of 64 parts counts with a weight of its own.
     """
-    return told(begin_sums(tensors))
+    return result(start(tensors))
 
 
-def begin_sums(tensors: Mapping[str, Tensor]) -> Begun:
-    """Begin `sums_of`: a device other than the CPU is not waited for."""
+def start(tensors: Mapping[str, Tensor]) -> Started:
+    """Start `sums_of`: a device other than the CPU is not waited for."""
     by_device: dict[torch.device, list[str]] = {}
     for key, tensor in tensors.items():
         by_device.setdefault(tensor.device, []).append(key)
@@ -63,9 +63,9 @@ def begin_sums(tensors: Mapping[str, Tensor]) -> Begun:
         ]
 
 
-def told(begun: Begun) -> dict[str, int]:
-    """Return what `begin_sums` began, by key; one transfer for each device."""
-    return {key: number for keys, sums in begun for key, number in zip(keys, sums.tolist(), strict=True)}
+def result(started: Started) -> dict[str, int]:
+    """Return the sums that `start` started, by key; one transfer from each device."""
+    return {key: number for keys, sums in started for key, number in zip(keys, sums.tolist(), strict=True)}
 
 
 def _sum(tensor: Tensor) -> Tensor:

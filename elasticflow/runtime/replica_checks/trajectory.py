@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _POLL_S = 0.005
 
 
-class Witness:
+class TrajectoryRecorder:
     """Writes one line for the state that a generation begins with, and one after each of its steps.
 
     Args:
-        folder: Where; see `elasticflow/protocol/trajectory_record.py`. It is there.
+        folder: Where; see `elasticflow/protocol/trajectory_record.py`. It exists.
         me: Rank 0.
     """
 
@@ -42,12 +42,13 @@ class Witness:
         self._folder, self._me = folder, me
         self._state: State | None = None
         self._file = -1
+        # Steps after which the run is to be held.
         self._holds: set[int] = set()
 
     @classmethod
-    def asked(cls, environ: Mapping[str, str], me: Worker) -> Witness | None:
-        """Return the witness that *environ* asks for; None on other ranks, or if nobody asks."""
-        folder = environ.get(worker_environment.WITNESS)
+    def from_environment(cls, environ: Mapping[str, str], me: Worker) -> TrajectoryRecorder | None:
+        """Return the recorder that *environ* asks for; None on other ranks, or if nobody asks."""
+        folder = environ.get(worker_environment.TRAJECTORY)
         return cls(Path(folder), me) if folder and me.rank == 0 else None
 
     def begin(self, state: State, position: Position) -> None:
@@ -55,7 +56,7 @@ class Witness:
         self._state = state
         path = trajectory_record.records_file(self._folder, self._me.generation)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        names = (each.name for each in self._folder.iterdir())
+        names = (path.name for path in self._folder.iterdir())
         self._holds = {
             int(name.removeprefix(trajectory_record.HOLD))
             for name in names
@@ -73,9 +74,8 @@ class Witness:
     def _write(self, position: Position, loss: float | None) -> None:
         assert self._state is not None
         me = self._me
-        found = dict(digests(self._state))
         record = trajectory_record.Record(
-            position.step, position.samples, loss, me.generation, me.world_size, found
+            position.step, position.samples, loss, me.generation, me.world_size, dict(digests(self._state))
         )
         line = record.line()
         while line:
@@ -111,14 +111,13 @@ def digest(tensor: Tensor) -> str:
 def _by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
     """Return what the optimizer keeps, under the names of the parameters, and the numbers of its groups."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for number, group in enumerate(optimizer.param_groups):
-        options = {key: value for key, value in group.items() if key != "params"}
-        found[f"group {number}"] = options
+        by_name[f"group {number}"] = {key: value for key, value in group.items() if key != "params"}
         for place, parameter in enumerate(group["params"]):
             name = names.get(id(parameter), f"group {number}, parameter {place}")
-            found[name] = optimizer.state.get(parameter, {})
-    return found
+            by_name[name] = optimizer.state.get(parameter, {})
+    return by_name
 
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:

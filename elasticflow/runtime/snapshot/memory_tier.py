@@ -1,4 +1,4 @@
-"""The memory tier of a rank: its share held at every due step, for the store and for its successors."""
+"""The memory tier of a rank: its shard held at every due step, for the store and for a later generation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from elasticflow import fault_injection
 from elasticflow.errors import StorageError
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.runtime.snapshot.rank_shard import view_of
-from elasticflow.runtime.snapshot.restore import Found
-from elasticflow.runtime.state import codec
+from elasticflow.runtime.snapshot.restore import SnapshotContent
+from elasticflow.runtime.state.tensors import BY_NAME
 from elasticflow.snapshots.client.memory_tier import MemoryTierClient
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.format.policy import Due
@@ -20,8 +20,8 @@ from elasticflow.snapshots.format.policy import Due
 if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
-    from elasticflow.runtime.snapshot.metadata import Recorder
-    from elasticflow.runtime.snapshot.rank_shard import Share, Sharing
+    from elasticflow.runtime.snapshot.metadata import SnapshotMetadata
+    from elasticflow.runtime.snapshot.rank_shard import RankShard, ShardPlanner
     from elasticflow.runtime.snapshot.staging_copy import Copier
     from elasticflow.runtime.state.state import State
     from elasticflow.snapshots.client.memory_tier import RecalledState
@@ -34,57 +34,57 @@ _TRIGGER = "memory"
 
 
 @dataclass(frozen=True)
-class Held:
-    """What the generation before held in memory.
+class MemorySnapshot:
+    """What an earlier generation held in memory.
 
     Attributes:
-        found: As a snapshot would be found.
-        parent: The newest committed snapshot before it, if any.
-        last: Its place, if it was committed in this launch.
+        content: To apply.
+        parent: Name of the newest committed snapshot before it, if any.
+        committed_at: Position of that snapshot, if it was committed in this launch.
     """
 
-    found: Found
+    content: SnapshotContent
     parent: str | None
-    last: HasPosition | None
+    committed_at: HasPosition | None
 
     @classmethod
-    def of(cls, held: RecalledState, run_id: str) -> Held:
-        """Return what the writer told."""
-        about, committed = held.record["manifest"], held.committed
+    def of(cls, recalled: RecalledState, run_id: str) -> MemorySnapshot:
+        """Return the snapshot that the writer handed over."""
+        about, committed = recalled.record["manifest"], recalled.committed
         metric = None if about["metric"] is None else float(about["metric"])
         manifest = Manifest(
             run_id=run_id,
-            name=held.name,
-            step=held.step,
-            generation=held.generation,
-            world_size=len(held.shares),
+            name=recalled.name,
+            step=recalled.step,
+            generation=recalled.generation,
+            world_size=len(recalled.shares),
             created=0.0,
             files={},
             tensors={},
             **{**about, "metric": metric},
         )
         tensors = {
-            entry.key: view_of(memoryview(memory), codec.BY_NAME[entry.dtype], entry.shape, entry.offset)
-            for entries, memory in held.shares
+            entry.key: view_of(memoryview(memory), BY_NAME[entry.dtype], entry.shape, entry.offset)
+            for entries, memory in recalled.shares
             for entry in entries
         }
-        found = Found(manifest, held.record["state"], tensors)
+        content = SnapshotContent(manifest, recalled.record["state"], tensors)
         if committed is None:
-            return cls(found, about["parent"], None)
-        return cls(found, committed.name, committed)
+            return cls(content, about["parent"], None)
+        return cls(content, committed.name, committed)
 
 
-class Tier:
-    """Holds this rank's share in the writer's memory. Every rank of a group that is on one node has one.
+class MemoryTier:
+    """Holds this rank's shard in the writer's memory. Every rank of a group that is on one node has one.
 
     Args:
         me: This worker.
         client: To the writer.
         state: What a snapshot holds.
-        sharing: What of it is this rank's.
-        recorder: Makes records.
+        planner: Says what of the state this rank holds.
+        metadata: Makes names and records.
         copier: Copies from the device.
-        every: When it is due: "1 step".
+        every: When the state is to be held: "1 step".
     """
 
     def __init__(
@@ -92,19 +92,19 @@ class Tier:
         me: Worker,
         client: StagingClient,
         state: State,
-        sharing: Sharing,
-        recorder: Recorder,
+        planner: ShardPlanner,
+        metadata: SnapshotMetadata,
         copier: Copier,
         every: str,
     ) -> None:
-        self._me, self._state, self._sharing, self._recorder = me, state, sharing, recorder
+        self._me, self._state, self._planner, self._metadata = me, state, planner, metadata
         self._copier = copier
-        self._client, self._tier_client = client, MemoryTierClient(client, me.generation)
+        self._client = MemoryTierClient(client, me.generation)
         self._due = Due((every,))
         self._last: HasPosition | None = None
         self._last_time = time.monotonic()
-        self._share: Share | None = None
-        self._held: int | None = None  # step
+        self._shard: RankShard | None = None
+        self._held_step: int | None = None
         if me.rank == 0 and self._due.seconds is not None:
             me.vote.memory_wanted = self._is_due_by_time
 
@@ -112,17 +112,17 @@ class Tier:
         """Training begins at *position*."""
         self._last, self._last_time = position, time.monotonic()
 
-    def due(self, position: Position) -> bool:
+    def is_due(self, position: Position) -> bool:
         """True if the state is to be held after this step; the same on every rank."""
         assert self._last is not None, "begin() comes first"
         return self._me.vote.memory or self._due.is_due(self._last, position)
 
-    def reserve(self, share: Share) -> None:
-        """Have the writer make slots for *share* ready while training goes on."""
-        self._tier_client.reserve(share.nbytes)
+    def reserve(self, shard: RankShard) -> None:
+        """Have the writer make slots for *shard* ready while training goes on."""
+        self._client.reserve(shard.nbytes)
 
     def hold(self, position: Position) -> None:
-        """Copy this rank's share into the writer's memory and return; no process is told, and no rank waited for.
+        """Copy this rank's shard into the writer's memory and return; no message is sent, and no rank waited for.
 
         Raises:
             SnapshotError: the writer died, or has no memory.
@@ -131,63 +131,67 @@ class Tier:
         """
         self._copier.finish()
         captured = self._state.capture()
-        share = self._sharing.share_of(captured)
-        self._tier_client.reserve(share.nbytes)
-        record = self._recorder.record(position, captured, _TRIGGER)
-        name = "" if record is None else self._recorder.name(position.step)
-        slot = self._tier_client.next_slot()
-        self._copier.start(share, memoryview(slot.memory)[: share.nbytes], captured.stepped)
-        self._copier.then(partial(self._seal, share, slot, name, position.step, record))
-        self._last, self._last_time, self._held = position, time.monotonic(), position.step
+        shard = self._planner.shard_of(captured)
+        self._client.reserve(shard.nbytes)
+        record = self._metadata.record(position, captured, _TRIGGER)
+        name = "" if record is None else self._metadata.name(position.step)
+        slot = self._client.next_slot()
+        self._copier.start(shard, memoryview(slot.memory)[: shard.nbytes], captured.stepped)
+        self._copier.then(partial(self._commit_slot, shard, slot, name, position.step, record))
+        self._last, self._last_time, self._held_step = position, time.monotonic(), position.step
 
-    def _seal(self, share: Share, slot: Slot, name: str, step: int, record: dict[str, Any] | None) -> None:
-        if share is not self._share:
-            self._tier_client.describe(share.entries, share.nbytes, record)
-            self._share = share
-        if not self._tier_client.commit_slot(slot, name, step, record):
-            self._tier_client.describe(share.entries, share.nbytes, record)
-            self._tier_client.commit_slot(slot, name, step, record)
+    def _commit_slot(
+        self, shard: RankShard, slot: Slot, name: str, step: int, record: dict[str, Any] | None
+    ) -> None:
+        if shard is not self._shard:
+            self._client.describe(shard.entries, shard.nbytes, record)
+            self._shard = shard
+        if not self._client.commit_slot(slot, name, step, record):
+            self._client.describe(shard.entries, shard.nbytes, record)
+            self._client.commit_slot(slot, name, step, record)
         self._me.heartbeat.hold(step)
 
     def holds(self, position: Position) -> bool:
         """True if the state after *position* is what was held last, by this generation."""
-        return self._held == position.step
+        return self._held_step == position.step
 
     def forget(self, equal_at: int) -> None:
-        """Have nothing be gone on from that was held, or taken of it after step *equal_at*; no rank is waited for.
+        """Have no generation go on from what is held, nor from a snapshot taken of it after step *equal_at*.
+
+        No rank is waited for.
 
         Raises:
             SnapshotError: the writer died, and what was held with it.
         """
-        self._tier_client.invalidate(equal_at)
+        self._client.invalidate(equal_at)
 
-    def recall(self, catalog: Catalog) -> Held | None:
-        """Return what the generation before held, if all ranks have it and nothing committed is newer.
+    def recall(self, catalog: Catalog) -> MemorySnapshot | None:
+        """Return what an earlier generation held, if all ranks have it and no committed snapshot is newer.
 
         Collective: every rank. No snapshot is read for it.
         """
         me = self._me
         fault_injection.reach("restore.before_recall")
-        held = self._tier_client.recall()
-        name = held.name if held is not None else ""
-        if me.rank == 0 and held is not None and not _is_newest(held, catalog):
+        recalled = self._client.recall()
+        name = recalled.name if recalled is not None else ""
+        if me.rank == 0 and recalled is not None and not _is_newest(recalled, catalog):
             name = ""
         names = me.gather_text(name)
-        if held is None or not name or set(names) != {name}:
+        if recalled is None or not name or set(names) != {name}:
             return None
-        me.heartbeat.hold(held.step)
-        return Held.of(held, me.run_id)
+        me.heartbeat.hold(recalled.step)
+        return MemorySnapshot.of(recalled, me.run_id)
 
     def _is_due_by_time(self) -> bool:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)
 
 
-def _is_newest(held: RecalledState, catalog: Catalog) -> bool:
-    """Return whether nothing committed is newer, by names alone; True also if the store cannot be asked."""
+def _is_newest(recalled: RecalledState, catalog: Catalog) -> bool:
+    """Return whether no committed snapshot is newer, by names alone; True also if the store cannot be read."""
     try:
         set_aside = catalog.quarantined()
-        found = [SNAPSHOT_NAME.fullmatch(name) for name in catalog.storage.list(catalog.folder())]
+        matches = [SNAPSHOT_NAME.fullmatch(name) for name in catalog.storage.list(catalog.folder())]
     except (OSError, StorageError):
         return True
-    steps = [int(match["step"]) for match in found if match is not None and match[0] not in set_aside]
-    return held.name not in set_aside and max(steps, default=0) <= held.step
+    steps = [int(match["step"]) for match in matches if match is not None and match[0] not in set_aside]
+    return recalled.name not in set_aside and max(steps, default=0) <= recalled.step

@@ -1,21 +1,120 @@
-"""What rank 0 tells of a snapshot besides its tensors: state.json and the manifest's facts."""
+"""What rank 0 says of a snapshot besides its tensors: state.json and the manifest's facts."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.errors import StateError
 from elasticflow.run_folder import snapshot_name
 from elasticflow.runtime.data import index_schedule
-from elasticflow.runtime.process import environment
+from elasticflow.runtime.process import environment, random_streams
+from elasticflow.runtime.process.position import Position
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.runtime.process.position import Position, Schedule
+    from elasticflow.runtime.process.position import Schedule
     from elasticflow.runtime.state.state import Captured, State
 
+_REMEDY = "go on with the version of elasticflow that took it, or start a new run"
 
-class Recorder:
+
+@dataclass(frozen=True)
+class StateRecord:
+    """What state.json says.
+
+    Attributes:
+        position: After the snapshot's step.
+        samples: Length of the dataset; None if nobody knew.
+        global_batch_size: Samples per step.
+        seed: Of the data order and every random stream.
+        random_version: Of the rules by which random states follow from the seed; see `random_streams.VERSION`.
+        draws_random: The model or the optimizer draws from python's or numpy's generator.
+        job: The job's name.
+        job_digest: Identifies the resolved job.
+        tree: State as JSON with references to tensors; see `Captured.tree`.
+    """
+
+    position: Position
+    samples: int | None
+    global_batch_size: int
+    seed: int
+    random_version: int
+    draws_random: bool
+    job: str
+    job_digest: str
+    tree: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of state.json."""
+        return {
+            "position": self.position._asdict(),
+            "order": index_schedule.VERSION,
+            "schedule": {"samples": self.samples, "global_batch_size": self.global_batch_size},
+            "seed": self.seed,
+            "random": self.random_version,
+            "draws_random": self.draws_random,
+            "job": self.job,
+            "job_digest": self.job_digest,
+            "state": self.tree,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> StateRecord:
+        """Return what state.json says, also that of older snapshots.
+
+        Raises:
+            StateError: the snapshot's position or random states follow rules that this version does not know.
+        """
+        schedule = content["schedule"]
+        return cls(
+            position=position_of(content),
+            samples=schedule["samples"],
+            global_batch_size=schedule["global_batch_size"],
+            seed=content["seed"],
+            random_version=random_version_of(content),
+            draws_random=content["draws_random"],
+            job=content["job"],
+            job_digest=content["job_digest"],
+            tree=content["state"],
+        )
+
+
+def position_of(content: Mapping[str, Any]) -> Position:
+    """Return the position in state.json.
+
+    Raises:
+        StateError: it counts in an order of samples that this version does not know.
+    """
+    order = content.get("order", 1)  # older snapshots do not say it
+    if order != index_schedule.VERSION:
+        raise StateError(
+            f"the snapshot's position counts in order {order} of the samples, and this version of elasticflow knows order {index_schedule.VERSION} only",
+            _REMEDY,
+        )
+    position = content["position"]
+    return Position(**{**position, "cursors": tuple(position.get("cursors", ()))})  # JSON has no tuples
+
+
+def random_version_of(content: Mapping[str, Any]) -> int:
+    """Return the version of the rules for random states in state.json; see `random_streams.VERSION`.
+
+    Raises:
+        StateError: this version does not know them.
+    """
+    version = content.get("random", 1)  # older snapshots do not say it
+    if version not in range(1, random_streams.VERSION + 1):
+        raise StateError(
+            f"the snapshot's random states follow rules {version}, and this version of elasticflow knows rules up to {random_streams.VERSION}",
+            _REMEDY,
+        )
+    return int(version)
+
+
+class SnapshotMetadata:
     """Makes names and records of snapshots.
 
     Args:
@@ -28,9 +127,8 @@ class Recorder:
     """
 
     def __init__(self, me: Worker, state: State, schedule: Schedule) -> None:
-        self._me, self._evaluation = me, state.evaluation
-        self._schedule = {"samples": schedule.samples, "global_batch_size": schedule.global_batch_size}
-        self._kind = environment.of(me.device)
+        self._me, self._evaluation, self._schedule = me, state.evaluation, schedule
+        self._environment = environment.describe(me.device)
         self._fingerprints = dict(me.fingerprints)
         self.parent: str | None = None
 
@@ -41,21 +139,21 @@ class Recorder:
         return snapshot_name(step, me.generation, blake2b(text, digest_size=4).hexdigest())
 
     def record(self, position: Position, captured: Captured, trigger: str) -> dict[str, Any] | None:
-        """Return the record, on rank 0; see `StagingClient.stage`."""
+        """Return the record that the writer is sent, on rank 0; see `StagingClient.stage`."""
         me, evaluation = self._me, self._evaluation
         if me.rank != 0:
             return None
-        state = {
-            "position": position._asdict(),
-            "order": index_schedule.VERSION,
-            "schedule": self._schedule,
-            "seed": me.seed,
-            "random": me.random_version,
-            "draws_random": me.generators.look(),
-            "job": me.job,
-            "job_digest": me.job_digest,
-            "state": captured.tree,
-        }
+        state = StateRecord(
+            position=position,
+            samples=self._schedule.samples,
+            global_batch_size=self._schedule.global_batch_size,
+            seed=me.seed,
+            random_version=me.random_version,
+            draws_random=me.generators.look(),
+            job=me.job,
+            job_digest=me.job_digest,
+            tree=captured.tree,
+        )
         manifest = {
             "trigger": trigger,
             "parent": self.parent,
@@ -66,6 +164,6 @@ class Recorder:
             "aliases": captured.aliases,
             "memory_formats": captured.memory_formats,
             "fingerprints": self._fingerprints,
-            "versions": self._kind,
+            "versions": self._environment,
         }
-        return {"state": state, "manifest": manifest}
+        return {"state": state.to_json(), "manifest": manifest}

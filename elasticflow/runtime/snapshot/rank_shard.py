@@ -1,4 +1,4 @@
-"""This rank's part of a snapshot: which tensors, and their bytes in the writer's memory."""
+"""This rank's shard of a snapshot: which tensors it stores, and their bytes in staging memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from elasticflow import fault_injection
-from elasticflow.runtime.state import tensors as storable
-from elasticflow.runtime.state.copies import Copies
+from elasticflow.runtime.state.tensors import BY_NAME, DTYPES, Copies
 from elasticflow.snapshots.format.shard_file import TensorEntry
 
 if TYPE_CHECKING:
@@ -19,16 +18,17 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.state.state import Captured
 
-_BUFFERS = 8  # staging buffers whose views are kept
+# Staging buffers whose views are kept.
+_BUFFERS = 8
 
 
-class Share:
+class RankShard:
     """Tensors that one rank stores, in the order of their bytes.
 
     Attributes:
         tensors: Live tensors by key.
         nbytes: Bytes of all of them.
-        entries: Where each lies in a staging buffer: one after the other, without gaps.
+        entries: Where each tensor lies in a staging buffer: one after the other, without gaps.
     """
 
     def __init__(self, tensors: dict[str, Tensor], frozen: Collection[str] = ()) -> None:
@@ -37,41 +37,41 @@ class Share:
         self.nbytes = 0
         for key, tensor in tensors.items():
             size = nbytes_of(tensor)
-            dtype, shape = storable.DTYPES[tensor.dtype], tuple(tensor.shape)
+            dtype, shape = DTYPES[tensor.dtype], tuple(tensor.shape)
             self.entries.append(TensorEntry(key, dtype, shape, self.nbytes, size, key in frozen))
             self.nbytes += size
-        self._places: dict[int, _Place] = {}
+        self._buffers: dict[int, _BufferView] = {}
 
     def copy_into(self, target: memoryview) -> list[TensorEntry]:
         """Copy the tensors to the start of *target*; return where each lies."""
-        place = self._place(target)
-        place.first.make()
+        buffer = self._view(target)
+        buffer.first.make()
         fault_injection.reach("snapshot.mid_copy")
-        place.second.make()
+        buffer.second.make()
         fault_injection.reach("snapshot.after_copy")
         return self.entries
 
     def views_in(self, target: memoryview) -> dict[str, Tensor]:
         """Return *target* as tensors by key, those without elements left out; made once for each buffer."""
-        return self._place(target).views
+        return self._view(target).views
 
-    def _place(self, target: memoryview) -> _Place:
+    def _view(self, target: memoryview) -> _BufferView:
         address = address_of(target) if self.nbytes else 0
-        place = self._places.get(address)
-        if place is None:
-            if len(self._places) == _BUFFERS:  # they keep the memory mapped
-                self._places.clear()
+        buffer = self._buffers.get(address)
+        if buffer is None:
+            if len(self._buffers) == _BUFFERS:  # they keep the memory mapped
+                self._buffers.clear()
             views = {
-                entry.key: view_of(target, storable.BY_NAME[entry.dtype], entry.shape, entry.offset)
+                entry.key: view_of(target, BY_NAME[entry.dtype], entry.shape, entry.offset)
                 for entry in self.entries
                 if entry.nbytes
             }
-            place = self._places[address] = _Place(views, self.tensors)
-        return place
+            buffer = self._buffers[address] = _BufferView(views, self.tensors)
+        return buffer
 
 
-class _Place:
-    """A staging buffer as a share sees it."""
+class _BufferView:
+    """A staging buffer as a shard's tensors, and the copies to it in two halves."""
 
     def __init__(self, views: dict[str, Tensor], sources: Mapping[str, Tensor]) -> None:
         self.views = views
@@ -80,24 +80,27 @@ class _Place:
         self.first, self.second = Copies(pairs[:half]), Copies(pairs[half:])
 
 
-class Sharing:
-    """Who stores what: every rank comes to the same answer without asking the others."""
+class ShardPlanner:
+    """Plans which rank stores which tensors: every rank comes to the same plan without asking the others."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
-        self._of: dict[str, Tensor] | None = None
-        self._share = Share({})
+        self._tensors: dict[str, Tensor] | None = None
+        self._shard = RankShard({})
 
-    def share_of(self, captured: Captured) -> Share:
-        """Return this rank's share; the same object as before as long as the tensors are the same."""
+    def shard_of(self, captured: Captured) -> RankShard:
+        """Return this rank's shard; the same object as before as long as the tensors are the same."""
         tensors = captured.tensors
-        if tensors is not self._of:
+        if tensors is not self._tensors:
             sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
             mine = balanced(sizes, self._world_size, captured.frozen, captured.local)[self._rank]
             # The widest first: every tensor is aligned to its own width without gaps between them.
             keys = sorted(mine, key=lambda key: (-tensors[key].element_size(), key))
-            self._of, self._share = tensors, Share({key: tensors[key] for key in keys}, captured.frozen)
-        return self._share
+            self._tensors, self._shard = (
+                tensors,
+                RankShard({key: tensors[key] for key in keys}, captured.frozen),
+            )
+        return self._shard
 
 
 def balanced(
@@ -105,27 +108,30 @@ def balanced(
 ) -> list[list[str]]:
     """Return which keys each of *parts* ranks stores: whole tensors, bytes balanced, the same on every rank.
 
-    The *frozen* ones are shared out by themselves: most snapshots write only the others. The *local* ones are rank
-    0's, which count: so no rank waits for another to make them equal.
+    Args:
+        sizes: Bytes of each tensor, by key.
+        parts: How many ranks there are.
+        frozen: Keys that are spread by themselves: most snapshots write only the others.
+        local: Keys that rank 0 stores, whose values count: so no rank waits for another to make them equal.
     """
-    own = [key for key in sizes if key in local]
+    of_rank_0 = [key for key in sizes if key in local]
     rest = {key: size for key, size in sizes.items() if key not in local}
-    ahead = sum(sizes[key] for key in own)
-    moving = _spread({key: size for key, size in rest.items() if key not in frozen}, parts, ahead)
+    ahead = sum(sizes[key] for key in of_rank_0)
+    trained = _spread({key: size for key, size in rest.items() if key not in frozen}, parts, ahead)
     still = _spread({key: size for key, size in rest.items() if key in frozen}, parts)
-    moving[0] += own
-    # The largest of a kind goes to the first: in turn from both ends, no rank gets two of them.
-    return [ours + theirs for ours, theirs in zip(moving, reversed(still), strict=True)]
+    trained[0] += of_rank_0
+    # Each time the first rank gets the largest tensor: from both ends in turn, no rank gets both.
+    return [first + second for first, second in zip(trained, reversed(still), strict=True)]
 
 
 def _spread(sizes: Mapping[str, int], parts: int, ahead: int = 0) -> list[list[str]]:
     loads = [ahead, *[0] * (parts - 1)]
-    found: list[list[str]] = [[] for _ in range(parts)]
+    keys_of: list[list[str]] = [[] for _ in range(parts)]
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
         lightest = loads.index(min(loads))
         loads[lightest] += sizes[key]
-        found[lightest].append(key)
-    return found
+        keys_of[lightest].append(key)
+    return keys_of
 
 
 def view_of(data: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:

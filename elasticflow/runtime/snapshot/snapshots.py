@@ -11,24 +11,24 @@ from elasticflow.errors import SnapshotError
 from elasticflow.runtime.data.dataset import require_same
 from elasticflow.runtime.process import environment, leaving, random_streams
 from elasticflow.runtime.process.context import Restored
-from elasticflow.runtime.replica_checks.captured import Alike
-from elasticflow.runtime.replica_checks.replicas import Comparison, flip
+from elasticflow.runtime.replica_checks.captured import CaptureCheck
+from elasticflow.runtime.replica_checks.replicas import ReplicaCheck, flip
 from elasticflow.runtime.snapshot import restore, writer_connection
-from elasticflow.runtime.snapshot.memory_tier import Tier
-from elasticflow.runtime.snapshot.metadata import Recorder
-from elasticflow.runtime.snapshot.outcomes import Outcomes
+from elasticflow.runtime.snapshot.memory_tier import MemoryTier
+from elasticflow.runtime.snapshot.metadata import SnapshotMetadata, StateRecord
 from elasticflow.runtime.snapshot.policy import Policy
-from elasticflow.runtime.snapshot.rank_shard import Sharing, nbytes_of
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, nbytes_of
 from elasticflow.runtime.snapshot.staging_copy import copier_for
 from elasticflow.runtime.snapshot.unsaved import Unsaved
-from elasticflow.runtime.state.weights import load_weights
+from elasticflow.runtime.snapshot.writer_connection import WriterReports
+from elasticflow.runtime.state.loading import load_weights
 from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.format.policy import Due, Keep
 
 if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position, Schedule
-    from elasticflow.runtime.snapshot.restore import Found
+    from elasticflow.runtime.snapshot.restore import SnapshotContent
     from elasticflow.runtime.state.state import Captured, State
     from elasticflow.snapshots.format.policy import HasPosition
 
@@ -65,18 +65,19 @@ class Snapshots:
         self._catalog = policy.catalog(me.run_folder, me.run_id)
         self._client = writer_connection.connect(me, policy, self._catalog.prefix, state)
         self._client.waiting = me.heartbeat.beat  # for a slow store
-        self._outcomes = Outcomes(me, self._client)
-        self._recorder = Recorder(me, state, schedule)
-        self._sharing = Sharing(me.rank, me.world_size)
+        self._reports = WriterReports(me, self._client)
+        self._metadata = SnapshotMetadata(me, state, schedule)
+        self._planner = ShardPlanner(me.rank, me.world_size)
         self._copier = copier_for(me.device, state.optimizers.values())
-        self._alike = Alike(me)
-        self._comparison = Comparison(me, state, compare_every)
+        self._capture_check = CaptureCheck(me)
         self._unsaved = Unsaved(me, state, policy.ignore)
-        self._tier = None
+        self._memory_tier = None
         if policy.memory is not None and me.local_world_size == me.world_size:  # it covers one node
-            self._tier = Tier(
-                me, self._client, state, self._sharing, self._recorder, self._copier, policy.memory
+            self._memory_tier = MemoryTier(
+                me, self._client, state, self._planner, self._metadata, self._copier, policy.memory
             )
+        forget = None if self._memory_tier is None else self._memory_tier.forget
+        self._replica_check = ReplicaCheck(me, state, compare_every, forget)
         self._due, self._is_due = Due(policy.every), False
         self._last: HasPosition = schedule.start
         self._last_time = time.monotonic()
@@ -105,28 +106,28 @@ class Snapshots:
         me = self._me
         me.phase("restore")
         me.leave_untrained()
-        loads = NodeLoader(self._client, partial(leaving.read_on, me))
-        held = None if self._tier is None else self._tier.recall(self._catalog)
-        found = restore.newest_good(me, self._catalog, loads) if held is None else held.found
-        position = self._schedule.start if found is None else self._take_over(found, loads)
-        if found is not None:
-            self.restored = Restored(found.manifest.name, is_from_memory=held is not None)
+        loader = NodeLoader(self._client, partial(leaving.beat_or_leave, me))
+        held = None if self._memory_tier is None else self._memory_tier.recall(self._catalog)
+        content = restore.newest_good(me, self._catalog, loader) if held is None else held.content
+        position = self._schedule.start if content is None else self._take_over(content, loader)
+        if content is not None:
+            self.restored = Restored(content.manifest.name, is_from_memory=held is not None)
         self._last, self._last_time = position, time.monotonic()
         if held is not None:
-            self._recorder.parent = held.parent
-            self._last = held.last or (self._schedule.start if held.parent is None else position)
-        if self._tier is not None:
-            self._tier.begin(position)
-        self._comparison.begin(position)
-        if me.witness is not None:
-            me.witness.begin(self._state, position)
-        leaving.recall(me, self._catalog, position.step)
+            self._metadata.parent = held.parent
+            self._last = held.committed_at or (self._schedule.start if held.parent is None else position)
+        if self._memory_tier is not None:
+            self._memory_tier.begin(position)
+        self._replica_check.begin(position)
+        if me.trajectory_recorder is not None:
+            me.trajectory_recorder.begin(self._state, position)
+        leaving.recall_stop(me, self._catalog, position.step)
         return position
 
     def after_step(self, position: Position) -> None:
         """Take a snapshot if one is due after this step, and see to those on their way. Every rank, after each step.
 
-        This rank's share is copied into the writer's memory; nobody waits for another rank. It waits only while two
+        This rank's shard is copied into the writer's memory; nobody waits for another rank. It waits only while two
         earlier snapshots are still being written; with the memory tier never. What is to last is handed to the writer
         only once all replicas are known to be equal, by the end of the next step, so a snapshot is always good to go
         on from.
@@ -150,22 +151,22 @@ class Snapshots:
         self._take(position, final=True)
 
     def _is_wanted_after(self, position: Position) -> bool:
-        """Settle what was begun in earlier steps; return if a snapshot is due, the same on every rank."""
+        """Finish what was begun in earlier steps; return if a snapshot is due, the same on every rank."""
         fault_injection.reach("training.step")
-        self._outcomes.look()
+        self._reports.log_new()
         self._copier.poll()
-        if self._alike.is_asking:
-            self._alike.settle(self._state.capture)
-        self._comparison.settle(self._tier)
+        if self._capture_check.is_pending:
+            self._capture_check.finish(self._state.capture)
+        self._replica_check.finish()
         if not self._is_prepared:
             self._prepare()
         self._unsaved.after_step()
         if self._me.skipped_step:
             return False
-        if self._comparison.due(position):
-            self._comparison.require_same(position, self._tier)
+        if self._replica_check.is_due(position):
+            self._replica_check.require_same(position)
         self._is_due = self._me.vote.snapshot or self._due.is_due(self._last, position)
-        return self._is_due or (self._tier is not None and self._tier.due(position))
+        return self._is_due or (self._memory_tier is not None and self._memory_tier.is_due(position))
 
     def _take(self, position: Position, *, final: bool = False) -> None:
         me = self._me
@@ -173,82 +174,81 @@ class Snapshots:
             return
         began = time.monotonic()
         self._unsaved.before_snapshot()
-        if final or (self._tier is not None and self._is_due):  # what is held may be written at any moment
-            self._comparison.require_same(position, self._tier)
+        if final or (
+            self._memory_tier is not None and self._is_due
+        ):  # what is held may be written at any moment
+            self._replica_check.require_same(position)
         me.progress.flush()  # whoever goes on from this step does not make these lines again
         trigger = self._trigger(position, final=final)
-        if self._tier is None:
+        if self._memory_tier is None:
             me.phase("snapshot")
             self._hand_over(position, trigger)
             me.phase("step")
             me.progress.go_on()
-        elif not self._tier.holds(position):
-            self._tier.hold(position)
-        if self._tier is not None:
+        elif not self._memory_tier.holds(position):
+            self._memory_tier.hold(position)
+        if self._memory_tier is not None:
             if not (final or self._is_due):
                 return
             self._copier.then(partial(self._client.request_persist, position.step, trigger))
-        self._alike.ask(self._state.capture())
+        self._capture_check.start(self._state.capture())
         self._last, self._last_time = position, time.monotonic()
-        self._staged = self._recorder.name(position.step)
-        self._outcomes.facts["stall_s"] = round(self._last_time - began, 6)
-        if self._tier is None:
-            self._outcomes.staged(name=self._staged, step=position.step, trigger=trigger)
+        self._staged = self._metadata.name(position.step)
+        self._reports.stall_s = round(self._last_time - began, 6)
+        if self._memory_tier is None:
+            self._reports.log_staged(name=self._staged, step=position.step, trigger=trigger)
 
     def _prepare(self) -> None:
         # After the first step the optimizer has its state: what cannot be stored is refused now, and the writer
         # makes its memory ready (first touch takes longer than the copy) while training goes on.
         captured = self._state.capture()
-        self._alike.ask(captured)
-        self._alike.settle(self._state.capture)
-        share = self._sharing.share_of(captured)
-        if self._tier is None:
-            self._client.reserve(share.nbytes)
+        self._capture_check.start(captured)
+        self._capture_check.finish(self._state.capture)
+        shard = self._planner.shard_of(captured)
+        if self._memory_tier is None:
+            self._client.reserve(shard.nbytes)
         else:
-            self._tier.reserve(share)
+            self._memory_tier.reserve(shard)
         self._note_size(captured)
         self._is_prepared = True
 
     def _hand_over(self, position: Position, trigger: str) -> None:
         self._copier.finish()
         captured = self._state.capture()
-        share = self._sharing.share_of(captured)
+        shard = self._planner.shard_of(captured)
         # More ranks than tensors: a rank without bytes never gets a buffer.
-        target = self._client.buffer(share.nbytes) if share.nbytes else memoryview(b"")
-        self._copier.start(share, target, captured.stepped)
-        told = partial(
+        target = self._client.buffer(shard.nbytes) if shard.nbytes else memoryview(b"")
+        self._copier.start(shard, target, captured.stepped)
+        send = partial(
             self._client.stage,
-            name=self._recorder.name(position.step),
+            name=self._metadata.name(position.step),
             step=position.step,
-            tensors=share.entries,
-            nbytes=share.nbytes,
-            record=self._recorder.record(position, captured, trigger),
+            tensors=shard.entries,
+            nbytes=shard.nbytes,
+            record=self._metadata.record(position, captured, trigger),
         )
-        self._comparison.ask(position, captured, partial(self._copier.then, told))
+        self._replica_check.start(position, captured, partial(self._copier.then, send))
         self._note_size(captured)
 
     def _note_size(self, captured: Captured) -> None:
-        self._outcomes.facts["bytes"] = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
+        self._reports.nbytes = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
 
-    def _take_over(self, found: Found, loads: NodeLoader) -> Position:
-        me, manifest, content = self._me, found.manifest, found.state
-        samples = self._schedule.samples, content["schedule"]["samples"]
-        me.random_version = restore.random_version_of(content)
+    def _take_over(self, content: SnapshotContent, loader: NodeLoader) -> Position:
+        me, manifest, record = self._me, content.manifest, StateRecord.from_json(content.state)
+        samples = self._schedule.samples, record.samples
+        me.random_version = record.random_version
         began_otherwise = me.drawn if me.random_version != random_streams.VERSION else {}
         require_same(me.fingerprints, manifest.fingerprints, *samples, began_otherwise)
-        restore.complete_evaluation(content, manifest)
-        environment.tell_changes(me, manifest.versions)
-        position = restore.position_of(content)
+        restore.complete_evaluation(record.tree, manifest)
+        environment.log_changes(me, manifest.versions)
         if me.rank == 0:  # before anything of it is used: what happens now may be its doing
             me.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
-        restore.apply(me, self._state, found, loads)
-        if content["job_digest"] != me.job_digest and me.rank == 0:
-            me.log.warning(
-                "job.changed", snapshot=manifest.name, was=content["job_digest"], now=me.job_digest
-            )
-        me.generators.are_used |= content["draws_random"]
-        self._recorder.parent = self._staged = manifest.name
-        return position
+        restore.apply(me, self._state, content, loader)
+        if record.job_digest != me.job_digest and me.rank == 0:
+            me.log.warning("job.changed", snapshot=manifest.name, was=record.job_digest, now=me.job_digest)
+        me.generators.are_used |= record.draws_random
+        self._metadata.parent = self._staged = manifest.name
+        return record.position
 
     def _is_due_by_time(self) -> bool:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)
@@ -262,12 +262,12 @@ class Snapshots:
         return self._due.trigger(self._last, position)
 
     def _finish(self) -> None:
-        self._comparison.settle(self._tier)
+        self._replica_check.finish()
         self._copier.finish()
-        self._alike.settle(self._state.capture)
+        self._capture_check.finish(self._state.capture)
         reports = self._client.flush(_FLUSH_LIMIT_S)
         failed = [r for r in reports if r["event"] == events.SNAPSHOT_FAILED and r["name"] == self._staged]
-        self._outcomes.log(reports)
+        self._reports.log(reports)
         if failed:
             raise SnapshotError(f"the last snapshot could not be written: {failed[0]['reason']}")
-        leaving.record(self._me, self._catalog)
+        leaving.record_stop(self._me, self._catalog)

@@ -2,8 +2,8 @@
 
 On a CUDA device the copy runs on a stream of its own, which begins where the training stream has come to. The training
 stream waits for it on the device, not before it must: for what a forward may write (buffers, objects of the job's own)
-at once, for what only the optimizer's step writes at that step. The writer is told when the copy is through, which is
-looked up at each step.
+at once, for what only the optimizer's step writes at that step. Whether the copy is through is looked up at each step;
+then the writer is sent its message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from elasticflow import fault_injection
 from elasticflow.runtime.snapshot.rank_shard import address_of
-from elasticflow.runtime.state.copies import copy
+from elasticflow.runtime.state.tensors import copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -23,31 +23,32 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from elasticflow.runtime.snapshot.rank_shard import Share
+    from elasticflow.runtime.snapshot.rank_shard import RankShard
 
-_PORTABLE = 1  # cudaHostRegisterPortable
+# cudaHostRegisterPortable.
+_PORTABLE = 1
 
 
 def copier_for(device: torch.device, optimizers: Collection[Optimizer]) -> Copier:
-    """Return what copies from *device*."""
+    """Return the copier for *device*; *optimizers* are those whose steps write to it."""
     return CudaCopier(device, optimizers) if device.type == "cuda" else Copier()
 
 
 class Copier:
-    """Copies from the CPU's own memory: it is done when `start` returns."""
+    """Copies from the CPU's own memory: a copy is done when `start` returns."""
 
-    def start(self, share: Share, target: memoryview, stepped: Collection[str]) -> None:
-        """Begin to copy *share* to the start of *target*, which nobody else uses until it is through.
+    def start(self, shard: RankShard, target: memoryview, stepped: Collection[str]) -> None:
+        """Begin to copy *shard* to the start of *target*, which nobody else uses until the copy is through.
 
         Args:
-            share: Tensors.
-            target: Staging memory; not larger than the share.
+            shard: Tensors.
+            target: Staging memory; not larger than the shard.
             stepped: Keys of tensors that nothing but the optimizer's step writes.
         """
-        share.copy_into(target)
+        shard.copy_into(target)
 
     def then(self, action: Callable[[], None]) -> None:
-        """Call *action* once the copy is through, after what was asked for before; now, if it is."""
+        """Call *action* once the copy is through, after the actions before it; now, if the copy is through."""
         action()
 
     def poll(self) -> None:
@@ -60,12 +61,12 @@ class Copier:
 class CudaCopier(Copier):
     """Copies from a CUDA device.
 
-    A forward that writes to a parameter which the optimizer owns would write under the copy's hands; nothing of
-    torch's does.
+    A forward that writes to a parameter which an optimizer owns would change it during the copy; nothing of torch's
+    does that.
 
     Args:
         device: Where training runs.
-        optimizers: Their steps write what they own.
+        optimizers: Their steps wait for the copy on the device.
     """
 
     def __init__(self, device: torch.device, optimizers: Collection[Optimizer]) -> None:
@@ -74,37 +75,37 @@ class CudaCopier(Copier):
         self._is_read = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._is_through = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._memory = _PinnedMemory(device)
-        self._is_open = False  # the optimizer's next step must wait for the copy
+        # An optimizer's next step must wait for the copy.
+        self._must_wait = False
         self._bounced: tuple[memoryview, Tensor] | None = None
         self._actions: list[Callable[[], None]] = []
         self._is_copying = False
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._before_step)
 
-    def start(self, share: Share, target: memoryview, stepped: Collection[str]) -> None:
+    def start(self, shard: RankShard, target: memoryview, stepped: Collection[str]) -> None:
         """Begin to copy; see `Copier`. Nothing waits here but the device."""
         self.finish()
-        if not share.nbytes:
+        if not shard.nbytes:
             return
-        memory = self._memory.of(share, target)
+        memory = self._memory.of(shard, target)
         self._bounced = None if memory is target else (target, torch.frombuffer(memory, dtype=torch.uint8))
-        views = share.views_in(memory)
-        on_device = [key for key in views if share.tensors[key].device.type == "cuda"]
-        here = [key for key in views if key not in set(on_device)]
-        copy([views[key] for key in here], [share.tensors[key] for key in here])
+        views = shard.views_in(memory)
+        on_device = [key for key in views if shard.tensors[key].device.type == "cuda"]
+        on_cpu = [key for key in views if key not in set(on_device)]
+        copy([views[key] for key in on_cpu], [shard.tensors[key] for key in on_cpu])
         training = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(training)
         with torch.cuda.stream(self._stream), torch.no_grad():
             for event, is_late in ((self._is_read, False), (self._is_through, True)):
                 for key in on_device:
                     if (key in stepped) == is_late:
-                        source = (
-                            share.tensors[key].resolve_conj().resolve_neg()
-                        )  # else the host would, too early
+                        # Resolved on the device: else the host would do it, too early.
+                        source = shard.tensors[key].resolve_conj().resolve_neg()
                         views[key].copy_(source, non_blocking=True)
                 event.record(self._stream)
         training.wait_event(self._is_read)
-        self._is_open = self._is_copying = True
+        self._must_wait = self._is_copying = True
         fault_injection.reach("snapshot.after_copy")
 
     def then(self, action: Callable[[], None]) -> None:
@@ -134,9 +135,9 @@ class CudaCopier(Copier):
             action()
 
     def _before_step(self, *_: Any) -> None:
-        if self._is_open:
+        if self._must_wait:
             torch.cuda.current_stream(self._device).wait_event(self._is_through)
-            self._is_open = False
+            self._must_wait = False
 
 
 class _PinnedMemory:
@@ -144,20 +145,20 @@ class _PinnedMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._share: Share | None = None
+        self._shard: RankShard | None = None
         self._known: dict[int, memoryview] = {}
         self._bounce: Tensor | None = None
 
-    def of(self, share: Share, target: memoryview) -> memoryview:
-        """Return *target*, pinned; or other pinned memory, where the driver refuses it."""
-        if share is not self._share:  # another layout brings other buffers: let go of the old ones
+    def of(self, shard: RankShard, target: memoryview) -> memoryview:
+        """Return *target*, pinned; or other pinned memory, where the driver refuses to pin it."""
+        if shard is not self._shard:  # another layout brings other buffers: let go of the old ones
             for address in self._known:
                 torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-            self._known, self._bounce, self._share = {}, None, share
+            self._known, self._bounce, self._shard = {}, None, shard
         if self._bounce is None and self._pin(target):
             return target
         if self._bounce is None:
-            self._bounce = torch.empty(share.nbytes, dtype=torch.uint8, pin_memory=True)
+            self._bounce = torch.empty(shard.nbytes, dtype=torch.uint8, pin_memory=True)
         return memoryview(self._bounce.numpy().data)
 
     def _pin(self, target: memoryview) -> bool:
@@ -165,9 +166,8 @@ class _PinnedMemory:
         if address not in self._known:
             cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             if int(cudart.cudaHostRegister(address, target.nbytes, _PORTABLE)) != 0:
-                with suppress(
-                    RuntimeError
-                ):  # the driver's last error: the next kernel would report it as its own
+                # The driver's last error: the next kernel would report it as its own.
+                with suppress(RuntimeError):
                     torch.zeros(1, device=self._device)
                 return False
             self._known[address] = target

@@ -1,8 +1,9 @@
-"""Whether a snapshot would leave out something that training moves: what a restart would lose, found while a job runs.
+"""Whether a snapshot would leave out something that training changes: what a restart would lose, found while a job runs.
 
-The walk is over optimizer, schedule, scaler, averaged model and included objects. What it reaches and no captured state
-holds is looked at again after later steps: a cache that is filled once and a constant stay as they are, state moves. Values
-are compared by a sum over their bits, so nothing is copied, and what a snapshot holds is known by its place in memory.
+The walk is over optimizer, schedule, scaler, averaged model and included objects. Values that it reaches and that no
+captured state holds are looked at again after later steps: a constant, or a cache that is filled once, stays as it is;
+state changes. Values are compared by a sum over their bits, so nothing is copied. What a snapshot holds is recognised by
+its address in memory.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.state.state import State
 
-_LISTABLE = (random.Random, np.random.Generator)  # a state of theirs that is saved is saved as numbers
+# If a state of these is saved, it is saved as numbers.
+_LISTABLE = (random.Random, np.random.Generator)
 
 _SMALL = 2**16
-"""Bytes of a tensor up to which all of its bits are looked at; of larger ones the sum is."""
+"""Bytes of a tensor up to which a checksum of all its bits is compared; of a larger one, the sum."""
 
 _SNAPSHOTS = 3
-"""Snapshots before which it is looked again: a schedule may move once an epoch, an averager every few steps."""
+"""Snapshots before which the state is looked at again: a schedule may change once an epoch, an averager every few steps."""
 
-# What torch makes anew at each step, or has for itself, outside what it calls its state.
+# What torch makes anew at each step, or keeps for itself, outside its `state_dict`.
 _SCRATCH = ("scaler._per_optimizer_states", "._step_count", "._opt_called")
 
 Mark = tuple[str, Any]
-"""Kind and value of a leaf; equal as long as nothing moved it."""
+"""Kind and value of a leaf; equal as long as nothing changed it."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ class _Look:
     """What one walk saw.
 
     Attributes:
-        loose: What no captured tensor is, by path.
+        loose: Marks of what is no captured tensor, by path.
         numbers: Captured numbers, by path in the snapshot.
-        own: Names of parts with a `state_dict` of their own, which may call a number what it likes.
+        own: Names of parts with a `state_dict` of their own, which may give a number any name.
     """
 
     loose: dict[str, Mark]
@@ -65,7 +67,7 @@ class Unsaved:
     Args:
         me: This worker.
         state: What a snapshot holds.
-        ignored: Paths of what is no state, as a refusal names them: the job says so.
+        ignored: Paths, as a refusal names them, of what the job says is no state.
     """
 
     def __init__(self, me: Worker, state: State, ignored: Sequence[str] = ()) -> None:
@@ -75,26 +77,26 @@ class Unsaved:
         self._warned: set[str] = set()
 
     def after_step(self) -> None:
-        """Look after each of the first two steps; later it costs nothing.
+        """Look after each of the first two steps; later this costs nothing.
 
         Raises:
-            StateError: a snapshot would leave out what training moves; named.
+            StateError: a snapshot would leave out what training changes; named.
         """
         if self._steps:
             self._steps -= 1
-            self._judge()
+            self._require_complete()
 
     def before_snapshot(self) -> None:
         """Look before each of the first few snapshots.
 
         Raises:
-            StateError: it would leave out what training moves; named.
+            StateError: the snapshot would leave out what training changes; named.
         """
         if self._snapshots and not self._steps:
             self._snapshots -= 1
-            self._judge()
+            self._require_complete()
 
-    def _judge(self) -> None:
+    def _require_complete(self) -> None:
         before, self._last = self._last, look(self._state)
         if before is None:
             return
@@ -110,7 +112,7 @@ class Unsaved:
 
 def roots_of(state: State) -> dict[str, Any]:
     """Return the objects to walk: all parts but the model and what elasticflow made itself."""
-    return {name: thing for name, thing in state.things.items() if name not in ("model", "evaluation")}
+    return {name: value for name, value in state.objects.items() if name not in ("model", "evaluation")}
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
@@ -122,15 +124,15 @@ def outside_of(model: nn.Module) -> set[int]:
     """Return the `id` of what is the model's own business: its modules, parameters, buffers and gradients."""
     tensors = [*model.parameters(), *model.buffers()]
     gradients = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
-    return {id(each) for each in (*model.modules(), *tensors, *gradients)}
+    return {id(value) for value in (*model.modules(), *tensors, *gradients)}
 
 
 def look(state: State) -> _Look:
-    """Return what no captured tensor is; the state may be read, and nothing is changed."""
+    """Return what can be reached and is no captured tensor; nothing is changed."""
     captured = state.capture()
-    held = {_place(tensor) for tensor in (*captured.tensors.values(), *state.scalars())}
-    held |= {_place(t) for t in (*state.model.parameters(), *state.model.buffers())}
-    held |= {_place(p.grad) for p in state.model.parameters() if p.grad is not None}
+    held = {_address(tensor) for tensor in (*captured.tensors.values(), *state.scalars())}
+    held |= {_address(t) for t in (*state.model.parameters(), *state.model.buffers())}
+    held |= {_address(p.grad) for p in state.model.parameters() if p.grad is not None}
     outside = outside_of(state.model) | _taken_whole(roots_of(state).values())
     packed = {key: tensor.tolist() for key, tensor in captured.tensors.items() if "/scalars/" in key}
     numbers = dict(_numbers("", captured.tree, packed))
@@ -138,7 +140,7 @@ def look(state: State) -> _Look:
     loose = [
         leaf
         for leaf in reachable.leaves(roots_of(state), names_of(state.model), outside)
-        if not (_is_real(leaf.value) and _place(leaf.value) in held)
+        if not (_is_real(leaf.value) and _address(leaf.value) in held)
         and not is_scratch(leaf.path)
         and not (isinstance(leaf.value, _LISTABLE) and _whole_numbers(leaf.value) <= known)
     ]
@@ -153,17 +155,17 @@ def look(state: State) -> _Look:
 
 
 def _taken_whole(roots: Iterable[Any]) -> set[int]:
-    """Return the `id` of what `Optimizer.state_dict` takes down to the last tensor: it need not be walked."""
+    """Return the `id` of what `Optimizer.state_dict` gives down to the last tensor: it need not be walked."""
     plain = [
         root
         for root in roots
         if isinstance(root, Optimizer) and type(root).state_dict is Optimizer.state_dict
     ]
-    return {id(each) for root in plain for each in (root.state, root.param_groups)}
+    return {id(value) for root in plain for value in (root.state, root.param_groups)}
 
 
 def marks_of(leaves: Sequence[reachable.Leaf]) -> dict[str, Mark]:
-    """Return kind and value of each leaf; the bits of tensors are added up."""
+    """Return kind and value of each leaf, by path; the bits of tensors are added up."""
     tensors = {leaf.path: leaf.value.detach() for leaf in leaves if _is_real(leaf.value)}
     arrays = {leaf.path: leaf.value for leaf in leaves if isinstance(leaf.value, np.ndarray)}
     for path, array in arrays.items():
@@ -172,22 +174,22 @@ def marks_of(leaves: Sequence[reachable.Leaf]) -> dict[str, Mark]:
     shaped = {path: (tuple(t.shape), str(t.dtype)) for path, t in tensors.items()}
     sums: dict[str, Any] = sums_of({path: t for path, t in tensors.items() if t.nbytes > _SMALL})
     sums |= {path: _bits_of(tensor) for path, tensor in tensors.items() if tensor.nbytes <= _SMALL}
-    found: dict[str, Mark] = {path: ("tensor", (shaped[path], sums[path])) for path in tensors}
+    marks: dict[str, Mark] = {path: ("tensor", (shaped[path], sums[path])) for path in tensors}
     for leaf in leaves:
         if isinstance(leaf.value, reachable.GENERATORS):
-            found[leaf.path] = "generator", _generator_state(leaf.value)
+            marks[leaf.path] = "generator", _generator_state(leaf.value)
         elif _is_real(leaf.value) and leaf.value.numel() == 1:
-            found[leaf.path] = "scalar", repr(leaf.value.item())
+            marks[leaf.path] = "scalar", repr(leaf.value.item())
         elif leaf.path not in tensors and not isinstance(leaf.value, Tensor | np.ndarray):
             kind = "whole" if isinstance(leaf.value, int | np.integer) else "number"
-            found[leaf.path] = kind, repr(leaf.value)
-    return found
+            marks[leaf.path] = kind, repr(leaf.value)
+    return marks
 
 
 def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-    """Return the paths of what moved between two looks and is in no snapshot: what is state, and what may be.
+    """Return the paths of what changed between two looks and is in no snapshot: what is state, and what may be.
 
-    What may be is a number with a fraction, such as the norm of the last gradient: steps may depend on it, or not.
+    A number with a fraction, such as the norm of the last gradient, may be state: steps may depend on it, or not.
     """
     paths = [
         path
@@ -207,16 +209,16 @@ def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[lis
 
 def is_ignored(path: str, ignored: Sequence[str]) -> bool:
     """Return whether the job says that *path*, or what it is a part of, is no state."""
-    return any(path == each or path.startswith((f"{each}.", f"{each}[")) for each in ignored)
+    return any(path == whole or path.startswith((f"{whole}.", f"{whole}[")) for whole in ignored)
 
 
 def is_scratch(path: str) -> bool:
-    """Return whether torch makes what lies at *path* anew, outside what it calls its state."""
+    """Return whether torch makes what lies at *path* anew, outside its `state_dict`."""
     return any(scratch in path for scratch in _SCRATCH)
 
 
 def refusal(paths: Sequence[str]) -> StateError:
-    """Return what to say of state that no snapshot would hold, and what to do about it."""
+    """Return the error that names state which no snapshot would hold, and what to do about it."""
     first, part = paths[0], paths[0].split(".")[0].split("[")[0]
     more = f" (and {len(paths) - 1} more like it)" if len(paths) > 1 else ""
     whose = {"optimizer": "the optimizer's class", "scheduler": "the schedule's class"}.get(part, "its class")
@@ -242,7 +244,7 @@ def _is_real(value: Any) -> bool:
     )
 
 
-def _place(tensor: Tensor) -> int:
+def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if _is_real(tensor) else 0
 
 

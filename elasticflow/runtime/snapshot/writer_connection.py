@@ -1,10 +1,12 @@
-"""This rank's connection to the snapshot writer of its node."""
+"""This rank's connection to the snapshot writer of its node, and what the writer reports."""
 
 from __future__ import annotations
 
+import select
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.snapshots.client.staging import StagingClient
+from elasticflow import events
+from elasticflow.snapshots.client.staging import BEGUN, StagingClient
 from elasticflow.snapshots.client.writer_process import start_writer
 from elasticflow.snapshots.format.writer_config import WriterStart
 
@@ -13,11 +15,62 @@ if TYPE_CHECKING:
     from elasticflow.runtime.snapshot.policy import Policy
     from elasticflow.runtime.state.state import State
 
-_started: list[Any] = []  # writers live as long as the worker that started them
+# What becomes of snapshots, as the writer reports it.
+_REPORTED = frozenset(
+    {events.SNAPSHOT_COMMITTED, events.SNAPSHOT_REMOVED, events.SNAPSHOT_FAILED, events.STORE_TROUBLE}
+)
+# Writers live as long as the worker that started them.
+_started: list[Any] = []
+
+
+class WriterReports:
+    """Receives the writer's reports and logs them, and that a snapshot was staged; rank 0 logs.
+
+    Args:
+        me: This worker.
+        client: To the node's writer.
+
+    Attributes:
+        nbytes: Of the snapshot staged, or asked for, last: bytes of all ranks together.
+        stall_s: Seconds that training stood still for it.
+    """
+
+    def __init__(self, me: Worker, client: StagingClient) -> None:
+        self._me, self._client = me, client
+        self._poll = select.poll()
+        self._poll.register(client.fileno(), select.POLLIN)
+        self.nbytes, self.stall_s = 0, 0.0
+
+    def log_new(self) -> None:
+        """Log what the writer has reported since the last call, if anything; never waits."""
+        # Receiving takes 30 times as long as polling.
+        if self._client.is_awaiting and self._poll.poll(0):
+            self.log(self._client.reports())
+
+    def log(self, reports: list[dict[str, Any]]) -> None:
+        """Log *reports* of the writer."""
+        me = self._me
+        for report in reports:
+            event = report.pop("event")
+            if event == BEGUN:
+                self.log_staged(**report)
+            # Under our agent the writer's own reports become events.
+            elif me.rank == 0 and me.identity.started_by != "launcher" and event in _REPORTED:
+                report.pop("generation", None)
+                me.event(events.EVENTS[event], **report)
+
+    def log_staged(self, **facts: Any) -> None:
+        """Log that the writer has a snapshot's bytes; *facts* are its name, step and trigger."""
+        me, single = self._me, self._client.single
+        if me.rank == 0:
+            me.event(events.SNAPSHOT_STAGED, bytes=self.nbytes, stall_s=self.stall_s, **facts)
+            if single is not None:
+                me.event(events.STAGING_SINGLE, reason=single)
+                self._client.single = None
 
 
 def connect(me: Worker, policy: Policy, prefix: str, state: State) -> StagingClient:
-    """Return this rank's connection; without an agent of ours, a node's first rank starts the writer. Every rank.
+    """Return this rank's connection; without an agent of ours, the first rank of a node starts the writer. Every rank.
 
     Raises:
         SnapshotError: there is no writer, or it refuses this generation.

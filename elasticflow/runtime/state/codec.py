@@ -1,4 +1,4 @@
-"""State as JSON plus tensors, without pickle, and back.
+"""State as JSON plus tensors, without pickle, and back; tensors of a snapshot are read when they are asked for.
 
 Values of JSON stand for themselves. What JSON lacks is an object with one key: `$tensor` (a stored tensor),
 `$scalar` (an element of a packed vector), `$float` (inf, nan), `$tuple`, `$dict` (keys that are not text), `$counter`.
@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.state import tensors as storable
-from elasticflow.runtime.state.lazy_tensors import Fresh
-from elasticflow.runtime.state.tensors import BY_NAME, DTYPES
+from elasticflow.runtime.state.tensors import (
+    BY_NAME,
+    DTYPES,
+    copy_with_layout,
+    identity_of,
+    layout_of,
+    refusal,
+)
 from elasticflow.snapshots.format import state_json
 from elasticflow.snapshots.format.state_json import StateMark, UnknownMarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
-__all__ = ["BY_NAME", "DTYPES", "Decoder", "Encoder"]
+    from elasticflow.runtime.state.tensors import Identity
+    from elasticflow.snapshots.read.load import LoadedSnapshot
 
-_DICTS = (dict, OrderedDict)  # subclasses of one's own would come back as plain ones
+# Subclasses of these would come back as plain ones.
+_DICTS = (dict, OrderedDict)
 _REMEDY = "state may hold numbers, text, lists, tuples, dicts and tensors"
 
 
@@ -33,13 +41,13 @@ class Encoder:
     """Collects tensors while it turns values into JSON.
 
     Args:
-        in_place: The tensors will be restored by copying into those that are there.
+        in_place: The tensors will be restored by copying into the live ones.
 
     Attributes:
-        tensors: Tensors by key, live: nothing is copied but packed scalars.
-        aliases: Key of a tensor that is another one, in the same memory, to that other's key.
-        memory_formats: Keys of tensors that do not lie contiguously, and how they lie.
-        scalars: What each packed vector is made of, by its key in `tensors`.
+        tensors: Live tensors by key: nothing is copied but packed scalars.
+        aliases: Key of a tensor that is the same memory as another one, to the key of that other one.
+        memory_formats: How tensors lie that are not contiguous, by key.
+        scalars: The tensors that each packed vector is made of, by its key in `tensors`.
     """
 
     def __init__(self, *, in_place: bool = False) -> None:
@@ -48,7 +56,7 @@ class Encoder:
         self.memory_formats: dict[str, str] = {}
         self.scalars: dict[str, list[Tensor]] = {}
         self._in_place = in_place
-        self._known: dict[storable.Identity, dict[str, Any]] = {}
+        self._known: dict[Identity, dict[str, Any]] = {}
         self._packed: dict[tuple[torch.dtype, str], str] = {}
 
     def encode(self, value: Any, path: str) -> Any:
@@ -59,26 +67,26 @@ class Encoder:
         """
         if value is None or isinstance(value, Tensor):
             return None if value is None else self._tensor(value, path)
-        kind = type(value)
-        if kind is bool or kind is int or isinstance(value, str):
+        cls = type(value)
+        if cls is bool or cls is int or isinstance(value, str):
             return value
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {StateMark.FLOAT: str(float(value))}
-        if kind is Counter:
+        if cls is Counter:
             return {
                 StateMark.COUNTER: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]
             }
-        if kind in _DICTS:
+        if cls in _DICTS:
             if all(isinstance(key, str) and not key.startswith("$") for key in value):
                 return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
             return {
                 StateMark.DICT: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]
             }
-        if kind is tuple:
+        if cls is tuple:
             return {StateMark.TUPLE: [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]}
-        if kind is list:
+        if cls is list:
             return [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]
-        raise StateError(f"{path} is a {_named(kind)}, which a snapshot cannot hold", _REMEDY)
+        raise StateError(f"{path} is a {_named(cls)}, which a snapshot cannot hold", _REMEDY)
 
     def finish(self) -> None:
         """Pack the scalars, one vector per dtype and device: thousands of tiny tensors would be the stall."""
@@ -86,32 +94,32 @@ class Encoder:
             self.tensors[key] = torch.stack(scalars)
 
     def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
-        refused = storable.refusal(value, in_place=self._in_place)
+        refused = refusal(value, in_place=self._in_place)
         if refused is not None:
             raise StateError(f"{path} is {refused[0]}, which a snapshot cannot hold", refused[1])
         tensor = value.detach()
-        identity = storable.identity_of(tensor)
+        identity = identity_of(tensor)
         if tensor.numel() and (known := self._known.get(identity)):
             if StateMark.TENSOR in known:
                 self.aliases[self._free(path)] = known[StateMark.TENSOR]
             return known
         if tensor.dim() == 0:
-            found = self._scalar(tensor, path)
+            reference = self._scalar(tensor, path)
         else:
             key = self._free(path)
-            if layout := storable.layout_of(tensor):
+            if layout := layout_of(tensor):
                 self.memory_formats[key] = layout
             self.tensors[key] = tensor
-            found = {StateMark.TENSOR: key}
-        self._known[identity] = found
-        return found
+            reference = {StateMark.TENSOR: key}
+        self._known[identity] = reference
+        return reference
 
     def _scalar(self, tensor: Tensor, path: str) -> dict[str, Any]:
-        kind = (tensor.dtype, tensor.device.type)
-        key = self._packed.get(kind)
+        packed_by = (tensor.dtype, tensor.device.type)
+        key = self._packed.get(packed_by)
         if key is None:
             part = path.partition("/")[0]
-            key = self._packed[kind] = self._free(
+            key = self._packed[packed_by] = self._free(
                 f"{part}/scalars/{DTYPES[tensor.dtype]}/{tensor.device.type}"
             )
             self.scalars[key] = []
@@ -119,10 +127,39 @@ class Encoder:
         return {StateMark.SCALAR: [key, len(self.scalars[key]) - 1]}
 
     def _free(self, path: str) -> str:
-        """Return *path*, or another where two paths read the same: {"a/b": x, "a": {"b": y}}."""
+        """Return *path*, or a longer one if it is taken: the paths in {"a/b": x, "a": {"b": y}} are the same."""
         while path in self.tensors or path in self.scalars or path in self.aliases:
             path += "'"
         return path
+
+
+class LazyTensors(Mapping[str, Tensor]):
+    """Tensors of a verified snapshot, each read anew when it is looked up: contiguous, in memory of its own, to be kept.
+
+    Raises:
+        SnapshotError: when a tensor is looked up, its file has changed since it was verified, or cannot be read.
+    """
+
+    def __init__(self, loaded: LoadedSnapshot) -> None:
+        self._loaded = loaded
+        self._places = loaded.manifest.tensors
+
+    def __getitem__(self, key: str) -> Tensor:
+        """Read the tensor."""
+        place = self._places[key]
+        # Torch's own memory: with large pages (MADV_HUGEPAGE) a load of 0.6 GB once took 4 s, not 0.6: they must be found.
+        tensor = torch.empty(place.shape, dtype=BY_NAME[place.dtype])
+        if place.nbytes:
+            self._loaded.read_into(key, tensor.view(-1).view(torch.uint8).numpy().data)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the keys."""
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        """Count the tensors."""
+        return len(self._places)
 
 
 class Decoder:
@@ -132,7 +169,7 @@ class Decoder:
         tensors: Stored tensors by key.
         memory_formats: How tensors that are not contiguous are to lie.
         copies: Give tensors memory of their own, laid out as they were; False for values that are copied anyway.
-            What was one tensor in two places is one again.
+            A tensor that stood in two places is one tensor again.
     """
 
     def __init__(
@@ -146,7 +183,7 @@ class Decoder:
         """Return what was encoded as *value*.
 
         Raises:
-            StateError: it was written by another version.
+            StateError: another version of elasticflow wrote it.
         """
         try:
             return state_json.decode(value, lambda ref: self._tensor(ref.key, ref.index))
@@ -161,8 +198,8 @@ class Decoder:
 
     def _whole(self, key: str) -> Tensor:
         stored, layout = self._tensors[key], self._memory_formats.get(key)
-        is_done = layout is None and isinstance(self._tensors, Fresh)
-        return storable.copy_with_layout(stored, layout) if self._copies and not is_done else stored
+        is_done = layout is None and isinstance(self._tensors, LazyTensors)
+        return copy_with_layout(stored, layout) if self._copies and not is_done else stored
 
     def _element(self, key: str, index: int) -> Tensor:
         if key not in self._packed:
@@ -182,5 +219,5 @@ def _key(key: Any, path: str) -> Any:
     raise StateError(f"{path} has a key that is a {_named(type(key))}, which a snapshot cannot hold", _REMEDY)
 
 
-def _named(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _named(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,40 +1,133 @@
-"""Live objects take over state."""
+"""Live objects take over state, compared with them first: a misfit is found before anything is touched."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from elasticflow.errors import StateError
 from elasticflow.runtime.torch_private import EXTRA_STATE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from elasticflow.runtime.state import codec
 
+Names = list[list[str | None]]
+"""Names of the parameters of each group of an optimizer; None for one that is not the model's."""
 
-def decoded(thing: Any, content: Any, view: codec.Decoder, own: codec.Decoder) -> Any:
-    """Return the state of *thing* out of JSON; *view* gives stored tensors, *own* copies of them."""
-    if not isinstance(thing, nn.Module):
+_OTHER = "go on with the job the snapshot was taken of, or start a new run"
+
+
+def check_module(module: nn.Module, saved: Mapping[str, Any], name: str) -> None:
+    """Check names, shapes and dtypes of *saved*, a `state_dict`, against the module's.
+
+    Raises:
+        StateError: they differ; names the first difference.
+    """
+    live = module.state_dict()
+    for key in sorted(live.keys() | saved.keys()):
+        if key not in saved:
+            raise _misfit(name, f"it has no {key}")
+        if key not in live:
+            raise _misfit(name, f"the {name} has no {key}")
+        mine, its = live[key], saved[key]
+        if isinstance(mine, Tensor) != isinstance(its, Tensor):
+            where = "snapshot" if isinstance(its, Tensor) else "job"
+            raise _misfit(name, f"{key} is a tensor only in the {where}")
+        if isinstance(mine, Tensor) and not is_lazy(mine):
+            _check_tensor(name, key, mine, its)
+
+
+def check_optimizer(
+    optimizer: Optimizer, saved: Any, name: str, *, saved_names: Names | None, names: Names
+) -> None:
+    """Check that *saved* is the state of such an optimizer over such parameters.
+
+    Args:
+        optimizer: The live one.
+        saved: What its `state_dict` gave.
+        name: Name of the part.
+        saved_names: Names of the parameters of each group then; None if nobody wrote them down.
+        names: The same now.
+
+    Raises:
+        StateError: they differ; names the first difference.
+    """
+    if not isinstance(saved, dict) or "param_groups" not in saved:
+        return  # in a form of the optimizer's own, which checks for itself
+    groups, saved_groups = optimizer.param_groups, saved["param_groups"]
+    if len(groups) != len(saved_groups):
+        raise _misfit(name, f"{len(saved_groups)} parameter groups in the snapshot, {len(groups)} in the job")
+    for number, (mine, its) in enumerate(zip(groups, saved_groups, strict=True)):
+        if len(mine["params"]) != len(its["params"]):
+            sizes = f"{len(its['params'])} parameters in the snapshot, {len(mine['params'])} in the job"
+            raise _misfit(name, f"group {number} has {sizes}")
+        # An option only in the job is one that a newer optimizer fills in by itself.
+        for option in sorted(its.keys() - mine.keys() - {"param_names"}):
+            raise _misfit(name, f"{type(optimizer).__name__} has no option `{option}`")
+    for number, (then, now) in enumerate(zip(saved_names or names, names, strict=True)):
+        for place, (its_name, my_name) in enumerate(zip(then, now, strict=True)):
+            if its_name != my_name:
+                both = f"{its_name} in the snapshot, {my_name} in the job"
+                raise _misfit(name, f"parameter {place} of group {number} is {both}")
+
+
+def check_schedule(schedule: Any, saved: Any, name: str) -> None:
+    """Check that *saved* is the state of such a schedule: torch's schedules load whatever they are given.
+
+    Raises:
+        StateError: they differ; names the first difference.
+    """
+    if type(schedule).load_state_dict is not LRScheduler.load_state_dict:
+        return
+    for key in sorted(saved.keys() ^ schedule.state_dict().keys()):
+        where = "snapshot" if key in saved else "job"
+        raise _misfit(name, f"{type(schedule).__name__} has `{key}` only in the {where}")
+
+
+def decoded(stateful: Any, content: Any, view: codec.Decoder, own: codec.Decoder) -> Any:
+    """Return the state of *stateful* out of JSON; *view* gives stored tensors, *own* copies of them."""
+    if not isinstance(stateful, nn.Module):
         return own.decode(content)
-    # Loading a module copies into its own tensors; it keeps what `get_extra_state` gave, as others keep all.
+    # Loading a module copies into its own tensors; what `get_extra_state` gave it keeps, as other objects keep all.
     return {
         key: (own if key.rpartition(".")[2] == EXTRA_STATE else view).decode(value)
         for key, value in content.items()
     }
 
 
-def load(thing: Any, state: Any) -> None:
-    """Give *thing* its state; a module's tensors and everything's device stay, dtypes are those of the state."""
-    if isinstance(thing, nn.Module):
-        # With the versions of its modules, which are no state: without them a module takes the state for an old one's.
-        versioned = thing.state_dict()
+def load(stateful: Any, state: Any) -> None:
+    """Give *stateful* its state; a module's tensors and all devices stay, dtypes are those of the state."""
+    if isinstance(stateful, nn.Module):
+        # With the versions of its modules, which are no state: without them a module takes the state for an older one's.
+        versioned = stateful.state_dict()
         versioned.update(state)
-        thing.load_state_dict(versioned)
-    elif isinstance(thing, Optimizer) and type(thing).load_state_dict is Optimizer.load_state_dict:
-        _load_optimizer(thing, state)
+        stateful.load_state_dict(versioned)
+    elif isinstance(stateful, Optimizer) and type(stateful).load_state_dict is Optimizer.load_state_dict:
+        _load_optimizer(stateful, state)
     else:
-        thing.load_state_dict(state)
+        stateful.load_state_dict(state)
+
+
+def load_weights(model: nn.Module, path: str) -> None:
+    """Copy the tensors of a safetensors file into the model. Every rank.
+
+    Raises:
+        StateError: the file cannot be read, or its names, shapes or dtypes are not the model's.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(path)
+    except OSError as error:
+        raise StateError(f"model.weights: {path} cannot be read: {error}") from error
+    check_module(model, weights, "model")
+    model.load_state_dict(weights)
 
 
 def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -54,3 +147,15 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
         for key, value in saved.items() if isinstance(saved, dict) else ():
             if isinstance(value, Tensor) and value.dtype != loaded[index][key].dtype:
                 loaded[index][key] = value.to(loaded[index][key].device)
+
+
+def _check_tensor(name: str, key: str, mine: Tensor, its: Tensor) -> None:
+    if mine.shape != its.shape:
+        shapes = f"{tuple(its.shape)} in the snapshot, {tuple(mine.shape)} in the job"
+        raise _misfit(name, f"{key} has shape {shapes}")
+    if mine.dtype != its.dtype:
+        raise _misfit(name, f"{key} is {its.dtype} in the snapshot, {mine.dtype} in the job")
+
+
+def _misfit(name: str, what: str) -> StateError:
+    return StateError(f"the snapshot does not fit the job's {name}: {what}", _OTHER)

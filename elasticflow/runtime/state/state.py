@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from elasticflow import fault_injection
 from elasticflow.errors import StateError
-from elasticflow.runtime.state import codec, loading, loading_checks
-from elasticflow.runtime.state.cached_parts import Stock, part_of
-from elasticflow.runtime.state.loading_checks import check_module as check_fit
+from elasticflow.runtime.state import codec, loading
+from elasticflow.runtime.state.cached_parts import TensorSet, part_of
 from elasticflow.runtime.training import several_optimizers
 
 if TYPE_CHECKING:
@@ -27,12 +26,14 @@ if TYPE_CHECKING:
     from elasticflow.runtime.training.evaluation import Evaluation
     from elasticflow.runtime.training.several_optimizers import Schedules
 
-__all__ = ["Captured", "State", "check_fit"]
-
 _INCLUDE = "include."
 _METHODS = ("state_dict", "load_state_dict")
 _EVALUATION = "evaluation"
-_PARAMETERS = "parameters"  # beside the parts: which parameter each number of the optimizer's stands for
+# Beside the parts: which parameter each number in an optimizer's state stands for.
+_PARAMETERS = "parameters"
+
+Names = loading.Names | dict[str, loading.Names]
+"""Of the parameters of one optimizer, or of each of several by the name of its part."""
 
 
 @dataclass(frozen=True)
@@ -96,36 +97,42 @@ class State:
         if optimizers is None:
             several_optimizers.require_one(optimizer)
         self.optimizers = several_optimizers.optimizers(optimizer if optimizers is None else optimizers)
-        for name, each in several_optimizers.schedules(scheduler).items():
-            if each is not None:
-                several_optimizers.require_callable(each, name)
-        things: dict[str, Any] = {
+        schedules = several_optimizers.schedules(scheduler)
+        for name, schedule in schedules.items():
+            if schedule is not None:
+                several_optimizers.require_callable(schedule, name)
+        objects: dict[str, Any] = {
             "model": model,
             **self.optimizers,
-            **several_optimizers.schedules(scheduler),
+            **schedules,
             "scaler": scaler,
             "ema": ema,
             _EVALUATION: evaluation,
-            **{f"{_INCLUDE}{name}": _stateful(name, thing) for name, thing in (include or {}).items()},
+            **{f"{_INCLUDE}{name}": _stateful(name, value) for name, value in (include or {}).items()},
         }
-        self._parts = {name: part_of(name, thing) for name, thing in things.items() if thing is not None}
-        self._stocks: list[Stock] = []
+        self._parts = {name: part_of(name, value) for name, value in objects.items() if value is not None}
+        self._tensor_sets: list[TensorSet] = []
         self._captured = Captured({}, {}, {}, {})
-        self._names: loading_checks.Names | dict[str, loading_checks.Names] = []
+        self._names: Names = []
 
     @property
-    def things(self) -> dict[str, Any]:
+    def objects(self) -> dict[str, Any]:
         """The objects whose state it is, by the names that snapshots have for them."""
-        return {name: part.thing for name, part in self._parts.items()}
+        return {name: part.stateful for name, part in self._parts.items()}
 
     def scalars(self) -> list[Tensor]:
         """Return the tensors of one element each that the last capture packed together."""
-        return [tensor for stock in self._stocks for packed in stock.scalars.values() for tensor in packed]
+        return [
+            scalar
+            for tensor_set in self._tensor_sets
+            for packed in tensor_set.scalars.values()
+            for scalar in packed
+        ]
 
-    def misses(self, thing: Any) -> bool:
-        """True if *thing* could give and take state, and is no part of this one."""
-        is_part = any(part.thing is thing for part in self._parts.values())
-        return not is_part and all(callable(getattr(thing, method, None)) for method in _METHODS)
+    def misses(self, value: Any) -> bool:
+        """True if *value* could give and take state, and is no part of this state."""
+        is_part = any(part.stateful is value for part in self._parts.values())
+        return not is_part and all(callable(getattr(value, method, None)) for method in _METHODS)
 
     def capture(self) -> Captured:
         """Return the state now; nothing is copied, so read it before the next step.
@@ -135,57 +142,57 @@ class State:
         """
         fault_injection.reach("snapshot.before_capture")
         content: dict[str, Any] = {}
-        stocks = []
+        tensor_sets = []
         for name, part in self._parts.items():
-            content[name], stock = part.read()
-            stocks.append(stock)
-        if not self._stocks or not all(map(operator.is_, stocks, self._stocks)):
-            self._stocks, self._captured = stocks, self._merged(stocks)
+            content[name], tensor_set = part.read()
+            tensor_sets.append(tensor_set)
+        if not self._tensor_sets or not all(map(operator.is_, tensor_sets, self._tensor_sets)):
+            self._tensor_sets, self._captured = tensor_sets, self._merged(tensor_sets)
             self._names = self._parameter_names()
         content[_PARAMETERS] = self._names
         fault_injection.reach("snapshot.after_capture")
         return replace(self._captured, tree=content)
 
-    def _merged(self, stocks: list[Stock]) -> Captured:
-        found = {key: tensor for stock in stocks for key, tensor in stock.tensors.items()}
-        tensors = {key: found[key] for key in sorted(found)}
+    def _merged(self, tensor_sets: list[TensorSet]) -> Captured:
+        by_key = {key: tensor for tensor_set in tensor_sets for key, tensor in tensor_set.tensors.items()}
+        tensors = {key: by_key[key] for key in sorted(by_key)}
         trained = several_optimizers.parameters_of(self.optimizers.values())
-        places = {p.data_ptr() for p in trained if p.numel()}
+        addresses = {p.data_ptr() for p in trained if p.numel()}
         stepped = {
             key
             for key, tensor in tensors.items()
-            if (key.startswith("model/") and tensor.data_ptr() in places)
+            if (key.startswith("model/") and tensor.data_ptr() in addresses)
             or several_optimizers.is_of_optimizer(key)
         }
-        scalars = {key for stock in stocks for key in stock.scalars}
+        scalars = {key for tensor_set in tensor_sets for key in tensor_set.scalars}
         return Captured(
-            {},
-            tensors,
-            {key: other for stock in stocks for key, other in stock.aliases.items()},
-            {key: layout for stock in stocks for key, layout in stock.memory_formats.items()},
-            frozenset(key for stock in stocks for key in stock.frozen if key.startswith("model/")),
-            frozenset(stepped) - scalars,
-            frozenset(tensors.keys() - self._replicated(tensors)) | scalars,
+            tree={},
+            tensors=tensors,
+            aliases={key: other for each in tensor_sets for key, other in each.aliases.items()},
+            memory_formats={
+                key: layout for each in tensor_sets for key, layout in each.memory_formats.items()
+            },
+            frozen=frozenset(key for each in tensor_sets for key in each.frozen if key.startswith("model/")),
+            stepped=frozenset(stepped) - scalars,
+            local=frozenset(tensors.keys() - self._replicated(tensors)) | scalars,
         )
 
     def _replicated(self, keys: Iterable[str]) -> set[str]:
         """Return which keys are of parameters, or of the optimizer: the same on every rank at any time."""
-        modules = {
-            name: part.thing for name, part in self._parts.items() if isinstance(part.thing, nn.Module)
-        }
-        found = {
+        modules = {name: value for name, value in self.objects.items() if isinstance(value, nn.Module)}
+        of_parameters = {
             f"{name}/{key}"
             for name, module in modules.items()
             for key, _ in module.named_parameters(remove_duplicate=False)
         }
-        return found | set(filter(several_optimizers.is_of_optimizer, keys))
+        return of_parameters | set(filter(several_optimizers.is_of_optimizer, keys))
 
     def apply(
         self, content: Mapping[str, Any], tensors: Mapping[str, Tensor], memory_formats: Mapping[str, str]
     ) -> None:
-        """Make the live objects what was captured; a module's tensors keep their places in memory.
+        """Give the live objects the state that was captured; a module's tensors stay where they are in memory.
 
-        Objects of the job's own come first: one that refuses its state leaves all others as they were.
+        Objects of the job's own load first: one that refuses its state leaves all others as they were.
 
         Raises:
             StateError: the snapshot is of another model, optimizer, schedule or set of parts; named. Nothing was
@@ -196,28 +203,31 @@ class State:
         view, own = (codec.Decoder(tensors, memory_formats, copies=copies) for copies in (False, True))
         parts = {name: part for name, part in self._parts.items() if name in content}
         decoded = {
-            name: loading.decoded(part.thing, content[name], view, own) for name, part in parts.items()
+            name: loading.decoded(part.stateful, content[name], view, own) for name, part in parts.items()
         }
         for name, part in parts.items():
-            if isinstance(part.thing, nn.Module):
-                loading_checks.check_module(part.thing, decoded[name], name)
-            elif several_optimizers.is_optimizer(name):
-                saved, mine = self._names_for(name, content.get(_PARAMETERS)), self._names_of(name)
-                loading_checks.check_optimizer(part.thing, decoded[name], name, saved=saved, own=mine)
-            elif several_optimizers.is_schedule(name):
-                loading_checks.check_schedule(part.thing, decoded[name], name)
+            self._check_part(name, part.stateful, decoded[name], content.get(_PARAMETERS))
         for name in sorted(parts, key=self._when_loaded):
             fault_injection.reach("restore.mid_apply")
             try:
-                loading.load(parts[name].thing, decoded[name])
+                loading.load(parts[name].stateful, decoded[name])
             except Exception as error:
                 if name.startswith(_INCLUDE) or isinstance(error, RuntimeError | ValueError | KeyError):
                     raise StateError(f"the snapshot does not fit the job's {name}: {error}") from error
                 raise
 
+    def _check_part(self, name: str, stateful: Any, state: Any, saved_names: Names | None) -> None:
+        if isinstance(stateful, nn.Module):
+            loading.check_module(stateful, state, name)
+        elif several_optimizers.is_optimizer(name):
+            saved = saved_names.get(name) if isinstance(saved_names, dict) else saved_names
+            loading.check_optimizer(stateful, state, name, saved_names=saved, names=self._names_of(name))
+        elif several_optimizers.is_schedule(name):
+            loading.check_schedule(stateful, state, name)
+
     def _when_loaded(self, name: str) -> int:
-        # What may refuse its state first; modules, which were compared down to the last tensor, last.
-        if isinstance(self._parts[name].thing, nn.Module):
+        # What may refuse its state loads first; modules, which were compared down to the last tensor, load last.
+        if isinstance(self._parts[name].stateful, nn.Module):
             return 2
         return 0 if name.startswith(_INCLUDE) else 1
 
@@ -235,33 +245,28 @@ class State:
             remedy = f"{remedy}, or start a new run" if remedy else None
             raise StateError(f"the snapshot does not fit the job: `{name}` is {where}", remedy)
 
-    def _parameter_names(self) -> loading_checks.Names | dict[str, loading_checks.Names]:
+    def _parameter_names(self) -> Names:
         """Return the parameters' names: of the optimizer, or of each where there are several."""
         if "optimizer" in self.optimizers:
             return self._names_of("optimizer")
         return {name: self._names_of(name) for name in self.optimizers}
 
-    def _names_of(self, part: str) -> loading_checks.Names:
+    def _names_of(self, part: str) -> loading.Names:
         names = {id(p): f"model/{name}" for name, p in self.model.named_parameters()}
         groups = self.optimizers[part].param_groups
         return [[names.get(id(p)) for p in group["params"]] for group in groups]
 
-    @staticmethod
-    def _names_for(part: str, saved: Any) -> loading_checks.Names | None:
-        found: loading_checks.Names | None = saved.get(part) if isinstance(saved, dict) else saved
-        return found
 
-
-def _stateful(name: str, thing: Any) -> Any:
+def _stateful(name: str, value: Any) -> Any:
     for method in _METHODS:
-        if isinstance(thing, type) or not callable(getattr(thing, method, None)):
+        if isinstance(value, type) or not callable(getattr(value, method, None)):
             what = (
                 "a class"
-                if isinstance(thing, type)
-                else f"a {type(thing).__module__}.{type(thing).__qualname__}"
+                if isinstance(value, type)
+                else f"a {type(value).__module__}.{type(value).__qualname__}"
             )
             raise StateError(
                 f"{_INCLUDE}{name} is {what}, without a `{method}` to call",
                 "name an object that has the methods state_dict() and load_state_dict(state)",
             )
-    return thing
+    return value

@@ -1,20 +1,30 @@
-"""Which tensors a snapshot can hold, and how they lie in memory."""
+"""Which tensors a snapshot can hold, how they lie in memory, and copying many of them quickly."""
 
 from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.torch_private import foreach_copy_
 from elasticflow.snapshots.format import dtypes
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 DTYPES: dict[torch.dtype, str] = {
-    getattr(torch, kind.torch_name): name for name, kind in dtypes.DTYPES.items()
+    getattr(torch, dtype.torch_name): name for name, dtype in dtypes.DTYPES.items()
 }
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
-_PERMUTED = "permuted:"  # and the dimensions, the one with the widest stride first
+# Followed by the dimensions, the one with the widest stride first.
+_PERMUTED = "permuted:"
+# Bytes; torch copies what is larger as fast, and with several threads.
+_SMALL = 256 << 10
 
 Identity = tuple[int, torch.dtype, torch.Size, tuple[int, ...], str, bool, bool]
 
@@ -94,8 +104,64 @@ def copy_with_layout(tensor: Tensor, layout: str | None) -> Tensor:
             )
 
 
+class Copies:
+    """Copies of tensors to tensors, worked out once for many times, as long as none of them moves in memory.
+
+    Naming a small tensor takes torch longer than copying it.
+
+    Args:
+        pairs: Target and source, of one shape.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        # Kept, so that their memory is.
+        self._pairs = list(pairs)
+        plain = [_is_plain(target, source) for target, source in self._pairs]
+        self._bytes = [
+            (_bytes_of(t), _bytes_of(s))
+            for (t, s), is_plain in zip(self._pairs, plain, strict=True)
+            if is_plain
+        ]
+        rest = [pair for pair, is_plain in zip(self._pairs, plain, strict=True) if not is_plain]
+        self._targets, self._sources = [target for target, _ in rest], [source for _, source in rest]
+
+    def make(self) -> None:
+        """Copy; on a CUDA device when its stream comes to it."""
+        for target, source in self._bytes:
+            target[:] = source
+        copy(self._targets, self._sources)
+
+
+def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors in one call: many small ones take longer to name than to copy."""
+    if targets:
+        with torch.no_grad():
+            foreach_copy_(targets, sources)
+
+
+def _is_plain(target: Tensor, source: Tensor) -> bool:
+    """True if the bytes of *source* are what belongs into *target*."""
+    return (
+        0 < target.nbytes <= _SMALL
+        and target.dtype is source.dtype
+        and all(
+            tensor.device.type == "cpu"
+            and tensor.is_contiguous()
+            and not tensor.is_conj()
+            and not tensor.is_neg()
+            for tensor in (target, source)
+        )
+    )
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    # Not `tensor.numpy()`: its storage could not be resized from then on, and it may be the job's.
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
 def _overlaps_itself(tensor: Tensor) -> bool:
-    reach = 0  # the farthest element of the dimensions looked at
+    # The farthest element of the dimensions looked at.
+    reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
             if stride <= reach:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 # The ballot: weighted loss, items counted by the user's step, changed buffers, generators drawn from, and the
-# wishes of `vote`.
-_LOSS, _BALLOT_SIZE = 0, 4 + len(Vote().wishes())
+# requests of `vote`.
+_LOSS, _BALLOT_SIZE = 0, 4 + len(Vote().requests())
 
 
 class DDPStep:
@@ -121,7 +121,7 @@ class DDPStep:
                     "ddp.sync_batchnorm needs some on each",
                     'use dataset.tail = "drop", or train.steps instead of epochs',
                 )
-            self._backward(None, 0, batch.samples, self._wishes)
+            self._backward(None, 0, batch.samples, self._requests)
         # SyncBatchNorm's forwards wait for each other: none is left out.
         pieces = (
             batch.micro_batches if self._is_synced else stoppable_batches.micro_batches(batch, self._vote)
@@ -133,31 +133,31 @@ class DDPStep:
                 with self._ddp.no_sync():
                     self._backward(data, count, batch.samples, None)
             else:
-                self._backward(data, count, batch.samples, None if left else self._wishes)
+                self._backward(data, count, batch.samples, None if left else self._requests)
         return self._outcome(batch.end.step)
 
-    def _wishes(self) -> tuple[float, ...]:
+    def _requests(self) -> tuple[float, ...]:
         changed = self._has_watched and self._buffers.have_changed()
-        return changed, self._generators.look(), *self._vote.wishes()
+        return changed, self._generators.look(), *self._vote.requests()
 
     def _backward(
-        self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
+        self, data: Any, count: int, total: int, requests: Callable[[], tuple[float, ...]] | None
     ) -> None:
         forward = self._step if self._ddp is None else self._ddp
         if self._autocast is None:
-            ends = forward(data, count, total, wishes)
+            ends = forward(data, count, total, requests)
         else:
             with torch.autocast(self._me.device.type, dtype=self._autocast):
-                ends = forward(data, count, total, wishes)
+                ends = forward(data, count, total, requests)
         torch.autograd.backward(ends)
 
     def _outcome(self, number: int) -> float:
         me = self._me
         grad = self._ballot.grad
         assert grad is not None
-        loss, count, buffers_changed, drawn, *wishes = grad.tolist()  # waits for the device
+        loss, count, buffers_changed, drawn, *requests = grad.tolist()  # waits for the device
         weight = me.world_size  # DDP averages over the ranks
-        self._vote.settle(*wishes)
+        self._vote.resolve(*requests)
         if self._vote.stop:
             me.agree_to_stop()
             return math.nan
@@ -227,9 +227,9 @@ class StepModule(nn.Module):
         self._array: Any = (c_float * _BALLOT_SIZE).from_buffer(memory)
 
     def forward(
-        self, data: Any, count: int, total: int, wishes: Callable[[], tuple[float, ...]] | None
+        self, data: Any, count: int, total: int, requests: Callable[[], tuple[float, ...]] | None
     ) -> tuple[Tensor, ...]:
-        """Return what to differentiate: the loss and, with *wishes*, what casts the ballot."""
+        """Return what to differentiate: the loss and, with *requests*, what casts the ballot."""
         loss = None
         if data is not None:
             try:
@@ -237,15 +237,15 @@ class StepModule(nn.Module):
             except StopTraining as stop:
                 if self._is_synced:
                     raise  # other ranks wait for this one within their forwards
-                stopping.want(self._vote, stop)
+                stopping.request_stop(self._vote, stop)
         if loss is None:
             loss = _nothing(self.model)
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
-        if wishes is None:
+        if requests is None:
             return (loss,)
         # The gradient of this dot product by the ballot is what this rank votes.
-        return loss, torch.dot(self.ballot, self._votes(wishes()))
+        return loss, torch.dot(self.ballot, self._votes(requests()))
 
     def _loss(self, data: Any, num_samples: int, total: int) -> Tensor | None:
         result = self._call(self.model, data)
@@ -262,11 +262,11 @@ class StepModule(nn.Module):
         weight *= self._world_size
         return loss if weight == 1.0 else loss * weight
 
-    def _votes(self, wishes: tuple[float, ...]) -> Tensor:
+    def _votes(self, requests: tuple[float, ...]) -> Tensor:
         if self._is_here:
-            self._array[:] = [self.tally.loss, self.tally.count, *wishes]
+            self._array[:] = [self.tally.loss, self.tally.count, *requests]
             return self._values
-        self._array[:] = [0.0, self.tally.count, *wishes]
+        self._array[:] = [0.0, self.tally.count, *requests]
         values = self._values.to(self.ballot.device)
         values[_LOSS] = self.tally.loss  # stays on the device: nothing waits for it here
         return values

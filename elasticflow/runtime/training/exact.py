@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.training.loss_weights import FirstLook
 
 # Numbers that travel with the gradients: weighted loss, items counted by the user's step, shards that had samples,
-# changed buffers, generators drawn from, the wishes of `vote`; then for each parameter by how many shards it was used.
-_LOSS, _COUNT, _SHARDS, _BUFFERS, _DRAWN, _WISHES = range(6)
+# changed buffers, generators drawn from, the requests of `vote`; then for each parameter by how many shards it was used.
+_LOSS, _COUNT, _SHARDS, _BUFFERS, _DRAWN, _REQUESTS = range(6)
 
 _EMPTY = (None, 0), 0  # a virtual shard without samples
 
@@ -89,7 +89,7 @@ class ExactStep:
         self._watch = model_buffers.BufferWatch(me, model)
         self._send_buffers = False
         self._buffers = ShardBuffers(model)
-        self._used_from = _WISHES + len(me.vote.wishes())
+        self._used_from = _REQUESTS + len(me.vote.requests())
         numbers = torch.zeros(self._used_from + len(self._parameters), device=me.device)
         leaf = [numbers, *self._buffers.carried(is_first=False), *self._parameters]
         self._leaf_size, self._gradients_from = len(leaf), len(leaf) - len(self._parameters)
@@ -170,7 +170,7 @@ class ExactStep:
         except StopTraining as stop:
             if loss is not None:
                 raise  # within the backward, of which others may have a part already
-            stopping.want(self._me.vote, stop)
+            stopping.request_stop(self._me.vote, stop)
             return None
         except RuntimeError as error:
             raise determinism.named(error) from error
@@ -178,11 +178,11 @@ class ExactStep:
         return loss.detach(), count or 0.0
 
     def _leaf(self, shard: int, given: tuple[Tensor | float, float] | None) -> Sequence[Tensor | None]:
-        """Return what a shard gives, in the layout's order; the last one carries this rank's wishes."""
+        """Return what a shard gives, in the layout's order; the last one carries this rank's requests."""
         is_last = shard == self._high - 1
         if given is None and not is_last:
             return [None] * self._leaf_size
-        wishes = self._wishes() if is_last else (0.0,) * (self._used_from - _BUFFERS)
+        requests = self._requests() if is_last else (0.0,) * (self._used_from - _BUFFERS)
         gradients: list[Tensor | None] = [None] * len(self._parameters)
         carried: Sequence[Tensor | None] = [None] * (self._gradients_from - 1)
         used = [0.0] * len(self._parameters)
@@ -192,18 +192,20 @@ class ExactStep:
             gradients = [_dense(parameter.grad) for parameter in self._parameters]
             used = [float(g is not None or place in gone) for place, g in enumerate(gradients)]
             carried = self._buffers.carried(is_first=shard == 0)
-        numbers = torch.tensor([0.0, count, float(given is not None), *wishes, *used], device=self._me.device)
+        numbers = torch.tensor(
+            [0.0, count, float(given is not None), *requests, *used], device=self._me.device
+        )
         numbers[_LOSS] = loss
         return [numbers, *carried, *gradients]
 
-    def _wishes(self) -> tuple[float, ...]:
+    def _requests(self) -> tuple[float, ...]:
         me = self._me
-        return self._watch.are_any and self._watch.have_changed(), me.generators.look(), *me.vote.wishes()
+        return self._watch.are_any and self._watch.have_changed(), me.generators.look(), *me.vote.requests()
 
     def _outcome(self, number: int, totals: list[Tensor]) -> float:
         me = self._me
         found = totals[0].tolist()  # waits for the device
-        me.vote.settle(*found[_WISHES : self._used_from])
+        me.vote.resolve(*found[_REQUESTS : self._used_from])
         if me.vote.stop:
             self._buffers.restore()
             me.agree_to_stop()
@@ -237,7 +239,7 @@ def _refuse(me: Worker, model: nn.Module, virtual_shards: int) -> None:
             'train.consistency = "exact" cannot use SyncBatchNorm: its statistics are of whatever runs at once',
             "use BatchNorm: running statistics are the mean over all shards anyway",
         )
-    environment.require_alike(me)
+    environment.require_same(me)
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
 
 # Numbers that travel when ranks meet, added up over all: the step is over, weighted loss, changed buffers, generators
-# drawn from, then the wishes of `vote`, then for each optimizer the ranks that are about to move it.
-_OVER, _LOSS, _BUFFERS, _DRAWN, _WISHES = range(5)
+# drawn from, then the requests of `vote`, then for each optimizer the ranks that are about to move it.
+_OVER, _LOSS, _BUFFERS, _DRAWN, _REQUESTS = range(5)
 
 
 class _Abandoned(BaseException):  # passes through the job's step, which may catch what is an Exception
@@ -127,7 +127,7 @@ class ManualStep:
             found = self._step(self._model, data, self._made)
         except StopTraining as stop:
             self._is_open = False
-            stopping.want(self._me.vote, stop)
+            stopping.request_stop(self._me.vote, stop)
             return self._follow()
         finally:
             self._is_open = False
@@ -167,19 +167,19 @@ class ManualStep:
     def _meet(self, number: int | None, loss: float, *, is_following: bool = False) -> _Met:
         """Tell the others what comes next here, and learn whether the step goes on. Collective: every rank."""
         me, vote = self._me, self._me.vote
-        wishes = vote.wishes()
-        numbers = [0.0] * (_WISHES + len(wishes) + len(self._optimizers))
+        requests = vote.requests()
+        numbers = [0.0] * (_REQUESTS + len(requests) + len(self._optimizers))
         if not is_following:
-            numbers[_OVER if number is None else _WISHES + len(wishes) + number] = 1.0
+            numbers[_OVER if number is None else _REQUESTS + len(requests) + number] = 1.0
         numbers[_LOSS], numbers[_BUFFERS] = loss, self._watch.are_any and self._watch.have_changed()
         numbers[_DRAWN] = me.generators.look()
-        numbers[_WISHES : _WISHES + len(wishes)] = wishes
+        numbers[_REQUESTS : _REQUESTS + len(requests)] = requests
         if me.world_size > 1:
             sums = torch.tensor(numbers, dtype=torch.float64, device=me.device)
             dist.all_reduce(sums)
             numbers = sums.tolist()
-        moving = [place for place, ranks in enumerate(numbers[_WISHES + len(wishes) :]) if ranks]
-        vote.settle(*numbers[_WISHES : _WISHES + len(wishes)])
+        moving = [place for place, ranks in enumerate(numbers[_REQUESTS + len(requests) :]) if ranks]
+        vote.resolve(*numbers[_REQUESTS : _REQUESTS + len(requests)])
         if vote.stop:
             self._abandon()
         if len(moving) + (numbers[_OVER] > 0) > 1:

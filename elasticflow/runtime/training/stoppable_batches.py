@@ -1,11 +1,11 @@
-"""The micro-batches of a rank, until its own code, or a wish to leave, ends training."""
+"""The micro-batches of a rank, until the job's own code, or a request to leave, ends training."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import StopTraining
-from elasticflow.runtime.process.stopping import Leaving, want
+from elasticflow.runtime.process.stopping import Leaving, request_stop
 from elasticflow.runtime.process.votes import LEAVE
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:
             try:
                 piece = next(batch.micro_batches)
             except StopTraining as stop:
-                want(vote, stop)
+                request_stop(vote, stop)
             except Leaving:
                 vote.stop_wanted = LEAVE
         yield piece

@@ -162,7 +162,7 @@ def test_term_between_fork_and_join_waits(start: Any, tmp_path: Path) -> None:
         time.sleep(0.5)
         from elasticflow.runtime import worker
         from elasticflow.runtime.process.votes import Vote
-        me = types.SimpleNamespace(vote=Vote(), identity=types.SimpleNamespace(way="launched"))
+        me = types.SimpleNamespace(vote=Vote(), identity=types.SimpleNamespace(started_by="launcher"))
         worker._listen(me)
         os._exit(7 if me.vote.leave_wanted else 0)
         """,

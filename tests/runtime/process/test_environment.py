@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from elasticflow import events
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import environment
 
@@ -16,7 +17,7 @@ CPU = torch.device("cpu")
 
 def test_what_a_kind_says() -> None:
     """Device, libraries, instruction set and threads; it goes into a manifest as JSON."""
-    found = environment.of(CPU)
+    found = environment.describe(CPU)
     assert {"torch", "python", "numpy", "cpu", "cpu_capability", "threads"} <= found.keys()
     assert found["threads"] == str(torch.get_num_threads())
     assert found == json.loads(json.dumps(found))
@@ -34,7 +35,7 @@ def test_threads_that_differ_between_ranks_are_refused(me: Any) -> None:
     """The error names rank, fact and both values, on every rank."""
     me.gather_text = lambda text: [text, json.dumps({**json.loads(text), "threads": "31"})]
     with pytest.raises(StateError) as refused:
-        environment.require_alike(me)
+        environment.require_same(me)
     assert "threads is 31 on rank 1" in refused.value.message
     assert refused.value.remedy == "set train.threads, the same for every node"
 
@@ -43,10 +44,11 @@ def test_threads_that_differ_between_ranks_are_refused(me: Any) -> None:
 def test_going_on_elsewhere_is_told_where_bits_are_promised(me: Any, is_exact: bool) -> None:
     """One warning says what differs; in batch mode nothing is said."""
     me.is_exact = is_exact
-    now = environment.of(CPU)
-    environment.tell_changes(me, {**now, "cpu_capability": "NONE"})
+    now = environment.describe(CPU)
+    environment.log_changes(me, {**now, "cpu_capability": "NONE"})
     changed = {"cpu_capability": f"{now['cpu_capability']}, was NONE"}
-    expected = [{"event": "kind.changed", "level": "warning", "changed": changed}]
+    assert "warning" == events.KIND_CHANGED.level
+    expected = [{"event": "kind.changed", "changed": changed}]
     assert me.events == (expected if is_exact else [])
-    environment.tell_changes(me, now)
+    environment.log_changes(me, now)
     assert len(me.events) <= 1

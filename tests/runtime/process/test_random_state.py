@@ -18,7 +18,7 @@ from elasticflow.errors import DatasetError, StateError
 from elasticflow.runtime.data import dataset, index_loader
 from elasticflow.runtime.data.shard_reader import ShardReader
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot import restore
+from elasticflow.runtime.snapshot import metadata
 
 FACTORIES = ("data", "model", "optimizer", "scheduler")
 
@@ -115,10 +115,10 @@ def test_a_run_that_began_by_other_rules_goes_on_where_they_make_no_difference()
 
 def test_rules_that_this_version_does_not_know_are_refused() -> None:
     """Snapshots that say nothing are of the first rules; those of later versions are not guessed at."""
-    assert restore.random_version_of({}) == 1
-    assert restore.random_version_of({"random": random_streams.VERSION}) == random_streams.VERSION
+    assert metadata.random_version_of({}) == 1
+    assert metadata.random_version_of({"random": random_streams.VERSION}) == random_streams.VERSION
     with pytest.raises(StateError, match="follow rules 3"):
-        restore.random_version_of({"random": random_streams.VERSION + 1})
+        metadata.random_version_of({"random": random_streams.VERSION + 1})
 
 
 class Files:

@@ -19,7 +19,7 @@ def test_the_first_reason_counts() -> None:
     vote = Vote()
     with stopping.Stoppable(vote):
         raise StopTraining
-    stopping.want(vote, StopTraining("later"))
+    stopping.request_stop(vote, StopTraining("later"))
     assert vote.stop_wanted == "no reason given"
 
 
@@ -27,14 +27,14 @@ def test_reason_of_a_loader_process_is_its_last_line() -> None:
     """Torch hands such an exception on with a traceback as its text."""
     vote = Vote()
     text = "Caught StopTraining in DataLoader worker process 0.\nOriginal Traceback ...\nelasticflow.StopTraining: enough: 3\n"
-    stopping.want(vote, StopTraining(text))
+    stopping.request_stop(vote, StopTraining(text))
     assert vote.stop_wanted == "enough: 3"
 
 
 def test_reason_that_cannot_travel_is_made_to() -> None:
     """Whatever it holds, all ranks and the run's files take it."""
     vote = Vote()
-    stopping.want(vote, StopTraining("caf\udce9 " + "x" * 5000))
+    stopping.request_stop(vote, StopTraining("caf\udce9 " + "x" * 5000))
     assert f"caf\\udce9 {'x' * 995}" == vote.stop_wanted
 
 

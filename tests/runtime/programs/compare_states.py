@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import process_group
 from elasticflow.runtime.process.votes import Vote
-from elasticflow.runtime.replica_checks.captured import Alike
+from elasticflow.runtime.replica_checks.captured import CaptureCheck
 from elasticflow.runtime.state.state import State
 
 RANK, WORLD_SIZE = int(sys.argv[1]), int(sys.argv[2])
@@ -49,15 +49,15 @@ def outcome(change: str) -> str:
         gather_text=lambda text: process_group.gather_text(text, WORLD_SIZE),
         vote=Vote(),
     )
-    alike = Alike(worker)
+    check = CaptureCheck(worker)
     if RANK == 1:
         exec(change, {"model": model, "queue": queue, "schedule": schedule, "torch": torch})
-    alike.ask(state.capture())
+    check.start(state.capture())
     try:
-        alike.settle(state.capture)
+        check.finish(state.capture)
     except StateError as error:
         return error.message
-    assert not alike.is_asking
+    assert not check.is_pending
     return "alike"
 
 

@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 from torch.optim import SGD
 
-from elasticflow.runtime.replica_checks.captured import Alike
+from elasticflow.runtime.replica_checks.captured import CaptureCheck
 from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_one_rank_is_like_itself() -> None:
     """Without other ranks nothing is asked."""
     model = nn.Linear(1, 1)
     state = State(model=model, optimizer=SGD(model.parameters()))
-    alike = Alike(SimpleNamespace(world_size=1))  # type: ignore[arg-type]  # all it needs of a worker
-    alike.ask(state.capture())
-    assert not alike.is_asking
-    alike.settle(state.capture)
+    check = CaptureCheck(SimpleNamespace(world_size=1))  # type: ignore[arg-type]  # all it needs of a worker
+    check.start(state.capture())
+    assert not check.is_pending
+    check.finish(state.capture)

@@ -15,7 +15,7 @@ from elasticflow.protocol import trajectory_record, worker_environment
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.runtime.replica_checks import trajectory
-from elasticflow.runtime.replica_checks.trajectory import Witness
+from elasticflow.runtime.replica_checks.trajectory import TrajectoryRecorder
 from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
@@ -121,12 +121,12 @@ def test_digests_are_of_the_elements_and_not_of_their_places_in_memory() -> None
     assert trajectory.digest(torch.tensor([0.0])) != trajectory.digest(torch.tensor([-0.0]))
 
 
-def test_only_rank_0_of_a_run_that_is_asked_has_a_witness(tmp_path: Path) -> None:
+def test_only_rank_0_of_a_run_that_is_asked_has_a_recorder(tmp_path: Path) -> None:
     """Elsewhere there is nothing, and nothing is called at a step."""
-    asked = {worker_environment.WITNESS: str(tmp_path)}
+    asked = {worker_environment.TRAJECTORY: str(tmp_path)}
 
     assert [True, False, False] == [
-        Witness.asked(environ, worker(rank)) is not None
+        TrajectoryRecorder.from_environment(environ, worker(rank)) is not None
         for environ, rank in ((asked, 0), (asked, 1), ({}, 0))
     ]
 
@@ -134,7 +134,7 @@ def test_only_rank_0_of_a_run_that_is_asked_has_a_witness(tmp_path: Path) -> Non
 def test_a_line_is_written_for_the_beginning_and_for_each_step(tmp_path: Path) -> None:
     """As it was then, though the tensors are changed in place."""
     me, state = worker(), build()
-    wanted = Witness(tmp_path, me)
+    wanted = TrajectoryRecorder(tmp_path, me)
     wanted.begin(state, at(4))
     states = [dict(trajectory.digests(state))]
     for step in (5, 6):
@@ -153,7 +153,7 @@ def test_a_run_is_held_after_the_step_until_it_is_asked_to_leave(tmp_path: Path)
     """It says where it is held, and beats meanwhile; a later generation is not held there."""
     me, state = worker(), build()
     trajectory_record.hold_file(tmp_path, 2).touch()
-    wanted, held = Witness(tmp_path, me), trajectory_record.held_file(tmp_path, 2)
+    wanted, held = TrajectoryRecorder(tmp_path, me), trajectory_record.held_file(tmp_path, 2)
     wanted.begin(state, at(0))
     wanted.step(at(1), 1.0)
     assert not held.exists()

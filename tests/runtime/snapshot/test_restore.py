@@ -49,11 +49,11 @@ class Own:
         self.catalog = catalog
 
     def load(self, name: str) -> LoadedSnapshot:
-        """See restore.Loads."""
+        """See restore.Loader."""
         return load.load(self.catalog, name)
 
     def release(self) -> None:
-        """See restore.Loads."""
+        """See restore.Loader."""
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -155,7 +155,7 @@ class Forbidding(Own):
         self.names = names
 
     def load(self, name: str) -> LoadedSnapshot:
-        """See restore.Loads."""
+        """See restore.Loader."""
         if name in self.names:
             raise UnreadableSnapshotError(f"{SHARD}: cannot be read: Permission denied")
         return super().load(name)

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from elasticflow.runtime.snapshot.rank_shard import Sharing, view_of
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, view_of
 from elasticflow.runtime.snapshot.staging_copy import Copier, CudaCopier, copier_for
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.state.tensors import BY_NAME
 from tests.runtime.stored import bits, take_step
 
 if TYPE_CHECKING:
-    from elasticflow.runtime.snapshot.rank_shard import Share
+    from elasticflow.runtime.snapshot.rank_shard import RankShard
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -35,8 +35,8 @@ class Job:
         self.state = State(model=self.model, optimizer=self.optimizer)
         self.step()
         self.captured = self.state.capture()
-        self.share: Share = Sharing(0, 1).share_of(self.captured)
-        self.target = memoryview(bytearray(self.share.nbytes))
+        self.shard: RankShard = ShardPlanner(0, 1).shard_of(self.captured)
+        self.target = memoryview(bytearray(self.shard.nbytes))
 
     def step(self) -> None:
         """Take a step."""
@@ -44,13 +44,13 @@ class Job:
 
     def expected(self) -> dict[str, Any]:
         """Return the bits that belong into staging memory now."""
-        return {key: bits(tensor.cpu()) for key, tensor in self.share.tensors.items()}
+        return {key: bits(tensor.cpu()) for key, tensor in self.shard.tensors.items()}
 
     def staged(self) -> dict[str, Any]:
         """Return the bits that lie there."""
         return {
             entry.key: bits(view_of(self.target, BY_NAME[entry.dtype], entry.shape, entry.offset))
-            for entry in self.share.entries
+            for entry in self.shard.entries
         }
 
 
@@ -59,7 +59,7 @@ def test_copy_of_the_cpus_own_memory_is_through_at_once() -> None:
     job, told = Job("cpu"), []
     copier = copier_for(torch.device("cpu"), [job.optimizer])
     assert type(copier) is Copier
-    copier.start(job.share, job.target, job.captured.stepped)
+    copier.start(job.shard, job.target, job.captured.stepped)
     copier.then(lambda: told.append(1))
     assert told == [1]
     assert job.expected() == job.staged()
@@ -81,7 +81,7 @@ def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.
     for _ in range(3):
         expected = job.expected()
         torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # the copy cannot be through before this
-        copier.start(job.share, job.target, job.captured.stepped)
+        copier.start(job.shard, job.target, job.captured.stepped)
         copier.then(lambda: told.append(1))
         copier.poll()
         assert told == []
@@ -106,7 +106,7 @@ def test_memory_the_driver_refuses_is_bounced() -> None:
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     assert int(cudart.cudaHostRegister(view.data_ptr(), view.numel(), 1)) == 0
     try:
-        copier.start(job.share, job.target, job.captured.stepped)
+        copier.start(job.shard, job.target, job.captured.stepped)
         job.step()  # no kernel reports the driver's refusal as its own error
         torch.cuda.synchronize()
         copier.finish()
@@ -122,12 +122,12 @@ def test_new_share_lets_go_of_old_memory() -> None:
     job = Job("cuda")
     copier = copier_for(torch.device("cuda"), [job.optimizer])
     assert isinstance(copier, CudaCopier)
-    copier.start(job.share, job.target, job.captured.stepped)
+    copier.start(job.shard, job.target, job.captured.stepped)
     copier.finish()
     job.model.register_buffer("more", torch.ones(3, device="cuda"))
     captured = job.state.capture()
-    share = Sharing(0, 1).share_of(captured)
-    other = memoryview(bytearray(share.nbytes))
-    copier.start(share, other, captured.stepped)
+    shard = ShardPlanner(0, 1).shard_of(captured)
+    other = memoryview(bytearray(shard.nbytes))
+    copier.start(shard, other, captured.stepped)
     copier.finish()
     assert list(copier._memory._known.values()) in ([other], [])

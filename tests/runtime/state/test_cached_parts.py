@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from elasticflow.runtime.snapshot.rank_shard import Sharing
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
 from elasticflow.runtime.state.state import State
 from tests.runtime.stored import bits, take_step
 
@@ -175,13 +175,13 @@ def test_change_is_seen(change: Callable[..., None], make: Callable[..., Optimiz
 
 
 def test_nothing_is_read_again_while_nothing_changes() -> None:
-    """From step to step the tensors, the shares and the views of a staging buffer are the same objects."""
+    """From step to step the tensors, the shards and the views of a staging buffer are the same objects."""
     model, optimizer, parts = built()
-    state, sharing = State(**parts), Sharing(0, 1)
+    state, planner = State(**parts), ShardPlanner(0, 1)
     captured = state.capture()
-    share = sharing.share_of(captured)
-    staged = memoryview(bytearray(share.nbytes))
-    views = share.views_in(staged)
+    shard = planner.shard_of(captured)
+    staged = memoryview(bytearray(shard.nbytes))
+    views = shard.views_in(staged)
     step(model, optimizer)
     parts["scheduler"].step()
     again = state.capture()
@@ -189,9 +189,9 @@ def test_nothing_is_read_again_while_nothing_changes() -> None:
     assert again.tree["model"] is captured.tree["model"]
     assert again.tree["optimizer"]["state"] is captured.tree["optimizer"]["state"]
     assert again.tree["scheduler"] != captured.tree["scheduler"]
-    assert sharing.share_of(again) is share
-    assert share.views_in(staged) is views
-    share.copy_into(staged)
+    assert planner.shard_of(again) is shard
+    assert shard.views_in(staged) is views
+    shard.copy_into(staged)
     for key, tensor in again.tensors.items():
         assert bits(views[key]) == bits(tensor), key
 
@@ -212,18 +212,18 @@ class Counted:
 
 
 def test_object_of_the_jobs_own_keeps_its_place() -> None:
-    """As long as its tensors lie where they were they need no other share; values and other parts are read anew."""
+    """As long as its tensors lie where they were they need no other shard; values and other parts are read anew."""
     parts = built()[2]
     own = Counted()
-    state, sharing = State(**parts, include={"own": own}), Sharing(0, 1)
-    share = sharing.share_of(state.capture())
+    state, planner = State(**parts, include={"own": own}), ShardPlanner(0, 1)
+    shard = planner.shard_of(state.capture())
     own.state["sum"] += 1
     own.state["seen"] += 2
     own.state["calls"] = 3
-    assert sharing.share_of(state.capture()) is share
+    assert planner.shard_of(state.capture()) is shard
     assert content(State(**parts, include={"own": own})) == content(state)
     own.state["sum"] = own.state["sum"] + 1
-    assert sharing.share_of(state.capture()) is not share
+    assert planner.shard_of(state.capture()) is not shard
     assert content(State(**parts, include={"own": own})) == content(state)
     own.state["seen"] = own.state["seen"] + 1
     own.state["sum"].untyped_storage().resize_(4096)

@@ -18,14 +18,14 @@ from torch.optim import SGD
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.state import codec
-from elasticflow.runtime.state import tensors as storable
 from elasticflow.runtime.state.state import State
+from elasticflow.runtime.state.tensors import DTYPES, copy_with_layout, layout_of
 from tests.runtime.stored import assert_same_state, bits, read_back, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DTYPES = sorted(storable.DTYPES, key=str)
+ALL_DTYPES = sorted(DTYPES, key=str)
 
 
 class Holder:
@@ -80,7 +80,7 @@ def equal(one: Any, other: Any) -> bool:
 def tensors(draw: st.DrawFn) -> Tensor:
     """Any dtype, shape, and way to lie in memory."""
     shape = draw(st.lists(st.integers(0, 4), max_size=5))
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(st.sampled_from(ALL_DTYPES))
     steps = draw(st.lists(st.integers(1, 2), min_size=len(shape), max_size=len(shape)))
     offset = draw(st.integers(0, 2))
     room = [size * step + offset for size, step in zip(shape, steps, strict=True)]
@@ -140,8 +140,8 @@ def test_any_tree_comes_back(value: Any) -> None:
 @settings(max_examples=100, deadline=None)
 def test_any_tensor_lies_in_memory_as_it_did(tensor: Tensor) -> None:
     """A dense tensor keeps its strides, whatever the order of its dimensions; another one becomes contiguous."""
-    layout = storable.layout_of(tensor)
-    copy = storable.copy_with_layout(tensor.contiguous(), layout)
+    layout = layout_of(tensor)
+    copy = copy_with_layout(tensor.contiguous(), layout)
     assert bits(copy) == bits(tensor)
     places = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     if layout is not None:
@@ -152,7 +152,7 @@ def test_any_tensor_lies_in_memory_as_it_did(tensor: Tensor) -> None:
         assert copy.is_contiguous()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
 def test_every_dtype_in_a_module(dtype: torch.dtype, tmp_path: Path) -> None:
     """Buffers of every dtype are copied into those that are there: with dimensions, without, and without elements."""
 
@@ -322,7 +322,7 @@ def test_value_of_another_version_is_refused() -> None:
     with pytest.raises(StateError, match=r"marked \$set, which this version does not know"):
         codec.Decoder({}, {}, copies=True).decode({"x": {"$set": [1]}})
     with pytest.raises(StateError, match="laid out as tiled, which this version does not know"):
-        storable.copy_with_layout(torch.ones(2), "tiled")
+        copy_with_layout(torch.ones(2), "tiled")
 
 
 def test_ordered_dict_and_numbers_of_numpy() -> None:

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from elasticflow.errors import SnapshotError
 from elasticflow.runtime.snapshot import restore
-from elasticflow.runtime.snapshot.rank_shard import Sharing, balanced
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, balanced
 from elasticflow.runtime.state.state import State
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.format.shard_file import StagedShard
@@ -44,23 +44,23 @@ def tuned() -> State:
 
 
 def test_frozen_are_the_parameters_that_take_no_gradient() -> None:
-    """Neither buffers nor the average's copies, and an entry of the share says which they are."""
+    """Neither buffers nor the average's copies, and an entry of the shard says which they are."""
     captured = tuned().capture()
     frozen = {"model/0.weight", "model/0.bias"}
     assert frozen == captured.frozen
-    share = Sharing(0, 1).share_of(captured)
-    assert frozen == {entry.key for entry in share.entries if entry.frozen}
+    shard = ShardPlanner(0, 1).shard_of(captured)
+    assert frozen == {entry.key for entry in shard.entries if entry.frozen}
 
 
 def test_thawed_layers_are_no_longer_told_to_be_frozen() -> None:
     """A layer that is trained from some step on counts as any other from the next snapshot on."""
     state = tuned()
-    sharing = Sharing(0, 1)
-    sharing.share_of(state.capture())
+    planner = ShardPlanner(0, 1)
+    planner.shard_of(state.capture())
     state.model[0].requires_grad_(requires_grad=True)  # type: ignore[index]
     captured = state.capture()
     assert not captured.frozen
-    assert not any(entry.frozen for entry in sharing.share_of(captured).entries)
+    assert not any(entry.frozen for entry in planner.shard_of(captured).entries)
 
 
 sizes = st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 1000), max_size=30)
@@ -70,17 +70,17 @@ sizes = st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 1000), m
 def test_both_kinds_are_spread(found: dict[str, int], parts: int, data: st.DataObject) -> None:
     """Every tensor has one owner, and neither kind's bytes differ between ranks by more than its largest tensor."""
     frozen = data.draw(st.frozensets(st.sampled_from(sorted(found)))) if found else frozenset()
-    shares = balanced(found, parts, frozen)
-    assert sorted(found) == sorted(key for share in shares for key in share)
+    shards = balanced(found, parts, frozen)
+    assert sorted(found) == sorted(key for shard in shards for key in shard)
     for kind in (frozen, found.keys() - frozen):
-        loads = [sum(found[key] for key in share if key in kind) for share in shares]
+        loads = [sum(found[key] for key in shard if key in kind) for shard in shards]
         assert max(loads) - min(loads) <= max((found[key] for key in kind), default=0)
 
 
 def test_one_large_tensor_of_each_kind_goes_to_two_ranks() -> None:
     """What a rank copies at each snapshot is both kinds together."""
-    shares = balanced({"moving": 1000, "still": 1000, "small": 1}, 2, {"still"})
-    assert [["moving"], ["small", "still"]] == [sorted(share) for share in shares]
+    shards = balanced({"moving": 1000, "still": 1000, "small": 1}, 2, {"still"})
+    assert [["moving"], ["small", "still"]] == [sorted(shard) for shard in shards]
 
 
 class Own:
@@ -90,21 +90,21 @@ class Own:
         self.catalog = catalog
 
     def load(self, name: str) -> LoadedSnapshot:
-        """See restore.Loads."""
+        """See restore.Loader."""
         return load.load(self.catalog, name)
 
     def release(self) -> None:
-        """See restore.Loads."""
+        """See restore.Loader."""
 
 
 def commit(catalog: Catalog, state: State, step: int) -> Manifest:
     """Take a snapshot of *state* as one rank and its writer do."""
     captured = state.capture()
-    share = Sharing(0, 1).share_of(captured)
-    memory = memoryview(bytearray(share.nbytes))
-    entries = list(share.copy_into(memory))
+    rank_shard = ShardPlanner(0, 1).shard_of(captured)
+    memory = memoryview(bytearray(rank_shard.nbytes))
+    entries = list(rank_shard.copy_into(memory))
     record = {"state": {"position": {"step": step}, "state": captured.tree}}
-    shard = StagedShard(entries, share.nbytes, record)
+    shard = StagedShard(entries, rank_shard.nbytes, record)
     pending = PendingSnapshot(f"{step:012d}-0001-{step:08x}", step, 1, 1, 1)
     files = ShardWriter(WriterStart("", "r"), catalog).write(pending, 0, shard, memory)
     about: dict[str, Any] = {"run_id": "r", "generation": 1, "world_size": 1, "trigger": "steps"}

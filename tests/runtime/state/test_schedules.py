@@ -28,8 +28,8 @@ from elasticflow.runtime.data.index_loader import IndexLoader
 from elasticflow.runtime.data.index_schedule import IndexSchedule, Permutation
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.process.random_streams import VERSION, Generators
-from elasticflow.runtime.snapshot import restore
-from elasticflow.runtime.snapshot.metadata import Recorder
+from elasticflow.runtime.snapshot import metadata
+from elasticflow.runtime.snapshot.metadata import SnapshotMetadata
 from elasticflow.runtime.state.state import State
 from elasticflow.snapshots.format.policy import Due
 
@@ -107,7 +107,7 @@ class Run:
         optimizer = SGD(model.parameters(), lr=1.0)
         state = State(model=model, optimizer=optimizer)
         ranks = [_member(rank, given.world_size) for rank in range(given.world_size)]
-        recorder, due = Recorder(ranks[0], state, schedule), Due((f"{given.every} steps",))
+        recorder, due = SnapshotMetadata(ranks[0], state, schedule), Due((f"{given.every} steps",))
         last = position = self._restore(state) or schedule.start
         finished = _lockstep([self._reader(me, schedule, given, position) for me in ranks])
         for end, samples in finished if is_last else islice(finished, given.steps):
@@ -137,7 +137,7 @@ class Run:
                 yield read.popleft()
         yield from read
 
-    def _take(self, recorder: Recorder, state: State, position: Position) -> None:
+    def _take(self, recorder: SnapshotMetadata, state: State, position: Position) -> None:
         captured = state.capture()
         record = recorder.record(position, captured, "steps")
         assert record is not None
@@ -152,7 +152,7 @@ class Run:
             return None
         content, tensors = json.loads(self._snapshot[0]), self._snapshot[1]
         state.apply(content["state"], tensors, {})
-        position = restore.position_of(content)
+        position = metadata.position_of(content)
         self.steps = {step: trained for step, trained in self.steps.items() if step <= position.step}
         return position
 
@@ -238,8 +238,8 @@ def test_a_position_in_an_unknown_order_is_refused() -> None:
         "position": Position(3, 30, 0, 30, is_epoch_end=False)._asdict(),
         "order": index_schedule.VERSION,
     }
-    assert restore.position_of(content) == Position(3, 30, 0, 30, is_epoch_end=False)
+    assert metadata.position_of(content) == Position(3, 30, 0, 30, is_epoch_end=False)
     with pytest.raises(
         StateError, match="order 2 of the samples, and this version of elasticflow knows order 1 only"
     ):
-        restore.position_of(content | {"order": 2})
+        metadata.position_of(content | {"order": 2})

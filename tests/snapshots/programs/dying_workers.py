@@ -18,7 +18,7 @@ from torch import nn
 
 from elasticflow import fault_injection
 from elasticflow.run_folder import snapshot_name
-from elasticflow.runtime.snapshot.rank_shard import Sharing
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
 from elasticflow.runtime.state.state import State
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.read import verify
@@ -38,13 +38,13 @@ def connect(rank: int, generation: int) -> StagingClient:
 
 
 def take(client: StagingClient, state: State, rank: int, generation: int, step: int) -> None:
-    """Stage this rank's share, as `runtime.snapshot.Snapshots` does."""
+    """Stage this rank's shard, as `runtime.snapshot.Snapshots` does."""
     captured = state.capture()
-    share = Sharing(rank, WORLD).share_of(captured)
-    entries = share.copy_into(client.buffer(share.nbytes, timeout_s=100))
+    shard = ShardPlanner(rank, WORLD).shard_of(captured)
+    entries = shard.copy_into(client.buffer(shard.nbytes, timeout_s=100))
     record = {"state": {"position": {"step": step}, "state": {}}, "manifest": {}} if rank == 0 else None
     name = snapshot_name(step, generation, f"{step:08x}")
-    client.stage(name=name, step=step, tensors=entries, nbytes=share.nbytes, record=record)
+    client.stage(name=name, step=step, tensors=entries, nbytes=shard.nbytes, record=record)
 
 
 def work(rank: int, generation: int, fault: str) -> NoReturn:

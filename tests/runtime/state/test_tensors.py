@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elasticflow.runtime.state.copies import Copies
-from elasticflow.runtime.state.tensors import DTYPES
+from elasticflow.runtime.state.tensors import DTYPES, Copies
 from tests.runtime.stored import bits
 
 WIDE = torch.randn(300, 300)  # more than what is copied as bytes
