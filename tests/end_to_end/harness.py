@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 # A guard alone: nothing is asserted by it, and a busy machine must not reach it.
 LIMIT_S, STORY_S = 300, 900  # of one wait; of a whole test
+# Inherited by all that this process starts: another one may be testing runs of the same ids on this machine.
+OWNER = "TESTS_PROCESS"
+os.environ[OWNER] = str(os.getpid())
 
 
 @dataclass
@@ -115,12 +118,14 @@ class Running:
 
 
 def processes_of(run_id: str) -> list[psutil.Process]:
-    """Return the living processes that bear the run's mark; names are never looked at."""
+    """Return the living processes below this one's that bear the run's mark; names are never looked at."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             marks = process.environ()
-            if marks.get("ELASTICFLOW_RUN_ID") == run_id and process.status() != psutil.STATUS_ZOMBIE:
+            is_ours = marks.get(OWNER) == os.environ[OWNER]
+            is_of_run = marks.get("ELASTICFLOW_RUN_ID") == run_id
+            if is_ours and is_of_run and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 
