@@ -1,4 +1,6 @@
-"""What ends a process: its parent's death, without which a killed launcher leaves orphans, and signals.
+"""Processes: what ends them, and what the kernel tells of them.
+
+A process ends with its parent here: without that, a killed launcher leaves orphans.
 
 Source: torch 2.13 starts workers with `start_new_session=True` and no death signal; a SIGKILLed agent
 leaves them training to the end (torch/distributed/elastic/multiprocessing/subprocess_handler).
@@ -12,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 # linux/prctl.h
@@ -72,10 +75,75 @@ def is_killed_from_outside(exit_code: int | None) -> bool:
 
 def is_ending(pid: int) -> bool:
     """Return whether the process is on its way out: the kernel is closing what it held. False where that is not told."""
-    try:
-        fields = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        )
-        return bool(int(fields[6]) & _PF_EXITING)
-    except (OSError, ValueError, IndexError):
+    fields = _stat(pid)
+    return bool(fields) and bool(int(fields[6]) & _PF_EXITING)
+
+
+def state_of(pid: int) -> str:
+    """Return the state of the process as the kernel names it: R, S, D, T, Z; empty where that is not told."""
+    return next(iter(_stat(pid)), "")
+
+
+def started_at(pid: int) -> int | None:
+    """Return when the process was started, in clock ticks after the machine was; None if it is gone, or where that is not told.
+
+    A process id and this together name a process for good: ids are given again.
+    """
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def parent_of(pid: int) -> int:
+    """Return the process id of the parent; 0 if there is none, or where that is not told."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the process ids of the children that any thread of the process has; none where that is not told."""
+    children = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                children += [int(child) for child in (task / "children").read_text().split()]
+    return children
+
+
+def all_processes() -> list[int]:
+    """Return the process ids of this machine; none where that is not told."""
+    with suppress(OSError):
+        return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return []
+
+
+def command_line(pid: int) -> str:
+    """Return the command line of the process, its words parted by blanks; empty where that is not told."""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return " ".join(words).strip()
+    return ""
+
+
+def variables_of(pid: int) -> frozenset[bytes]:
+    """Return the environment that the process was started with, each as `NAME=value`; none where that is not told."""
+    with suppress(OSError):
+        return frozenset(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    return frozenset()
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Return whether the process has a handler for the signal; True where that is not told (macOS)."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
         return False
+    return not Path("/proc/self").exists()
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/<pid>/stat behind the command's name, whatever that holds; none if the process is gone."""
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return text.rpartition(")")[2].split()
+    return []

@@ -6,16 +6,17 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
+from elasticflow.system.processes import parent_of
 from elasticflow.trials.fault_plan import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from elasticflow.run_folder import RunFolder
     from elasticflow.trials.fault_plan import Fault, FaultPlan
@@ -102,7 +103,7 @@ class FaultActor:
 
     def _below_launch(self, pid: int) -> int:
         """Return the process between the launch and the worker *pid* that is the launch's own child: its agent."""
-        while (parent := _parent(pid)) not in (self._launch, 0):
+        while (parent := parent_of(pid)) not in (self._launch, 0):
             pid = parent
         return pid
 
@@ -123,11 +124,3 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return  # an earlier fault has ended it
-
-
-def _parent(pid: int) -> int:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    return int(stat.rpartition(")")[2].split()[1])

@@ -15,10 +15,10 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.protocol import worker_environment
+from elasticflow.system import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -42,10 +42,10 @@ def adopt_orphans() -> None:
 
 
 class Process(NamedTuple):
-    """A process that no other can be taken for: its id and when it began, in clock ticks."""
+    """A process that no other can be taken for: its id and when it was started, in clock ticks."""
 
     pid: int
-    began: int
+    started: int
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ class Orphans:
     def look(self, now: float) -> None:
         """Take in those that are there now. To be called while workers of the run have none that are meant to live."""
         for pid in self._find():
-            if (began := _began(pid)) is not None:
-                self._asked.setdefault(Process(pid, began), _Asked(_command(pid), now))
+            if (started := _started(pid)) is not None:
+                self._asked.setdefault(Process(pid, started), _Asked(_command(pid), now))
 
     def pursue(self, now: float) -> bool:
         """Ask those that were found to end, kill those that had their grace; return whether any is left."""
         for process, asked in list(self._asked.items()):
             _reap(process.pid)
-            if _began(process.pid) != process.began:
+            if _started(process.pid) != process.started:
                 if asked.is_told:
                     self._tell(EndedOrphan(process.pid, asked.command, asked.is_killed))
                 del self._asked[process]
@@ -121,29 +121,23 @@ def adopted(run: RunFolder, own: Collection[int]) -> list[int]:
     Their descendants are among them. Dead ones are let go.
     """
     found: list[int] = []
-    waiting = [pid for pid in _children(os.getpid()) if pid not in own]
+    waiting = [pid for pid in processes.children_of(os.getpid()) if pid not in own]
     for pid in waiting:
         if _is_marked(pid, run):
             found.append(pid)
-            waiting += _children(pid)
-        elif _began(pid) is None:
+            waiting += processes.children_of(pid)
+        elif _started(pid) is None:
             _reap(pid)
     return found
 
 
 def unclaimed(run: RunFolder) -> list[int]:
     """Return the processes of this machine with the mark of *run* that descend from no agent."""
-    marked = {pid for pid in _all() if _is_marked(pid, run)} - {os.getpid()}
-    roots = [pid for pid in marked if _parent(pid) not in marked and _AGENT not in _command(pid)]
+    marked = {pid for pid in processes.all_processes() if _is_marked(pid, run)} - {os.getpid()}
+    roots = [pid for pid in marked if processes.parent_of(pid) not in marked and _AGENT not in _command(pid)]
     for pid in roots:
-        roots += [child for child in _children(pid) if child in marked]
+        roots += [child for child in processes.children_of(pid) if child in marked]
     return roots
-
-
-def _all() -> list[int]:
-    with suppress(OSError):
-        return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    return []
 
 
 def _is_marked(pid: int, run: RunFolder) -> bool:
@@ -152,42 +146,16 @@ def _is_marked(pid: int, run: RunFolder) -> bool:
         f"{worker_environment.RUN_ID}={run.run_id}".encode(),
         f"{worker_environment.RUN_FOLDER}={run.path}".encode(),
     }
-    with suppress(OSError):
-        return marks.issubset(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-    return False
+    return marks <= processes.variables_of(pid)
 
 
-def _children(pid: int) -> list[int]:
-    found = []
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():  # an orphan may be given to any thread
-            with suppress(OSError):
-                found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
-def _began(pid: int) -> int | None:
-    """Return when the process began; None if it is gone, or a zombie."""
-    fields = _fields(pid)
-    return None if not fields or fields[0] in "ZX" else int(fields[19])
-
-
-def _parent(pid: int) -> int:
-    fields = _fields(pid)
-    return int(fields[1]) if fields else 0
-
-
-def _fields(pid: int) -> list[str]:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    return []
+def _started(pid: int) -> int | None:
+    """Return when the process was started; None if it is gone, or a zombie."""
+    return None if processes.state_of(pid) in ("", "Z", "X") else processes.started_at(pid)
 
 
 def _command(pid: int) -> str:
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        return " ".join(words).strip()[:_LONGEST_COMMAND]
-    return ""
+    return processes.command_line(pid)[:_LONGEST_COMMAND]
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -7,13 +7,14 @@ import re
 import signal
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.protocol.messages import Frame, LoaderStack
+from elasticflow.system.processes import catches, children_of, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 # A process that runs or sleeps answers within a millisecond.
 _ANSWER_S = 1.0
@@ -56,7 +57,7 @@ def collect(pids: Mapping[int, int], logs: Mapping[int, Path]) -> dict[int, Work
         logs: Files of their standard errors.
     """
     # Before a stopped process is woken up.
-    states = {rank: _state(pid) for rank, pid in pids.items()}
+    states = {rank: state_of(pid) for rank, pid in pids.items()}
     dumps = _dumps({pid: logs[rank] for rank, pid in pids.items()})
     collected: dict[int, WorkerStacks] = {}
     for rank, pid in pids.items():
@@ -73,7 +74,7 @@ def _loaders(worker: int, log: Path) -> tuple[LoaderStack, ...]:
     """Return the stacks of a worker's loader processes that are not idle; they share its standard error."""
     stacks = []
     deadline = time.monotonic() + _ANSWER_S
-    for pid in _children(worker):
+    for pid in children_of(worker):
         if time.monotonic() < deadline:
             frames = parse(_dumps({pid: log})[pid])
             names = [frame.function for frame in frames]
@@ -89,7 +90,8 @@ def _dumps(logs: Mapping[int, Path]) -> dict[int, str]:
     """Have each process write its stacks; return what each wrote."""
     begins = {pid: log.stat().st_size for pid, log in logs.items()}
     for pid in logs:
-        if _answers(pid):
+        # Without a handler the signal would end the process.
+        if catches(pid, signal.SIGUSR2):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR2)
                 # A stopped process could not write.
@@ -111,25 +113,3 @@ def _read(log: Path, begin: int) -> str:
     with log.open("rb") as file:
         file.seek(begin)
         return file.read().decode("utf-8", "replace")
-
-
-def _answers(pid: int) -> bool:
-    """Return whether the signal would have stacks written, and not end the process."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1)
-        return False
-    return not Path("/proc/self").exists()  # macOS does not tell
-
-
-def _state(pid: int) -> str:
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
-
-
-def _children(pid: int) -> list[int]:
-    with suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []

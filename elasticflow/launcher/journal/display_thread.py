@@ -18,7 +18,7 @@ _PATIENCE_S = 5.0
 _LOOK_S = 0.05
 
 
-class Shown:
+class DisplayThread:
     """Has *show* called with each record, in order, without waiting for it."""
 
     def __init__(self, show: Callable[[dict[str, Any]], None]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.launcher.agent.oom_kills import counts_of_kills, is_in_log
+from elasticflow.system.processes import started_at
 from elasticflow.system.records import read
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class Machine:
         return cls(
             socket.gethostname(),
             _text(_PROC / "sys/kernel/random/boot_id"),
-            _started(1),
-            _started(os.getpid()),
+            started_at(1),
+            started_at(os.getpid()),
             _booted(),
             counts_of_kills(),
         )
@@ -189,12 +190,6 @@ def _text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8").strip() or None
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _started(pid: int) -> int | None:
-    with suppress(ValueError, IndexError):
-        return int((_text(_PROC / str(pid) / "stat") or "").rpartition(")")[2].split()[19])
-    return None
 
 
 def _booted() -> float | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
 from elasticflow.errors import RendezvousError, RunFolderError
-from elasticflow.launcher.journal.display_thread import Shown
+from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
@@ -62,8 +62,8 @@ class Supervisor:
 
     def __init__(self, launch: Launch, show: Callable[[dict[str, Any]], None]) -> None:
         self._launch = launch
-        self._shown = Shown(show)
-        self._journal = Journal(launch.folder, launch.number, self._shown)
+        self._display = DisplayThread(show)
+        self._journal = Journal(launch.folder, launch.number, self._display)
         self._metrics = Metrics(launch.folder)
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
         self._ingest = Ingest(self._journal, self._metrics, self._environment)
@@ -83,7 +83,7 @@ class Supervisor:
         try:
             code = self._lead()
         except OSError as error:
-            self._shown.close()
+            self._display.close()
             while isinstance(error.__context__, OSError):  # what came first; the files fail to be closed, too
                 error = error.__context__
             place = error.filename or self._launch.folder.path
@@ -91,7 +91,7 @@ class Supervisor:
                 f"the launch ended, since it cannot use {place}: {os.strerror(error.errno or 0)}",
                 "once there is room again and the run folder is there, the same command goes on from the newest snapshot",
             ) from error
-        if not self._shown.close():
+        if not self._display.close():
             os._exit(code)  # nobody reads our standard output, and its last flush would wait for ever, too
         return code
 

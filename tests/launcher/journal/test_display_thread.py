@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.launcher.journal import display_thread
-from elasticflow.launcher.journal.display_thread import Shown
+from elasticflow.launcher.journal.display_thread import DisplayThread
 
 if TYPE_CHECKING:
     import pytest
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def test_all_is_shown_in_order() -> None:
     """Nothing is left when it is closed."""
     seen: list[dict[str, Any]] = []
-    show = Shown(seen.append)
+    show = DisplayThread(seen.append)
     for step in range(100):
         show({"step": step})
 
@@ -35,7 +35,7 @@ def test_terminal_that_is_held_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) 
         released.wait()
         seen.append(record)
 
-    show = Shown(held)
+    show = DisplayThread(held)
     show({"step": 0})
     assert begun.wait(60)
     for step in range(1, 100):
