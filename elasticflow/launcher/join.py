@@ -102,10 +102,10 @@ def join(
 
 
 def _check_rank(plan: LaunchPlan, node_rank: int | None) -> None:
-    """Return if a static rendezvous has been told where this machine stands.
+    """Check that a static rendezvous knows this machine's rank.
 
     Raises:
-        NodeRefusedError: it has not, or not within the job's nodes.
+        NodeRefusedError: no rank is given, or none of the job's.
     """
     if plan.rdzv_backend != "static":
         return
@@ -127,7 +127,7 @@ def _await_server(address: Address, say: Callable[[str], None]) -> None:
         LaunchNotFoundError: nobody answers in time.
     """
     deadline = time.monotonic() + _CONNECT_S
-    told = False
+    has_said = False
     while True:
         try:
             socket.create_connection((address.host, address.port), timeout=5).close()
@@ -137,8 +137,8 @@ def _await_server(address: Address, say: Callable[[str], None]) -> None:
                     f"nobody serves a launch at {address}: {error}",
                     "start the run on that machine first, with nodes.endpoint naming it, and open the port",
                 ) from error
-            if not told:
-                told = True
+            if not has_said:
+                has_said = True
                 say(f"waiting for {address}: {error}")
             time.sleep(_AGAIN_S)
         else:
@@ -161,15 +161,15 @@ def _await_launch(
     """
     deadline = time.monotonic() + _CONNECT_S
     what = f"a run of this job at {store_address.endpoint}"
-    told = False
+    has_said = False
     while time.monotonic() < deadline:
         number = newest_launch(keys)
         if number > last:
             launch = join_store(store_address.under(str(number)), looks_at="")
             if launch.check([INVITATION]) and not launch.check([EXIT_CODE]):
                 return number
-        if not told:
-            told = True
+        if not has_said:
+            has_said = True
             say(f"waiting for {what}")
         time.sleep(_AGAIN_S / 2)
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")

@@ -198,9 +198,9 @@ def _naming_files(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = error.filename or folder.path
+        path = error.filename or folder.path
         raise StorageError(
-            f"{place} cannot be used: {error.strerror or error}",
+            f"{path} cannot be used: {error.strerror or error}",
             "see to it that it can be read and written; the same command goes on then",
         ) from error
 

@@ -22,6 +22,7 @@ from elasticflow.compiler.launch_folder.launch_record import (
 from elasticflow.compiler.launch_folder.materialize import TRAIN_PY, digest_as_written
 from elasticflow.compiler.launch_folder.stale_imports import stale_import
 from elasticflow.errors import DriftRefusedError, RecordError
+from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.redaction import public_overrides
 from elasticflow.system import records
@@ -55,30 +56,29 @@ def made_before(
         OSError: the snapshot URI does not answer.
     """
     content = catalog.inspect_job_record()
-    place = f"{catalog.storage.uri.rstrip('/')}/{catalog.prefix}JOB.json"
-    beside = record_from(content, place) if isinstance(content, dict) else content
-    here, damages = newest_record(folder)
+    path = f"{catalog.storage.uri.rstrip('/')}/{catalog.prefix}JOB.json"
+    beside = record_from(content, path) if isinstance(content, dict) else content
+    newest, damages = newest_record(folder)
     if isinstance(beside, Damage):
         damages.insert(0, beside)
-    elif beside is not None and not (here and _is_of_one_launch(folder, here, beside.made)):
-        here = beside if here is None or beside.made.origins.launch_id else here
-    if here is None and damages and not accept_drift:
+    elif beside is not None and not (newest and _is_of_one_launch(folder, newest, beside.made)):
+        newest = beside if newest is None or beside.made.origins.launch_id else newest
+    if newest is None and damages and not accept_drift:
         raise RecordError(
             f"nothing tells what run {folder.run_id} was made from: {'; '.join(map(str, damages))}",
             "put one of these files back; or, if the job is as it was, go on without comparing: --accept-drift",
         )
+    instead = f"{newest.place} is used instead" if newest else "nothing is compared, as accepted"
     for damage in damages:
-        warn(
-            f"{damage}; " + (f"{here.place} is used instead" if here else "nothing is compared, as accepted")
-        )
-    return None if here is None else here.made
+        warn(f"{damage}; {instead}")
+    return None if newest is None else newest.made
 
 
-def _is_of_one_launch(folder: RunFolder, here: LaunchRecord, there: Made) -> bool:
-    """Return whether *here*, the newest record here that is whole, tells of the launch that JOB.json tells of."""
+def _is_of_one_launch(folder: RunFolder, record: LaunchRecord, beside: Made) -> bool:
+    """Return whether *record*, the newest whole one of the run folder, tells of the launch that JOB.json tells of."""
     newest = folder.launch(folder.launch_numbers()[-1]) / JOB_JSON
-    is_newest = here.place == str(newest)
-    return is_newest and here.made.origins.launch_id == there.origins.launch_id
+    is_newest = record.place == str(newest)
+    return is_newest and record.made.origins.launch_id == beside.origins.launch_id
 
 
 def record_job(
@@ -111,8 +111,8 @@ def take_in_failures(folder: RunFolder, catalog: Catalog) -> None:
 
 def _last_state(folder: RunFolder) -> dict[str, Any]:
     """Return state.json as the last launch here left it; empty if there was none, or if it cannot be read."""
-    found = records.read(folder.state)
-    return found if isinstance(found, dict) else {}
+    state = records.read(folder.state)
+    return state if isinstance(state, dict) else {}
 
 
 def check_drift(
@@ -123,8 +123,8 @@ def check_drift(
     Raises:
         DriftRefusedError: some difference corrupts, or changes the trajectory without consent.
     """
-    differences = compare_made(before, now, after_user_error=_ended_with_user_error(folder))
-    weights = {each.weight for each in differences}
+    differences = compare_made(before, now, after_user_error=_expects_changed_code(folder))
+    weights = {difference.weight for difference in differences}
     lines = list(table.lines_of(differences))
     for weight, remedy in _REMEDIES.items():
         if weight in weights and not (weight == "trajectory" and accept_drift):
@@ -170,7 +170,7 @@ def edited_entry_point(
             "mend it; or remove it, and the same command makes it anew from the job",
         )
     assert isinstance(text, str)
-    if any(each.is_of_the_job for each in differences):
+    if any(difference.is_of_the_job for difference in differences):
         warn(f"the job changed, so train.py is made anew; the edited one stays in {before}")
         return None
     _refuse_stale_imports(path, text)
@@ -186,7 +186,7 @@ def _refuse_stale_imports(path: Path, text: str) -> None:
     if isinstance(described, LaunchRecord) and described.files:
         options = [
             *([f"--case={described.case}"] if described.case else []),
-            *(f"--set={each}" for each in described.overrides),
+            *(f"--set={override}" for override in described.overrides),
         ]
         job = shlex.join([described.files[0], *options])
     raise RecordError(
@@ -201,12 +201,12 @@ def _is_edited(launch: Path, text: str, project_root: Path, warn: Callable[[str]
     written = digest_as_written(launch)
     if not isinstance(written, Damage):
         return hashlib.sha256(text.encode()).hexdigest() != written
-    found = record_in(launch)
-    if not isinstance(found, LaunchRecord) or not found.files or found.root is None:
+    record = record_in(launch)
+    if not isinstance(record, LaunchRecord) or not record.files or record.root is None:
         warn(f"{written}; whether train.py was edited is not known, so it is made anew; it stays in {launch}")
         return False
     warn(f"{written}; train.py is compared with what the job becomes now")
-    return text != rendered_again(found, project_root)
+    return text != rendered_again(record, project_root)
 
 
 def _problem_of(text: str) -> str | None:
@@ -223,6 +223,9 @@ def _problem_of(text: str) -> str | None:
     return "does not call worker.run, so it trains nothing"
 
 
-def _ended_with_user_error(folder: RunFolder) -> bool:
+def _expects_changed_code(folder: RunFolder) -> bool:
+    """Return whether the run's last launch ended with a failure after which the job's own code is mended."""
     verdict = _last_state(folder).get("verdict")  # none: a first launch, or one that was killed
-    return isinstance(verdict, dict) and verdict.get("class") == "user_error"
+    if not isinstance(verdict, dict):
+        return False
+    return any(name == verdict.get("class") and row.excuses_drift for name, row in FAILURES.items())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow import events
+from elasticflow.launcher.restarts.failure_classes import OUTCOMES
 from elasticflow.observe.records import float_of, int_of, read, tail, text_of, unix_time
 from elasticflow.system import records
 from elasticflow.system.records import printable_in
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 SUPERVISOR_LOST = "supervisor_lost"
 """Class of a stop that the supervisor could not write down itself."""
-# How a generation ends when nothing went wrong.
-_AS_WANTED = frozenset({"finished", "drained", "resized", "preempted"})
 _STATUS_OF_END: dict[str, str] = {
     events.RUN_FINISHED: "finished",
     events.RUN_FAILED: "failed",
@@ -95,7 +94,7 @@ class Stop:
     @property
     def is_failure(self) -> bool:
         """Whether somebody should ask about it."""
-        return self.kind not in _AS_WANTED
+        return self.kind not in OUTCOMES
 
 
 @dataclass

@@ -210,11 +210,11 @@ def describe(report: Report) -> str:
         return "lost"
     if report.exit_code == 0:
         return "left with exit code 0 in the middle of training"
-    told = signal_or_code(report.exit_code)
+    ended = signal_or_code(report.exit_code)
     if report.exit_code > 0:
-        return f"{told}, without an exception"
+        return f"{ended}, without an exception"
     words = _terminated(report.stderr)
-    return told if words is None else _one_line(f"{told}: {words}")
+    return ended if words is None else _one_line(f"{ended}: {words}")
 
 
 def _noticed(report: Report) -> bool:
@@ -245,17 +245,17 @@ def _traceback(report: Report) -> str | None:
 
 def _fatal(stderr: str) -> str | None:
     """Return what faulthandler wrote of the thread that crashed, in the form of a traceback: its frames are the other way round."""
-    found = _FATAL.search(stderr)
-    if found is None:
+    fatal = _FATAL.search(stderr)
+    if fatal is None:
         return None
     # Where a thread crashed that is not Python's, as those of gloo are, the main thread's comes last.
-    stack = _CURRENT.search(stderr, found.end())
+    stack = _CURRENT.search(stderr, fatal.end())
     if stack is None:
-        *_, stack = (None, *_THREAD.finditer(stderr, found.end()))
+        *_, stack = (None, *_THREAD.finditer(stderr, fatal.end()))
     if stack is None:
         return None
     frames = reversed(stack[1].splitlines())
-    return "\n".join(["Traceback (most recent call last):", *filter(None, frames), found[0]])
+    return "\n".join(["Traceback (most recent call last):", *filter(None, frames), fatal[0]])
 
 
 def _is_mismatch(text: str) -> bool:
@@ -264,13 +264,13 @@ def _is_mismatch(text: str) -> bool:
 
 def _terminated(stderr: str) -> str | None:
     """Return what the C++ exception said that ended the process, or its type; None if none did."""
-    found = _TERMINATE.search(stderr)
-    return None if found is None else _ENFORCE.sub("", found[2] or found[1])
+    terminated = _TERMINATE.search(stderr)
+    return None if terminated is None else _ENFORCE.sub("", terminated[2] or terminated[1])
 
 
 def _last_lines(stderr: str) -> tuple[str, ...]:
     """Return the last lines before the stacks, which are told apart."""
-    text = stderr[: found.start()] if (found := _FATAL.search(stderr)) else stderr
+    text = stderr[: fatal.start()] if (fatal := _FATAL.search(stderr)) else stderr
     text = text.partition("Traceback (most recent call last):")[0] if _last_exception(text) else text
     lines = [_PREFIX.sub("", line).rstrip() for line in text.splitlines()]
     return tuple(line[:_LONGEST_LINE] for line in lines if line)[-_MOST_LINES:]

@@ -30,7 +30,7 @@ class LocalAgents:
     Args:
         make: Returns the agent of a node, not yet started.
         changes: How many nodes there are from when on; the first at once.
-        journal: Where it is told.
+        journal: Where processes left behind are recorded.
         run: Whose mark the processes bear that workers of a killed agent, or of a killed launch, left.
     """
 

@@ -88,7 +88,7 @@ class Recovery:
         if decision.entry is not None:
             self._ledger.append(decision.entry)
             commands.append(RecordFailure(decision.entry))
-        commands += self._told(attempt, decision)
+        commands += _record_budget(self._policy.plan.budget, attempt, decision)
         if not decision.restart:
             given_up = self._rollback.given_up()
             self._rollback = given_up.rollback
@@ -106,16 +106,17 @@ class Recovery:
         assert self._suspect.name == name, "nothing is set aside unasked"
         self._rollback = self._rollback.with_set_aside(self._suspect)
 
-    def _told(self, attempt: FailedAttempt, decision: Decision) -> list[Command]:
-        budget, failure_class = self._policy.plan.budget, attempt.failure_class
-        told: list[Command] = []
-        if decision.refilled:
-            told.append(RecordEvent(events.BUDGET_REFILLED, {"budget": budget}))
-        if decision.charged:
-            told.append(RecordEvent(events.BUDGET_CHARGED, {"class": failure_class, "left": decision.left}))
-        if decision.spent:
-            told.append(RecordEvent(events.BUDGET_SPENT, {"class": failure_class, "budget": budget}))
-        return told
+
+def _record_budget(budget: int, attempt: FailedAttempt, decision: Decision) -> list[Command]:
+    failure_class = attempt.failure_class
+    records: list[Command] = []
+    if decision.refilled:
+        records.append(RecordEvent(events.BUDGET_REFILLED, {"budget": budget}))
+    if decision.charged:
+        records.append(RecordEvent(events.BUDGET_CHARGED, {"class": failure_class, "left": decision.left}))
+    if decision.spent:
+        records.append(RecordEvent(events.BUDGET_SPENT, {"class": failure_class, "budget": budget}))
+    return records
 
 
 def _clear(cleared: Iterable[Cleared]) -> list[Command]:

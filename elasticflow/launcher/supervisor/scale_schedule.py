@@ -46,13 +46,13 @@ def parse_scale(text: str) -> tuple[ScaleChange, ...]:
     """
     changes = []
     for word in text.split():
-        found = _CHANGE.fullmatch(word)
-        if found is None or int(found[1]) < 1:
+        parsed = _CHANGE.fullmatch(word)
+        if parsed is None or int(parsed[1]) < 1:
             raise ScaleError(
                 f"--scale: `{word}` is not a number of nodes at a time",
                 'write it like "1@0s 3@20s 2@40s"; "2!@40s" kills the nodes that go',
             )
-        changes.append(ScaleChange(float(found[3]), int(found[1]), found[2] == "!"))
+        changes.append(ScaleChange(float(parsed[3]), int(parsed[1]), parsed[2] == "!"))
     changes.sort(key=lambda change: change.at_s)
     if not changes or changes[0].at_s > 0:
         raise ScaleError("--scale says nothing about the start", 'begin with the first nodes, like "1@0s"')
@@ -60,10 +60,10 @@ def parse_scale(text: str) -> tuple[ScaleChange, ...]:
 
 
 def check_scale(changes: tuple[ScaleChange, ...], nodes: NodesTable) -> None:
-    """Return if the job may have as many nodes as *changes* say.
+    """Check that the job may have as many nodes as *changes* say.
 
     Raises:
-        ScaleError: it may not.
+        ScaleError: it may have fewer.
     """
     most = max(change.nodes for change in changes)
     if most > nodes.max:

@@ -86,9 +86,9 @@ class Supervisor:
             self._display.close()
             while isinstance(error.__context__, OSError):  # what came first; the files fail to be closed, too
                 error = error.__context__
-            place = error.filename or self._launch.folder.path
+            path = error.filename or self._launch.folder.path
             raise RunFolderError(
-                f"the launch ended, since it cannot use {place}: {os.strerror(error.errno or 0)}",
+                f"the launch ended, since it cannot use {path}: {os.strerror(error.errno or 0)}",
                 "once there is room again and the run folder is there, the same command goes on from the newest snapshot",
             ) from error
         if not self._display.close():
@@ -173,7 +173,7 @@ class Supervisor:
                 events.ENTRY_POINT_EDITED, path=str(launch.folder.launch(launch.number) / "train.py")
             )
         if launch.drift:
-            differences = [each.to_json() for each in launch.drift]
+            differences = [difference.to_json() for difference in launch.drift]
             self._journal.event(events.DRIFT_FOUND, launch=launch.number, differences=differences)
         self._journal.write_state()
 

@@ -7,11 +7,26 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import errors, events
+from elasticflow.compiler.plan.launch_plan import RestartPlan
 from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED
 from elasticflow.launcher.restarts.failure_classes import FAILURES
-from elasticflow.launcher.supervisor.commands import Interrupted, LeaveAsked, SnapshotFenced
-from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S
+from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
+from elasticflow.launcher.supervisor.commands import (
+    ClaimGeneration,
+    GenerationClaimed,
+    Instant,
+    Interrupted,
+    LeaveAsked,
+    RecordEvent,
+    RecordFailure,
+    SnapshotFenced,
+    TimePassed,
+    UpdateState,
+)
+from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
+from elasticflow.launcher.supervisor.nodes import Nodes
+from elasticflow.protocol.messages import FormGeneration, NodeReady, WorkersEnded
 from tests.launcher.lifecycle_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
@@ -449,3 +464,43 @@ def test_a_snapshot_refused_for_a_later_generation_ends_the_launch(trial: Trial)
     trial.on(SnapshotFenced(2))
     verdict = trial.verdict
     assert "taken_over" == verdict.fields["class"]
+
+
+def test_what_is_to_be_done_is_returned_in_order() -> None:
+    """Nothing else comes out of a lifecycle: the same events at the same times lead to the same commands."""
+    plan = RestartPlan(
+        budget=2, refill_s=None, refill_steps=None, refill_epochs=None, hang_timeout_s=600, grace_s=GRACE_S
+    )
+    lifecycle = Lifecycle(plan, Nodes(1, 1), RunSoFar(step=3, restarts=1, is_resumed=True))
+    at = Instant(10.0, 1000.0)
+    joined = {"node": "n0", "host": "here", "nproc": 2}
+    started = {"world_size": 2, "nodes": 1, "reason": "resume"}
+    ended = {"class": "crash", "reason": "killed by SIGKILL", "step": 3}
+    killed = WorkersEnded(7, "n0", failed=True, workers=(worker(0, -9),))
+    entry = LedgerEntry(1000.0, "crash", None, None, 0, 0, 7, "crash: killed by SIGKILL", charged=True)
+
+    for event, expected in (
+        (NodeReady("n0", "here", 2), [RecordEvent(events.NODE_JOINED, joined)]),
+        (TimePassed(), [ClaimGeneration("resume", 0, ("n0",))]),
+        (
+            GenerationClaimed(7),
+            [
+                RecordEvent(events.GENERATION_STARTED, started),
+                UpdateState({"generation": 7, "workers": []}),
+                FormGeneration(7, (("n0", 2),), None),
+            ],
+        ),
+        (TimePassed(), []),
+    ):
+        assert expected == lifecycle.on(event, at)
+    failed, *rest = lifecycle.on(killed, at)
+    assert isinstance(failed, RecordEvent)
+    assert events.WORKER_FAILED == failed.event
+    assert rest == [
+        RecordEvent(events.GENERATION_ENDED, ended),
+        UpdateState({"workers": []}),
+        RecordFailure(entry),
+        RecordEvent(events.BUDGET_CHARGED, {"class": "crash", "left": 1}),
+        UpdateState({"restarts": 2}),
+    ]
+    assert [ClaimGeneration("crash", 7, ("n0",))] == lifecycle.on(TimePassed(), at)
