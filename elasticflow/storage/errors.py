@@ -65,9 +65,11 @@ def status_of(error: BaseException) -> int | None:
         if _UNPARSED in _names(each):
             continue
         response = getattr(each, "response", None)
-        if isinstance(response, dict):  # botocore
+        # botocore.
+        if isinstance(response, dict):
             found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        else:  # azure-core, aiohttp, gcsfs
+        else:
+            # azure-core, aiohttp, gcsfs.
             found = next(
                 (s for n in ("status_code", "status", "code") if (s := getattr(each, n, None))), None
             )
@@ -87,7 +89,8 @@ def kind_of(error: BaseException) -> type[OSError]:
         for name in _names(each):
             if name in _KINDS:
                 return _KINDS[name]
-    if "Forbidden" in str(error):  # gcsfs tells a 403 in words only
+    # gcsfs tells a 403 in words only.
+    if "Forbidden" in str(error):
         return PermissionError
     if any(isinstance(each, TimeoutError) or "Timeout" in type(each).__name__ for each in _chain(error)):
         return TimeoutError

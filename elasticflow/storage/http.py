@@ -57,7 +57,8 @@ class HttpStore(ObjectStore):
         place = self._at(path)
         if len(self._fs.cat_file(place, start=0, end=1)) <= 1:
             return None
-        return cast("BinaryIO", self._fs.open(place, "rb", block_size=0))  # no ranges: one stream
+        # The server may not know ranges, so the file is one stream.
+        return cast("BinaryIO", self._fs.open(place, "rb", block_size=0))
 
     def list(self, folder: str) -> list[str]:
         """See Store."""

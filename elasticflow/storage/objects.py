@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from elasticflow.system.atomic_files import Part
 
-_PART = 4 * BLOCK  # of an upload in parts; S3 takes 10,000 of them: 320 GB
+# Bytes of one part of an upload; S3 takes 10,000 parts: 320 GB.
+_PART = 4 * BLOCK
 _NOT_IN_RANGE = 416
 
 
@@ -65,7 +66,8 @@ class ObjectStore:
         try:
             return bytes(self._fs.cat_file(self._at(path), start=start, end=start + size))
         except Exception as error:
-            if errors.status_of(error) == _NOT_IN_RANGE:  # from the end on there is nothing
+            # From the end of the file on there is nothing to read.
+            if errors.status_of(error) == _NOT_IN_RANGE:
                 return b""
             raise
 
@@ -89,7 +91,8 @@ class ObjectStore:
     def exists(self, path: str) -> bool:
         """See Store."""
         try:
-            self._info(path)  # fsspec's own `exists` takes every error for absence
+            # fsspec's own `exists` takes every error for absence.
+            self._info(path)
         except FileNotFoundError:
             return False
         return True

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_JITTER = random.SystemRandom()  # `random` itself belongs to the training that this process may run
+# `random` itself belongs to the training that this process may run.
+_JITTER = random.SystemRandom()
 
 
 @dataclass(frozen=True)

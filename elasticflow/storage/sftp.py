@@ -63,7 +63,8 @@ class SftpStore:
         try:
             self._do(lambda client: client.link(temporary, place))
         except Exception:
-            if self.exists(path):  # a taken name is told only as "Failure"
+            # The server says only "Failure" for a name that is taken.
+            if self.exists(path):
                 raise FileExistsError(path) from None
             raise
         finally:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_AT_THE_CHECK = Patience(total_s=15.0)  # a wrong address is told soon
+# A short one, so that a wrong address is reported soon.
+_AT_THE_CHECK = Patience(total_s=15.0)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class Storage:
         self.uri = redaction.mask_url(uri)
         self.is_local = protocol in {"file", "local"}
         plain = re.sub(r"^(file|local)://", "", uri, flags=re.IGNORECASE)
-        self._folder = Path(plain).expanduser().absolute()  # meaningless unless local
+        # Has a meaning for a local folder only.
+        self._folder = Path(plain).expanduser().absolute()
         self._store: Store | None = LocalStore(self._folder) if self.is_local else None
         self._pid = os.getpid()
 
@@ -235,7 +237,8 @@ class Storage:
             if errors.kind_of(error) is type(error) and self._mask(full := errors.in_full(error)) == full:
                 raise
             told = errors.as_os_error(error, self._text(error))
-        raise told  # outside of the handler: what it came from may hold secrets
+        # Raised outside of the handler: the error that caused it may hold secrets.
+        raise told
 
     def _reads_as(self, path: str, data: bytes) -> bool:
         """Whether our own put succeeded and only its answer was lost."""
@@ -245,7 +248,8 @@ class Storage:
             return False
 
     def _opened(self) -> Store:
-        if self._store is None or self._pid != os.getpid():  # connections do not survive a fork
+        # Connections do not survive a fork.
+        if self._store is None or self._pid != os.getpid():
             try:
                 self._store = urls.open_store(self._given, self._options, self.uri)
             except (ImportError, ValueError, TypeError) as error:

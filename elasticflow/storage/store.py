@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from elasticflow.system.atomic_files import Part
 
-BLOCK = 8 << 20  # most bytes of one request
+# Most bytes of one request.
+BLOCK = 8 << 20
 _AHEAD = 1 << 20
 
 
@@ -106,7 +107,8 @@ class RangeReader(io.RawIOBase):
         while self._place < self._size:
             data = self._read_range(self._place, min(BLOCK, self._size - self._place))
             if not data:
-                break  # it is shorter now
+                # The file is shorter than it was when it was opened.
+                break
             found.append(data)
             self._place += len(data)
         return b"".join(found)

@@ -61,17 +61,18 @@ def open_store(uri: str, options: Mapping[str, Any], shown: str) -> Store:
     from elasticflow.storage.http import HttpStore
     from elasticflow.storage.objects import ObjectStore
 
-    extra = {"skip_instance_cache": True, "use_listings_cache": False}  # a cached listing hides others' files
+    # A cached listing hides others' files.
+    extra = {"skip_instance_cache": True, "use_listings_cache": False}
     settings = _merged(_merged(_limits(protocol), options), extra)
     if protocol in _GCS:
-        from gcsfs.core import (
-            GCSFileSystem,
-        )  # the registered one first asks by gRPC which kind of bucket it is
+        # The class that fsspec has registered first asks by gRPC which kind of bucket it is.
+        from gcsfs.core import GCSFileSystem
 
         return ObjectStore(GCSFileSystem(**settings), GCSFileSystem._strip_protocol(uri))  # noqa: SLF001  # fsspec's way
     fs, root = fsspec.core.url_to_fs(uri, **settings)
     if protocol in _S3:
-        fs.retries = 1  # botocore tries again, which is bounded; both together are not
+        # botocore tries again, which is bounded; both together are not.
+        fs.retries = 1
     if protocol in _WEB:
         return HttpStore(fs, root, shown)
     # fsspec's memory shows a file from its opening on, whatever it is told.

@@ -77,7 +77,8 @@ class Channel(Generic[M]):
                 if not data:
                     return None
                 self._data += data
-        except BlockingIOError:  # what a timeout of 0 gives
+        except BlockingIOError:
+            # A socket with a timeout of 0 raises this instead of TimeoutError.
             raise TimeoutError from None
         finally:
             with contextlib.suppress(OSError):

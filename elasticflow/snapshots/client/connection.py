@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.client.messages import ToWorker, ToWriter
 
 _LOOK_S = 1.0
-_LONGEST_WRITE_S = 3600.0  # a slow store is waited for; a writer that says nothing for longer hangs
+# A slow store is waited for; a writer that says nothing for longer hangs.
+_LONGEST_WRITE_S = 3600.0
 
 
 class WriterConnection:

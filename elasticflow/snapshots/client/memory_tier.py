@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.shard_file import TensorEntry
 
 _ANSWER_LIMIT_S = 60.0
-_JSON = json.JSONEncoder(allow_nan=False)  # made once: that takes longer than what it does at each step
+# Made once: to make an encoder takes longer than what it encodes at each step.
+_JSON = json.JSONEncoder(allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class MemoryTierClient:
 
     def __init__(self, link: WriterConnection, generation: int) -> None:
         self._link, self._generation = link, generation
-        self._slots: list[Slot] = []  # the newest last
+        # The slot that was filled last comes last.
+        self._slots: list[Slot] = []
         self._reserved = 0
         self._layout = 0
         self._record: dict[str, Any] = {}
@@ -97,7 +99,8 @@ class MemoryTierClient:
             if slot.lock():
                 slot.clear_label()
                 return slot
-        raise SnapshotError("no slot of the memory tier is free")  # the writer has one of them at most
+        # The writer locks one of the three at most, so this is a defect.
+        raise SnapshotError("no slot of the memory tier is free")
 
     def describe(self, tensors: Sequence[TensorEntry], nbytes: int, record: dict[str, Any] | None) -> None:
         """Tell how the shares that follow are laid out, and rank 0's record as it is now.
@@ -197,5 +200,6 @@ def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[li
         yield path, new
         return
     for key, before, now in pairs:
-        if before is not now and before != now:  # 1 for 1.0 makes no difference to anyone
+        # That 1 counts as equal to 1.0 makes no difference to anyone.
+        if before is not now and before != now:
             yield from _differences(before, now, [*path, key])

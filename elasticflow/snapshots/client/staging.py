@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.shard_file import TensorEntry
 
 
-BEGUN = "begun"  # report that a snapshot out of the memory tier is being written: name, step, trigger
+# Report that a snapshot out of the memory tier is being written: name, step, trigger.
+BEGUN = "begun"
 # Snapshots staged by a worker and not committed yet; a commit takes a tenth of a second where many are kept.
 MOST_OPEN = 8
 _TIDY_LIMIT_S = 5.0
@@ -46,7 +47,8 @@ _TIDY_LIMIT_S = 5.0
 class _Mapped:
     size: int
     memory: mmap.mmap
-    state: str = "free"  # free -> filling (the worker's) -> writing (the writer's) -> free
+    # free -> filling (by the worker) -> writing (by the writer) -> free
+    state: str = "free"
 
 
 class StagingClient(WriterConnection):
@@ -64,10 +66,14 @@ class StagingClient(WriterConnection):
         self._mapped: dict[int, _Mapped] = {}
         self._reserved = 0
         self._reports: list[EventRecord] = []
-        self._open: set[str] = set()  # names staged here without an outcome
-        self._untidied: set[str] = set()  # names staged here whose retention is not through
-        self._requested: int | None = None  # step of a request that the writer has not begun to fulfil
-        self._begun = 0  # step of the newest snapshot begun out of the memory tier
+        # Snapshots staged here that have no outcome yet.
+        self._open: set[str] = set()
+        # Snapshots staged here after which retention has not run yet.
+        self._untidied: set[str] = set()
+        # Step of a `RequestPersist` that the writer has not begun to fulfil.
+        self._requested: int | None = None
+        # Step of the newest snapshot that the writer began to write out of the memory tier.
+        self._begun = 0
         self.single: str | None = None
         self.handlers |= {
             Buffers: self._map,
@@ -214,7 +220,8 @@ class StagingClient(WriterConnection):
             self._requested = None
 
     def _map(self, message: Buffers) -> None:
-        self._mapped.clear()  # the writer keeps what is still being written
+        # The writer keeps what is still being written.
+        self._mapped.clear()
         self.single = message.single
         for number in message.numbers:
             descriptor = self.descriptors.popleft()

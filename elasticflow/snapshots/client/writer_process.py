@@ -92,7 +92,8 @@ class WriterProcess:
         deadline = time.monotonic() + patience_s
         while self.process.poll() is None and (left := deadline - time.monotonic()) > 0:
             select.select([self._stdout], [], [], min(left, 0.05))
-            self._waiting = self.reports()  # a full pipe would hold it up
+            # A full pipe would hold the writer up.
+            self._waiting = self.reports()
 
     def close(self) -> None:
         """End the writer at once; what is not committed is dropped (flush the clients first)."""
@@ -148,7 +149,8 @@ def start_writer(start: WriterStart, python: str = sys.executable) -> WriterProc
             [python, "-m", "elasticflow.snapshots.writer.main"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd=Path(elasticflow.__file__).resolve().parents[1],  # so that -m finds this very package
+            # There, -m finds this very package.
+            cwd=Path(elasticflow.__file__).resolve().parents[1],
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 FILE_NAME = "MANIFEST.json"
 STATE_FILE = "state.json"
-BLOCK = 8 << 20  # bytes under one checksum: small enough to say where the damage is
+# Bytes under one checksum: small enough to say where the damage is.
+BLOCK = 8 << 20
 
 
 class DamagedSnapshotError(SnapshotError):
@@ -140,7 +141,8 @@ class Manifest:
         """Return MANIFEST.json's content, with the digest over the rest."""
         content = asdict(self)
         if self.metric is not None and not math.isfinite(self.metric):
-            content["metric"] = str(self.metric)  # JSON has no infinities
+            # JSON has no infinities.
+            content["metric"] = str(self.metric)
         return _canonical({**content, "digest": _digest(content)}) + b"\n"
 
 
@@ -284,10 +286,13 @@ def _is_object(value: object) -> bool:
 
 _PLACE = {"file", "dtype", "shape", "offset", "nbytes"}
 _LARGEST = (1 << 63) - 1
-_LATEST = 253_402_300_799.0  # the last second of the year 9999: later ones have no date
+# The last second of the year 9999: later ones have no date.
+_LATEST = 253_402_300_799.0
 _LONGEST = 1000
-_LEAST_HEADER = 8  # bytes of the length of a safetensors header
-_MOST_DIMENSIONS = 64  # of torch
+# Bytes of the length of a safetensors header.
+_LEAST_HEADER = 8
+# torch allows no more.
+_MOST_DIMENSIONS = 64
 _OWN_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _LENT_FILE = re.compile(rf"{SNAPSHOT_NAME.pattern}/{_OWN_FILE.pattern}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

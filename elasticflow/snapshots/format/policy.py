@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 BestMode = Literal["max", "min"]
-_FIELDS = {"step": "step", "epoch": "epoch", "sample": "samples"}  # of a place, by unit
+# Attribute of a `HasPosition`, by the unit of an interval.
+_FIELDS = {"step": "step", "epoch": "epoch", "sample": "samples"}
 _TRIGGERS = (("epoch", "epoch"), ("step", "steps"), ("sample", "samples"))
-PERMANENT = frozenset({"best", "every", "pinned"})  # reasons to stay that hold for good
+# Reasons to stay that hold for good.
+PERMANENT = frozenset({"best", "every", "pinned"})
 
 
 class HasPosition(Protocol):
@@ -96,7 +98,8 @@ class Due:
         """Return whether it is due at *now*, when it was last done (or training began) at *previous*, *seconds* ago."""
         if now.step <= previous.step:
             return False
-        for name, amount in self._counted:  # asked at every step: no calls
+        # Asked at every step, so it makes no calls.
+        for name, amount in self._counted:
             if getattr(now, name) // amount > getattr(previous, name) // amount:
                 return True
         return self.is_due_by_time(seconds)

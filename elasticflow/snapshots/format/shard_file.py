@@ -211,7 +211,8 @@ def _write(storage: Storage, folder: str, packed: Packed, integrity: Integrity) 
 
     def parts() -> Iterator[memoryview]:
         nonlocal sums
-        sums = Checksums(integrity)  # a store in trouble may be given all of it again
+        # A store in trouble may ask for all parts again.
+        sums = Checksums(integrity)
         return _on_cue(sums.through(packed.parts))
 
     size = storage.write(f"{folder}/{packed.name}", parts)

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from elasticflow.snapshots.format.manifest import TensorPlace
 
-PARAMETERS = "parameters"  # beside the parts: which parameter each number of the optimizer's stands for
-_DEEPEST = 500  # of values in values: whoever reads them calls itself for each
+# Key beside the parts: which parameter each number in the optimizer's state stands for.
+PARAMETERS = "parameters"
+# Levels of values inside values: readers call themselves for each level.
+_DEEPEST = 500
 
 
 class StateMark:
@@ -128,7 +130,8 @@ def _values_in(value: dict[str, Any] | list[Any], tensors: Mapping[str, TensorPl
         ):
             pass
         case _:
-            return []  # of another version: `decode` names it
+            # Another version wrote this mark: `decode` names it.
+            return []
     raise DamagedSnapshotError(f"{STATE_FILE} holds {printable(value)}, which nothing writes")
 
 

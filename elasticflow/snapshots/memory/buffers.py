@@ -71,27 +71,27 @@ class BufferPool:
         """
         wanted, short = most, None
         if self._limit is not None:
-            each = _whole(size)
-            most = min(most, self._limit // workers // each)
+            whole = _whole(size)
+            most = min(most, self._limit // workers // whole)
             if most < least:
                 times = {1: "once", 2: "twice"}.get(least, f"{least} times")
                 raise LimitError(
-                    f"{least * workers * each} bytes are needed to stage this node's part of a snapshot {times}, "
+                    f"{least * workers * whole} bytes are needed to stage this node's part of a snapshot {times}, "
                     f"{self._limit} are allowed"
                 )
             if most < wanted:
                 short = f"the limit of {self._limit} bytes allows no more"
-        found: list[Buffer] = []
+        buffers: list[Buffer] = []
         try:
-            while len(found) < most:
-                found.append(self.take(size))
+            while len(buffers) < most:
+                buffers.append(self.take(size))
         except OSError as error:
-            if len(found) < least:
-                for buffer in found:
+            if len(buffers) < least:
+                for buffer in buffers:
                     self.disown(buffer)
                 raise
             short = error.strerror
-        return found, short
+        return buffers, short
 
     def take(self, size: int) -> Buffer:
         """Return a buffer of at least *size* bytes, all its pages present.
@@ -110,7 +110,8 @@ class BufferPool:
             self._made += 1
             number = self._made
             stale, self._free = self._free, []
-        for buffer in stale:  # of a state that had another size: give the memory back before taking more
+        # These buffers fit a state of another size: their memory is given back before more is taken.
+        for buffer in stale:
             buffer.view.close()
             os.close(buffer.descriptor)
         return _make(number, size)
@@ -140,15 +141,15 @@ def map_memory(descriptor: int, size: int) -> mmap.mmap:
 
 def _make(number: int, size: int) -> Buffer:
     whole = _whole(size)
-    if whole > (left := available()):  # else the kernel would end some process to make room
+    # Without this check, the kernel would end some process to make room.
+    if whole > (left := available()):
         raise OSError(errno.ENOMEM, f"{left >> 20} MiB of memory are left, {whole >> 20} MiB are needed")
     descriptor = memory_file("staging")
     try:
         os.ftruncate(descriptor, whole)
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(
-                descriptor, 0, whole
-            )  # fails here and now, where a later touch would kill by SIGBUS
+            # Fails here and now if there is no memory, where a later touch would kill by SIGBUS.
+            os.posix_fallocate(descriptor, 0, whole)
         return Buffer(number, descriptor, whole, map_memory(descriptor, whole))
     except BaseException:
         os.close(descriptor)

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     import mmap
 
 _MARK = 0x656C_6173_7469_6366
-_LABEL = struct.Struct("<QQQQQ")  # mark, generation, step, layout, bytes of metadata
-TAIL = 16 << 10  # at the end of a buffer: the label and its metadata
+# Mark, generation, step, number of the layout, bytes of metadata.
+_LABEL = struct.Struct("<QQQQQ")
+# At the end of a buffer: the label and its metadata.
+TAIL = 16 << 10
 MOST_METADATA = TAIL - _LABEL.size
 _NO_LABEL = bytes(_LABEL.size)
 
@@ -71,7 +73,8 @@ class Slot:
         self.memory[begin : begin + len(label.metadata)] = label.metadata
         fields = (label.generation, label.step, label.layout, len(label.metadata))
         _LABEL.pack_into(self.memory, self._tail, 0, *fields)
-        _LABEL.pack_into(self.memory, self._tail, _MARK, *fields)  # last, for a reader that has no lock
+        # The mark is written last, for a reader that has no lock.
+        _LABEL.pack_into(self.memory, self._tail, _MARK, *fields)
 
     def label(self) -> Label | None:
         """Return the label, or None if what lies here is not whole."""

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.memory.buffers import Buffer, BufferPool
 
 SLOTS = 3
-_LAYOUTS = 2 * SLOTS  # that labels may still speak of
-_TRIES = 5  # to take a set while ranks go on to newer ones
+# Layouts of one rank that labels may still refer to.
+_LAYOUTS = 2 * SLOTS
+# Tries to lock a set while ranks go on to newer ones.
+_TRIES = 5
 
 
 @dataclass(eq=False)
@@ -36,7 +38,7 @@ class RankSlots:
         world_size: Ranks of its group, all on this node.
         generation: Of the worker that has it, or had it last.
         slots: With their buffers.
-        is_left: That worker is gone.
+        is_detached: That worker is gone.
     """
 
     rank: int
@@ -44,7 +46,7 @@ class RankSlots:
     generation: int
     slots: list[tuple[Slot, Buffer]]
     layouts: dict[tuple[int, int], StagedShard] = field(default_factory=dict)
-    is_left: bool = False
+    is_detached: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,10 @@ class MemoryTierSlots:
         self._lock = threading.RLock()
         self._rank_slots: dict[int, RankSlots] = {}
         self._request: PersistRequest | None = None
-        self._written = (0, 0)  # place of the set last handed out to be written
-        self._forgotten = 0  # nothing that this generation or an older one held is handed out
+        # Generation and step of the set that was last handed out to be written.
+        self._written = (0, 0)
+        # What this generation or an older one held is not handed out.
+        self._invalid = 0
 
     def attach(
         self, rank: int, world_size: int, generation: int, nbytes: int, before: RankSlots | None
@@ -126,17 +130,18 @@ class MemoryTierSlots:
         """
         with self._lock:
             size, old = nbytes + TAIL, self._rank_slots.get(rank)
-            if old is not None and old.is_left and old.world_size == world_size and _fits(old, size):
-                old.generation, old.is_left = generation, False
+            if old is not None and old.is_detached and old.world_size == world_size and _fits(old, size):
+                old.generation, old.is_detached = generation, False
                 return old
             if before is not None:
-                self.leave(before)
+                self.detach(before)
             self.clear()
             buffers, _ = self._pool.take_up_to(SLOTS, size, least=SLOTS, workers=world_size)
             slots = [(Slot(b.descriptor, b.size, b.view), b) for b in buffers]
             for slot, buffer in slots:
                 buffer.is_slot = True
-                slot.clear_label()  # it may have been a slot of another rank
+                # The buffer may have been a slot of another rank.
+                slot.clear_label()
             rank_slots = self._rank_slots[rank] = RankSlots(rank, world_size, generation, slots)
             return rank_slots
 
@@ -147,17 +152,17 @@ class MemoryTierSlots:
             while len(rank_slots.layouts) > _LAYOUTS:
                 del rank_slots.layouts[next(iter(rank_slots.layouts))]
 
-    def leave(self, rank_slots: RankSlots) -> None:
+    def detach(self, rank_slots: RankSlots) -> None:
         """Keep what lies in *rank_slots*, whose worker is gone, unless another worker of its rank is here already."""
         with self._lock:
-            rank_slots.is_left = True
+            rank_slots.is_detached = True
             if self._rank_slots.get(rank_slots.rank) is not rank_slots:
                 self._give_back(rank_slots)
 
     def clear(self) -> None:
         """Drop what dead workers left."""
         with self._lock:
-            for rank_slots in [b for b in self._rank_slots.values() if b.is_left]:
+            for rank_slots in [b for b in self._rank_slots.values() if b.is_detached]:
                 del self._rank_slots[rank_slots.rank]
                 self._give_back(rank_slots)
 
@@ -169,19 +174,19 @@ class MemoryTierSlots:
         """
         with self._lock:
             if before is not None and any(
-                not b.is_left and b.generation < before for b in self._rank_slots.values()
+                not b.is_detached and b.generation < before for b in self._rank_slots.values()
             ):
                 return None
             ranks = sorted(self._rank_slots)
-            found = [dict(_labels(self._rank_slots[rank])) for rank in ranks]
+            filled = [dict(_labels(self._rank_slots[rank])) for rank in ranks]
             worlds = {rank_slots.world_size for rank_slots in self._rank_slots.values()}
-            if worlds != {len(found)}:
+            if worlds != {len(filled)}:
                 return None
-            common = {place for place in set(found[0]).intersection(*found[1:]) if place[0] > self._forgotten}
+            common = {at for at in set(filled[0]).intersection(*filled[1:]) if at[0] > self._invalid}
             if not common:
                 return None
             generation, step = max(common)
-            slots = {rank: labels[generation, step] for rank, labels in zip(ranks, found, strict=True)}
+            slots = {rank: labels[generation, step] for rank, labels in zip(ranks, filled, strict=True)}
             return SlotSet(generation, step, slots)
 
     def request(self, request: PersistRequest | None) -> None:
@@ -196,23 +201,23 @@ class MemoryTierSlots:
     def invalidate(self, generation: int) -> None:
         """Nothing that *generation* or an older one holds is handed out any more, to the store or to successors."""
         with self._lock:
-            self._forgotten = max(self._forgotten, generation)
+            self._invalid = max(self._invalid, generation)
             self._request = None
 
     def take_for_writing(self) -> tuple[SlotSet, PersistRequest] | None:
         """Return the newest set, locked for writing, if a snapshot is asked for; the same set only once."""
         with self._lock:
             for _ in range(_TRIES):
-                request, held = self._request, self.newest()
-                if request is None or held is None or held.place < request.place:
+                request, slot_set = self._request, self.newest()
+                if request is None or slot_set is None or slot_set.place < request.place:
                     return None
-                if held.place == self._written:
+                if slot_set.place == self._written:
                     self._request = None
-                elif _lock(held):
-                    for slot in held.slots.values():
+                elif _lock(slot_set):
+                    for slot in slot_set.slots.values():
                         slot.buffer.busy = True
-                    self._request, self._written = None, held.place
-                    return held, request
+                    self._request, self._written = None, slot_set.place
+                    return slot_set, request
             return None
 
     def _give_back(self, rank_slots: RankSlots) -> None:
@@ -220,10 +225,10 @@ class MemoryTierSlots:
             self._pool.disown(buffer)
 
 
-def _lock(held: SlotSet) -> bool:
+def _lock(slot_set: SlotSet) -> bool:
     """Lock all slots of a set; False, and none is locked, if a rank was quicker."""
     locked: list[Slot] = []
-    for filled in held.slots.values():
+    for filled in slot_set.slots.values():
         if not filled.slot.lock():
             break
         locked.append(filled.slot)

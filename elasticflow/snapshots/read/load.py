@@ -114,7 +114,8 @@ class SnapshotReader:
                 self._verify(manifest)
                 files.check_at(self._catalog.storage, folder)
             content = files.read(manifest.location(STATE_FILE))
-            state_json.parse(content, manifest.tensors)  # here, once for all ranks of the node
+            # Checked in the writer, once for all ranks of the node.
+            state_json.parse(content, manifest.tensors)
         except BaseException:
             if files is not None:
                 files.close()
@@ -144,7 +145,8 @@ class SnapshotReader:
         """Return the files in memory."""
         files = verify.needed_files(self._catalog, manifest)
         offsets, size = _layout(files)
-        if size > (left := available()):  # else the kernel would end some process to make room
+        # Without this check, the kernel would end some process to make room.
+        if size > (left := available()):
             raise SnapshotError(
                 f"loading snapshot {self._name} takes {size} bytes of memory, {left} are left on this node"
             )

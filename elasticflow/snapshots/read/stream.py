@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
     Sink = Callable[[str, int, memoryview], None]
 
-_PIECE = 1 << 18  # bytes read at a time where a request costs nothing: still in the cache when checked
-_RUN = 4  # blocks that one thread reads in a row: few enough to share a file out, many enough to open it for
-_THREADS = 8  # most at a time; each holds a block at most
+# Bytes read at a time where a request costs nothing: still in the cache when checked.
+_PIECE = 1 << 18
+# Blocks that one thread reads in a row: few enough to share a file out, many enough to open it for.
+_RUN = 4
+# Most threads at a time; each holds one block at most.
+_THREADS = 8
 _BAD_PLACE = (errno.EIO, errno.EISDIR, errno.ENOTDIR)
 _REFUSED = (errno.EACCES, errno.EPERM)
 
@@ -201,7 +204,8 @@ def _size_of(file: BinaryIO) -> int | None:
     """Return the bytes of an open file; None for a stream that can only be read from its start to its end."""
     try:
         return file.seek(0, os.SEEK_END)
-    except ValueError:  # fsspec's http of a server without ranges
+    except ValueError:
+        # fsspec's http of a server without ranges.
         return None
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from elasticflow.storage.storage import Storage
 
-MOST = 200  # files: one message hands over the descriptors of all, and a process may have few more
+# Most files that are handed over: one message carries their descriptors, and a process may have few more.
+MOST = 200
 # Kinds of file systems that only this machine writes. What others write, NFS and its like show late or not at all, and
 # each rank that reads asks the network again.
 _OWN_KINDS = frozenset(
@@ -63,7 +64,8 @@ class VerifiedFiles:
         try:
             for place in places:
                 path = storage.local_path(f"{folder}/{place}")
-                descriptors.append(os.open(path, os.O_RDONLY))  # one by one: an error leaves some to close
+                # Opened one by one: on an error, those before it are closed.
+                descriptors.append(os.open(path, os.O_RDONLY))
         except OSError:
             _close_all(descriptors)
             return None
@@ -150,6 +152,7 @@ def _is_own(folder: Path) -> bool:
     for line in lines:
         mount, _, about = line.partition(" - ")
         point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mount.split()[4]))
-        if place.is_relative_to(point) and len(point.parts) >= depth:  # the last mounted hides the others
+        # Of several file systems mounted there, the last one hides the others.
+        if place.is_relative_to(point) and len(point.parts) >= depth:
             depth, kind = len(point.parts), about.split()[0]
     return kind in _OWN_KINDS

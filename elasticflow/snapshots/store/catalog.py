@@ -49,19 +49,19 @@ class Catalog:
     def committed(self) -> list[Manifest]:
         """Return the snapshots that could be restored, newest (generation, step) first.
 
-        A later generation began where an earlier one was left: what a writer of an older one commits too late, because
-        it was halted between its look at the fence and the commit, is never taken for the newest.
-        Without those that are uncommitted, set aside, or whose manifest is damaged (`damaged` names these).
+        A later generation began where an earlier one was left. A writer of an older generation that was halted between
+        its look at the fence and the commit may commit late; its snapshot is never taken for the newest.
+        Snapshots that are uncommitted or set aside, or whose manifest is damaged (see `damaged`), are left out.
         """
-        return [found for _, found in self._scan() if isinstance(found, Manifest)]
+        return [content for _, content in self._scan() if isinstance(content, Manifest)]
 
     def newest(self) -> Manifest | None:
         """Return the newest snapshot that could be restored; reads no manifest of older ones."""
-        return next((found for _, found in self._scan() if isinstance(found, Manifest)), None)
+        return next((content for _, content in self._scan() if isinstance(content, Manifest)), None)
 
     def damaged(self) -> dict[str, str]:
         """Return name and reason of snapshots whose manifest cannot be read and that are not set aside yet."""
-        return {name: found for name, found in self._scan() if isinstance(found, str)}
+        return {name: damage for name, damage in self._scan() if isinstance(damage, str)}
 
     def uncommitted(self) -> list[str]:
         """Return the names of snapshot folders without a manifest: being written, or left by a dead writer."""
@@ -82,10 +82,10 @@ class Catalog:
             data = self.storage.read(f"{self.folder(name)}/{manifest.FILE_NAME}")
         except (IsADirectoryError, NotADirectoryError):
             raise DamagedSnapshotError(f"{manifest.FILE_NAME} is a directory") from None
-        found = manifest.parse(data)
-        if found.name != name:
-            raise DamagedSnapshotError(f"{manifest.FILE_NAME} is that of snapshot {found.name}")
-        return found
+        parsed = manifest.parse(data)
+        if parsed.name != name:
+            raise DamagedSnapshotError(f"{manifest.FILE_NAME} is that of snapshot {parsed.name}")
+        return parsed
 
     def can_reuse(self, location: str, entry: FileEntry) -> bool:
         """Return whether a snapshot may refer to the file at *location*, as `Manifest.location` gives it.
@@ -112,14 +112,13 @@ class Catalog:
 
     def quarantined(self) -> dict[str, str]:
         """Return name and reason of the snapshots set aside."""
-        found = {}
+        reasons = {}
         for file in self.storage.list(f"{self.prefix}verdicts"):
             match = _NAMED_FILE.fullmatch(file)
             if match:
-                found[match["name"]] = str(
-                    self._read(f"verdicts/{file}").get("reason", "no reason is readable")
-                )
-        return found
+                verdict = self._read(f"verdicts/{file}")
+                reasons[match["name"]] = str(verdict.get("reason", "no reason is readable"))
+        return reasons
 
     def pin(self, name: str, note: str = "") -> None:
         """Keep snapshot *name* until it is unpinned, whatever the policy says; *note* tells people why.
@@ -159,10 +158,10 @@ class Catalog:
 
         Claims that were lost are made again: a writer learns from the claim after its own that it is fenced off.
         """
-        there = self._claims()
+        claims = self._claims()
         number = self.newest_generation() + 1
         now = time.time()
-        for lost in sorted(set(range(1, number)) - there.keys()):
+        for lost in sorted(set(range(1, number)) - claims.keys()):
             self.storage.create(self._generation(lost), json.dumps({"lost": True, "created": now}).encode())
         data = json.dumps({**info, "created": now}).encode()
         while not self.storage.create(self._generation(number), data):
@@ -172,15 +171,15 @@ class Catalog:
     def claim_after(self, number: int, info: Mapping[str, Any]) -> bool:
         """Make the generation after *number* exist; False if another launch has: the run is that one's now.
 
-        Asked again after an answer that was lost, what *info* says but for the reason and what failed since tells
-        that it is ours.
+        The answer of the store may have been lost and the question asked again: a claim that says the same as *info*,
+        apart from the reason and from what failed since, is our own.
         """
         data = json.dumps({**info, "created": time.time()}).encode()
         if self.storage.create(self._generation(number + 1), data):
             return True
-        there = self._read(run_folder.generation_file(number + 1))
+        claim = self._read(run_folder.generation_file(number + 1))
         return all(
-            there.get(key) == value for key, value in info.items() if key not in {"reason", "failures"}
+            claim.get(key) == value for key, value in info.items() if key not in {"reason", "failures"}
         )
 
     def newest_generation(self) -> int:
@@ -213,8 +212,8 @@ class Catalog:
 
     def read_job_record(self) -> dict[str, Any] | None:
         """Return JOB.json's content, or None if there is none that can be used."""
-        found = self.inspect_job_record()
-        return found if isinstance(found, dict) and found else None
+        record = self.inspect_job_record()
+        return record if isinstance(record, dict) and record else None
 
     def inspect_job_record(self) -> dict[str, Any] | Damage | None:
         """Return JOB.json's content, what is wrong with it, or None if there is none."""
@@ -249,9 +248,10 @@ class Catalog:
             OSError: the folder, or every manifest in it, cannot be read.
         """
         set_aside = self.quarantined()
-        for name, found in self.read_manifests(name for name in self._names() if name not in set_aside):
-            if found is not None:
-                yield name, found
+        names = (name for name in self._names() if name not in set_aside)
+        for name, content in self.read_manifests(names):
+            if content is not None:
+                yield name, content
 
     def read_manifests(self, names: Iterable[str]) -> Iterator[tuple[str, Manifest | str | None]]:
         """Yield each name with its manifest, with what is wrong with that, or with None: it has none.
@@ -265,30 +265,30 @@ class Catalog:
         unread: list[tuple[str, OSError]] = []
         is_any_read = False
         for name in names:
-            found: Manifest | str
+            content: Manifest | str
             try:
-                found = self.manifest(name)
+                content = self.manifest(name)
             except FileNotFoundError:
                 yield name, None
                 continue
             except DamagedSnapshotError as error:
-                found = error.message
+                content = error.message
             except OSError as error:
                 if not is_any_read:
                     unread.append((name, error))
                     continue
-                found = _unreadable(error)
+                content = _unreadable(error)
             is_any_read = True
             yield from ((older, _unreadable(error)) for older, error in unread)
             unread.clear()
-            yield name, found
+            yield name, content
         if unread:
             raise unread[0][1]
 
     def _read(self, path: str) -> dict[str, Any]:
         """Return a record beside the snapshots; empty if it is absent or damaged."""
-        found = self._record(path)
-        return found if isinstance(found, dict) else {}
+        record = self._record(path)
+        return record if isinstance(record, dict) else {}
 
     def _record(self, path: str) -> dict[str, Any] | Damage | None:
         """Return a record beside the snapshots, what is wrong with it, or None if there is none.
@@ -296,17 +296,17 @@ class Catalog:
         Raises:
             OSError: the store does not answer.
         """
-        place = f"{self.storage.uri.rstrip('/')}/{self.prefix}{path}"
+        address = f"{self.storage.uri.rstrip('/')}/{self.prefix}{path}"
         try:
             return records.parse(self.storage.read(self.prefix + path))
         except FileNotFoundError:
             return None
         except records.BadJsonError as error:
-            return Damage(place, str(error))
+            return Damage(address, str(error))
         except OSError as error:
             if not self._is_of_the_file(error):
                 raise
-            return Damage(place, records.damage_of(Path(path), error).why)
+            return Damage(address, records.damage_of(Path(path), error).why)
 
     def _is_of_the_file(self, error: OSError) -> bool:
         """Return whether *error* tells of the one file that was read, and not of the store."""

@@ -13,8 +13,10 @@ from elasticflow.system.atomic_files import sync_folder, temporary_beside
 if TYPE_CHECKING:
     from pathlib import Path
 
-_NO_REPLACE, _EXCHANGE = 1, 2  # linux/fs.h
-_HERE = -100  # AT_FDCWD: relative paths start at the working folder
+# RENAME_NOREPLACE and RENAME_EXCHANGE of linux/fs.h.
+_NO_REPLACE, _EXCHANGE = 1, 2
+# AT_FDCWD: relative paths start at the working folder.
+_HERE = -100
 _UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 
 
@@ -48,14 +50,16 @@ def sync_tree(folder: Path) -> None:
     """Make all files in *folder*, and their names, survive a power cut."""
     for parent, _, files in os.walk(folder):
         for name in files:
-            sync_folder(folder.__class__(parent) / name)  # fsync is the same for both
+            # fsync is the same call for files and folders.
+            sync_folder(folder.__class__(parent) / name)
         sync_folder(folder.__class__(parent))
 
 
 def _rename(finished: Path, path: Path) -> None:
     if _renameat2(finished, path, _NO_REPLACE):
         return
-    if os.path.lexists(path):  # a file system that cannot do both at once: as near as it gets
+    # This file system cannot check and rename in one act, so they follow one another.
+    if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     finished.rename(path)
 

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.shard_file import WrittenFile
     from elasticflow.snapshots.store.catalog import Catalog
 
-UNFINISHED = ".tmp-"  # before the name of a snapshot that is being written on a local disk
-SWEPT = ".swept-"  # before the name of what was one, until it is removed
+# Stands before the name of a snapshot that is being written on a local disk.
+UNFINISHED = ".tmp-"
+# Stands before the name of such a folder while it is being removed.
+SWEPT = ".swept-"
 _POLL_LEAST_S, _POLL_MOST_S = 0.02, 1.0
-_TIDYING = Patience(
-    total_s=2.0
-)  # of a store in trouble, the next snapshot is worth more than what is left there
+# While a store is in trouble, the next snapshot is worth more than tidying up after the last one.
+_TIDYING = Patience(total_s=2.0)
 
 
 class CommitRefusedError(Exception):
@@ -69,14 +70,16 @@ class Publisher:
         if not self._put_manifest(f"{place}/{manifest.FILE_NAME}", record.to_bytes()):
             raise CommitRefusedError("there is a manifest already: a snapshot is never overwritten")
         try:
-            self._check_files(place, record)  # halted in between, it may have been swept meanwhile
+            # If this process was halted in between, another one may have swept the files.
+            self._check_files(place, record)
         except (CommitRefusedError, FileNotFoundError):
             self._storage.remove(f"{place}/{manifest.FILE_NAME}")
             raise
         if self._storage.is_local:
             final = self._storage.local_path(self._catalog.folder(record.name))
             fault_injection.reach("commit.before_rename")
-            self._storage.local_path(place).rename(final)  # fails if the name is taken
+            # The rename fails if the name is taken.
+            self._storage.local_path(place).rename(final)
             atomic_files.sync_folder(final.parent)
         fault_injection.reach("commit.committed")
 
@@ -99,20 +102,21 @@ class Publisher:
 
         The names in *busy* are left alone.
         """
-        for found in self._storage.list(self._catalog.folder()):
-            name = bare_name(found)
+        for folder in self._storage.list(self._catalog.folder()):
+            name = bare_name(folder)
             match = run_folder.SNAPSHOT_NAME.fullmatch(name)
             if match is None or int(match["generation"]) >= generation or name in busy:
                 continue
-            if found != name or not self.is_committed(name):
-                self.clear(found)
+            if folder != name or not self.is_committed(name):
+                self.clear(folder)
 
     def clear(self, folder: str) -> None:
         """Remove *folder*, which a dead writer left among the snapshots; one that is only late cannot commit it then."""
         place = self._catalog.folder()
         if self._storage.is_local and folder.startswith(UNFINISHED):
             swept = folder.replace(UNFINISHED, SWEPT)
-            with contextlib.suppress(FileNotFoundError):  # it was committed in this moment
+            # The folder is absent if the snapshot was committed in this moment.
+            with contextlib.suppress(FileNotFoundError):
                 self._storage.local_path(f"{place}/{folder}").rename(
                     self._storage.local_path(f"{place}/{swept}")
                 )
@@ -131,27 +135,27 @@ class Publisher:
                 )
 
     def announce(self, name: str, rank: int, content: dict[str, Any]) -> None:
-        """Tell the node of rank 0 that this rank's share is written, or why it is not."""
+        """Tell the node of rank 0 that this rank's shard is written, or why it is not."""
         self._storage.replace_text(_record(self.place(name), rank), json.dumps(content).encode())
 
-    def await_shares(
+    def await_shards(
         self, name: str, ranks: Collection[int], limit_s: float, alive: Callable[[], bool]
     ) -> list[WrittenFile]:
-        """Return the shares of *ranks*, which other nodes write.
+        """Return the shards of *ranks*, which other nodes write.
 
         Raises:
             CommitRefusedError: a node failed, *limit_s* passed, or *alive* became false.
         """
-        found: dict[int, list[WrittenFile]] = {}
+        written: dict[int, list[WrittenFile]] = {}
         deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
-        while missing := [rank for rank in ranks if rank not in found]:
+        while missing := [rank for rank in ranks if rank not in written]:
             for rank in missing:
                 content = self._read(_record(self.place(name), rank))
                 if content is not None and "failed" in content:
                     raise CommitRefusedError(f"rank {rank}: {content['failed']}")
                 if content is not None:
-                    found[rank] = [shard_file.WrittenFile.from_json(file) for file in content["files"]]
-            if len(found) == len(ranks):
+                    written[rank] = [shard_file.WrittenFile.from_json(file) for file in content["files"]]
+            if len(written) == len(ranks):
                 break
             if not alive():
                 raise CommitRefusedError("the generation ended before all shares were staged")
@@ -159,10 +163,10 @@ class Publisher:
                 raise CommitRefusedError(f"the shares of ranks {missing} did not come within {limit_s:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _POLL_MOST_S)
-        return [file for files in found.values() for file in files]
+        return [file for files in written.values() for file in files]
 
     def await_commit(self, name: str, rank: int, limit_s: float, alive: Callable[[], bool]) -> None:
-        """Return when the node of rank 0 has committed snapshot *name*, to which *rank* here gave a share.
+        """Return when the node of rank 0 has committed snapshot *name*, to which *rank* of this node gave a shard.
 
         Raises:
             CommitAbandonedError: that node gave it up.
@@ -187,7 +191,7 @@ class Publisher:
             pause = min(2 * pause, _POLL_MOST_S)
 
     def withdraw(self, name: str, files: Collection[str], ranks: Collection[int]) -> None:
-        """Remove *files*, the shares of *ranks*, and what was announced of them, from a snapshot that was given up."""
+        """Remove *files*, the shards of *ranks*, and what was announced of them, from a snapshot that was given up."""
         self.discard(name, [*files, *(_record("", rank).removeprefix("/") for rank in ranks)])
 
     def remove_records(self, name: str, ranks: Sequence[int]) -> None:
@@ -210,7 +214,8 @@ class Publisher:
     def _read(self, path: str) -> dict[str, Any] | None:
         try:
             content: dict[str, Any] = json.loads(self._storage.read(path))
-        except (FileNotFoundError, ValueError):  # absent, or half seen on a store without atomic puts
+        except (FileNotFoundError, ValueError):
+            # The record is absent, or half visible on a store without atomic puts.
             return None
         return content
 

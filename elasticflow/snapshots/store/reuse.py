@@ -27,15 +27,15 @@ class ReusableFiles:
         It is one that the newest committed snapshot is loaded from. A store that cannot be asked has none.
         """
         with contextlib.suppress(OSError):
-            if (known := self._lendable(sha256)) is not None:
+            if (known := self._reusable(sha256)) is not None:
                 return known
             self._look()
-            return self._lendable(sha256)
+            return self._reusable(sha256)
         return None
 
-    def _lendable(self, sha256: str) -> tuple[str, FileEntry] | None:
-        found = self._known.get(sha256)
-        return found if found is not None and self._catalog.can_reuse(*found) else None
+    def _reusable(self, sha256: str) -> tuple[str, FileEntry] | None:
+        known = self._known.get(sha256)
+        return known if known is not None and self._catalog.can_reuse(*known) else None
 
     def _look(self) -> None:
         newest = self._catalog.newest()

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 Format = Literal["safetensors", "torch", "dcp"]
 
-_DCP_MARK = ".metadata"  # what torch.distributed.checkpoint writes last
+# The file that torch.distributed.checkpoint writes last.
+_DCP_MARK = ".metadata"
 
 
 def write(export: Export, form: Format, path: Path, *, replaces: bool = False) -> int:

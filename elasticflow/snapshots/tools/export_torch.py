@@ -67,11 +67,13 @@ def write_dcp(export: Export, path: Path) -> int:
     value = _with_names(export, export.value())
     path.mkdir()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=UserWarning)  # that one process is meant, is meant
+        # torch warns that one process saves alone, which is what we want.
+        warnings.filterwarnings("ignore", category=UserWarning)
         try:
             writer = FileSystemWriter(path, overwrite=False)
             save(_with_tensors(export, value), storage_writer=writer, no_dist=True)
-        except CheckpointException as error:  # no Exception, but a BaseException
+        except CheckpointException as error:
+            # CheckpointException is a BaseException.
             causes = [str(cause) for cause, _ in error.failures.values()]
             raise OSError(f"torch.distributed.checkpoint: {'; '.join(causes)}") from None
     durable.sync_tree(path)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Part = Literal["model", "ema", "optimizer", "all"]
 
 _ONE_OF_SEVERAL = "optimizer."
-_AVERAGED = "module."  # torch.optim.swa_utils.AveragedModel's own prefix
+# torch.optim.swa_utils.AveragedModel puts this before each name.
+_AVERAGED = "module."
 
 
 @dataclass(eq=False)

@@ -84,7 +84,7 @@ class Committer:
         others = sorted(set(range(pending.world_size)) - pending.staged)
         files = [file for files in pending.files.values() for file in files]
         if others:
-            files = files + self._publisher.await_shares(
+            files = files + self._publisher.await_shards(
                 pending.name,
                 others,
                 self._start.limits.shares_s,
@@ -157,9 +157,8 @@ class Committer:
         elif isinstance(error, CommitAbandonedError):
             # In any other case the node of rank 0 may be committing our shares at this moment.
             self._publisher.withdraw(pending.name, own, pending.staged)
-        if (
-            reason == FENCED
-        ):  # whoever is told ends this writer, perhaps before it comes to what was staged since
+        # Who hears of the fence ends this writer, perhaps before it comes to what was staged since.
+        if reason == FENCED:
             with contextlib.suppress(OSError, StorageError):
                 self._publisher.sweep(pending.generation + 1, ())
         self._tell(pending, events.SNAPSHOT_FAILED, reason=reason)

@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 
 _WRITING_THREADS = 2
 _HEAR_OUT_S = 5.0
-_NICENESS = 5  # training goes first; while a worker waits for us, it does not compete
+# Training goes first; while a worker waits for us, it does not compete.
+_NICENESS = 5
 
 
 class Writer:
@@ -127,7 +128,8 @@ class Writer:
                 return
             while True:
                 channel.wait()
-                worker.is_busy = True  # before anything is read: see _is_idle
+                # Set before anything is read: `_is_idle` relies on it.
+                worker.is_busy = True
                 message = channel.receive()
                 if message is None:
                     return
@@ -184,7 +186,8 @@ class Writer:
         """Whether nothing *worker* sent is unread or being handled; the order of the two looks matters."""
         try:
             is_unread = worker in self._workers and worker.channel.wait(0)
-        except (OSError, ValueError):  # closed in this moment
+        except (OSError, ValueError):
+            # The connection was closed in this moment.
             is_unread = False
         return not is_unread and (not worker.is_busy or worker not in self._workers)
 
@@ -258,7 +261,8 @@ def main() -> None:
     os.nice(_NICENESS)
     writer = Writer(start)
     writer.start()
-    while os.read(0, 1 << 12):  # one line, FINISH, may come before the end
+    # One line may come before the end: `finish`.
+    while os.read(0, 1 << 12):
         thread(writer.finish).start()
     os._exit(0)
 

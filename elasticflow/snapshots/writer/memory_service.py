@@ -99,7 +99,7 @@ class MemoryTierService:
         """*worker* is gone."""
         rank_slots = self._rank_slots.pop(worker, None)
         if rank_slots is not None:
-            self._tier.leave(rank_slots)
+            self._tier.detach(rank_slots)
 
     def begin(self) -> None:
         """Begin to write the newest set, if one is asked for and the store is free."""
