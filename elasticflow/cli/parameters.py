@@ -162,6 +162,7 @@ RUN = Completed(_runs)
 RUN_OR_JOB = Completed(_runs_and_jobs)
 RUN_ID = Completed(_run_ids)
 JOB_NAME = Completed(_job_names)
+# Of commands that take a run, or a run and snapshots, as one list of words.
 RUN_WORD = Completed(_run_alone)
 RUN_AND_SNAPSHOTS = Completed(_run_and_snapshots)
 CODE = Completed(_codes)

@@ -1,4 +1,4 @@
-"""What a run teaches about the next one of its job: data, size of a snapshot, speed."""
+"""What a run of a job says about the next one: samples, size of a snapshot, speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.run_folder import RunFolder
 
-# Keys that, when they changed, leave nothing of what a run told.
+# A change of one of these keys outdates what a run measured of data, of state, of speed.
 _OF_DATA = ("dataset.entry", "dataset.args", "dataset.shards")
 _OF_STATE = (
     "model",
@@ -41,14 +41,14 @@ _NOT_OF_SPEED = (*_NOT_OF_STATE, "train.epochs", "train.steps")
 
 
 class RunFacts(NamedTuple):
-    """What a run tells.
+    """Facts about a job that one of its runs measured.
 
     Attributes:
         run_id: The run.
-        drift: What changed since its newest launch; None if that cannot be read.
+        drift: What changed since the run's newest launch; None if its record cannot be read.
         facts: Facts by name, as `Knowledge` has them.
         is_finished: Its training reached the end.
-        outdated: Names of those that no longer hold, with the key that changed.
+        outdated: Names of facts that no longer hold, each with the key of the job file that changed.
     """
 
     run_id: str
@@ -59,7 +59,7 @@ class RunFacts(NamedTuple):
 
 
 def read_run_facts(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Path) -> RunFacts:
-    """Return what *run*, which was launched, tells about a run of *job*."""
+    """Return what *run*, which has a launch, says about a run of *job* now."""
     try:
         then = made_in(run.launch(run.launch_numbers()[-1]))
     except LaunchFolderError:

@@ -30,7 +30,7 @@ _DIGEST_SHOWN = 12
 
 @dataclass(frozen=True)
 class RunInputs:
-    """One of the two.
+    """What one of the two runs, or a job file, was made from.
 
     Attributes:
         name: How it is called: "mnist 20261120-104500-4f2a", "jobs/mnist.toml", or a URI.
@@ -49,7 +49,7 @@ class RunInputs:
     status: RunStatus | None = None
 
     def text_of(self, file: str) -> str | None:
-        """Return the text of one of its files as it took part; None where that is not kept."""
+        """Return the text of *file* as the run used it; None where that text is not kept."""
         path = None if self.root is None else self.root / file
         if self.copies is not None:
             path = self.copies / source_copy(file)

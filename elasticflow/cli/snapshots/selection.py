@@ -118,7 +118,7 @@ def required(names: Sequence[str], command: str) -> Sequence[str]:
 
 @contextlib.contextmanager
 def store_errors(doing: str = "read") -> Iterator[None]:
-    """Turn a failure of the store into one line with a remedy; damage is none.
+    """Turn a failure of the store into one line with a remedy; a damaged snapshot is no such failure.
 
     Raises:
         StorageError: the store failed.

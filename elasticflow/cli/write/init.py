@@ -73,10 +73,10 @@ def command(
     elasticflow init model.py --model Net --dataset data:faces --set model.args.width=64 -y
     elasticflow init model.py --print
     """
-    from elasticflow.cli.write.init_answers import Asked, answers
+    from elasticflow.cli.write.init_answers import InitOptions, new_job
     from elasticflow.cli.write.init_files import finish, print_only
 
-    asked = Asked(
+    options = InitOptions(
         model_file=model_file,
         output=output,
         name=name,
@@ -89,10 +89,10 @@ def command(
         overrides=overrides,
         may_ask=not (yes or only_print) and sys.stdin.isatty() and sys.stdout.isatty(),
     )
-    found = answers(asked)
+    found = new_job(options)
     if only_print:
         return print_only(found)
-    return finish(found, asked, gitignore=gitignore, pre_commit=pre_commit, deep=deep)
+    return finish(found, options, gitignore=gitignore, pre_commit=pre_commit, deep=deep)
 
 
 def _workers() -> int | str:

@@ -29,8 +29,8 @@ _TABLES = ("model", "optimizer", "dataset")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The command line; see `elasticflow init --help`."""
+class InitOptions:
+    """What `elasticflow init` was told; see its `--help`."""
 
     model_file: Path | None
     output: Path | None
@@ -46,7 +46,7 @@ class Asked:
 
 
 @dataclass
-class Answers:
+class NewJob:
     """What is to be written.
 
     Attributes:
@@ -68,7 +68,7 @@ class Answers:
     has_made_up_data: bool = False
 
 
-def answers(asked: Asked) -> Answers:
+def new_job(options: InitOptions) -> NewJob:
     """Return what is to be written.
 
     Raises:
@@ -76,39 +76,39 @@ def answers(asked: Asked) -> Answers:
     """
     from elasticflow.jobfile.project import project_root_of
 
-    beside = asked.output or Path.cwd() / "job.toml"
+    beside = options.output or Path.cwd() / "job.toml"
     root = project_root_of(beside.resolve())
-    if asked.model_file is None:
-        return _example(asked, root)
-    return _Choice(asked, asked.model_file, root).made()
+    if options.model_file is None:
+        return _example(options, root)
+    return _ModelJob(options, options.model_file, root).made()
 
 
-def _example(asked: Asked, root: Path) -> Answers:
+def _example(options: InitOptions, root: Path) -> NewJob:
     from dataclasses import replace
 
-    if asked.model or asked.dataset or asked.loss or asked.overrides:
+    if options.model or options.dataset or options.loss or options.overrides:
         raise click.UsageError("--model, --dataset, --loss and --set go with a model file: init FILE.py")
-    name = asked.name or "spirals"
+    name = options.name or "spirals"
     if not name.isidentifier():
         raise ScaffoldError(
             f'"{name}" cannot be a package', "give a name of letters, digits and _: --name NAME"
         )
-    draft, code = begin.example(name, asked.workers)
+    draft, code = begin.example(name, options.workers)
     draft = replace(
         draft,
-        epochs=asked.epochs or draft.epochs,
-        global_batch_size=asked.batch_size or draft.global_batch_size,
+        epochs=options.epochs or draft.epochs,
+        global_batch_size=options.batch_size or draft.global_batch_size,
     )
-    return Answers(root, asked.output or root / "jobs" / f"{name}.toml", draft, code, has_made_up_data=True)
+    return NewJob(root, options.output or root / "jobs" / f"{name}.toml", draft, code, has_made_up_data=True)
 
 
-class _Choice:
-    """The job of a model that is there."""
+class _ModelJob:
+    """The job of a model that a file defines."""
 
-    def __init__(self, asked: Asked, file: Path, root: Path) -> None:
-        self.asked, self.file, self.root = asked, file, root
-        self.options = begin.options_in(file, root)
-        self.given = _texts(asked.overrides)
+    def __init__(self, options: InitOptions, file: Path, root: Path) -> None:
+        self.options, self.file, self.root = options, file, root
+        self.candidates = begin.options_in(file, root)
+        self.given = _override_texts(options.overrides)
         self.arguments: dict[str, dict[str, Any]] = {
             "optimizer": {name: _value(f"v={text}") for name, text in self.given.get("optimizer", {}).items()}
         }
@@ -116,27 +116,27 @@ class _Choice:
         self.code: dict[str, str] = {}
         self.notes: list[str] = []
 
-    def made(self) -> Answers:
-        if self.asked.model is None:
-            begin.refuse_pair(self.options)
-        model = self._pick("model", self.asked.model)
+    def made(self) -> NewJob:
+        if self.options.model is None:
+            begin.refuse_pair(self.candidates)
+        model = self._pick("model", self.options.model)
         if model is None:
             raise ScaffoldError(
                 f"{self.file} defines no nn.Module",
                 "name the file that does, or a function that returns one: --model NAME",
             )
-        name = self.asked.name or _job_name(model.candidate.name)
+        name = self.options.name or _job_name(model.candidate.name)
         self._fill("model", model)
         if (own := begin.own_optimizers(model)) is not None:
             told = f'optimizer.entry = "{own}", its arguments in optimizer.args'
             self.notes.append(f"{own} was not taken for the optimizer; to take it: {told}")
-        own_step = begin.first_for(self.options, "step")
-        if own_step is None and self.asked.loss is None:
+        own_step = begin.first_for(self.candidates, "step")
+        if own_step is None and self.options.loss is None:
             module = model.location.module
             self.step = step_for(model.candidate, begin.long_losses(self.file), module)
         dataset, loss = self._data(model)
         loss, is_guessed = self._loss(model, loss)
-        entry = own_step.entry if own_step is not None and self.asked.loss is None else None
+        entry = own_step.entry if own_step is not None and self.options.loss is None else None
         if self.step is not None:
             entry = self._write_step(self.step)
         draft = Draft(
@@ -148,12 +148,12 @@ class _Choice:
             step=entry,
             loss_is_guessed=is_guessed,
             arguments=self.arguments,
-            epochs=self.asked.epochs or 5,
-            global_batch_size=self.asked.batch_size or 32,
-            workers=self.asked.workers,
+            epochs=self.options.epochs or 5,
+            global_batch_size=self.options.batch_size or 32,
+            workers=self.options.workers,
         )
-        job_file = self.asked.output or self.root / "jobs" / f"{name}.toml"
-        return Answers(
+        job_file = self.options.output or self.root / "jobs" / f"{name}.toml"
+        return NewJob(
             self.root,
             job_file,
             draft,
@@ -180,12 +180,12 @@ class _Choice:
     def _data(self, model: Option) -> tuple[str, str | None]:
         """Return the dataset's entry, and the loss that goes with it if that is known."""
         found = None
-        if self.asked.dataset is not None and ":" in self.asked.dataset:
-            found = begin.option_named(self.asked.dataset, self.root, model.location.path)
+        if self.options.dataset is not None and ":" in self.options.dataset:
+            found = begin.option_named(self.options.dataset, self.root, model.location.path)
             if found is None:
                 self._take_as_given("dataset")
-                return self.asked.dataset, None
-        found = found or self._pick("dataset", self.asked.dataset)
+                return self.options.dataset, None
+        found = found or self._pick("dataset", self.options.dataset)
         if found is not None:
             if found.location.path != model.location.path:
                 raise ScaffoldError(f"{found.entry} and {model.entry} are not found from the same folder")
@@ -193,9 +193,9 @@ class _Choice:
             return found.entry, begin.loss_by_samples(found)
         shapes = shapes_of(model.candidate, self.arguments.get("model", {}))
         if shapes is None or (self.step is not None and self.step.is_draft and shapes.outputs is None):
-            if self.asked.may_ask:
+            if self.options.may_ask:
                 self._take_as_given("dataset")
-                return _asked_entry(model), None
+                return _ask_for_entry(model), None
             raise ScaffoldError(
                 f"{self.file} has no dataset, and the layers of {model.candidate.name} do not tell what it takes",
                 "write a function that returns samples, and name it: --dataset MODULE:NAME",
@@ -215,12 +215,12 @@ class _Choice:
             model: What gives the outputs.
             told: What the data's annotations or shapes tell.
         """
-        if self.asked.loss is not None:
-            if ":" in self.asked.loss:
-                return self.asked.loss, False
-            found = self._pick("loss", self.asked.loss)
+        if self.options.loss is not None:
+            if ":" in self.options.loss:
+                return self.options.loss, False
+            found = self._pick("loss", self.options.loss)
             return (found.entry if found else None), False
-        own = begin.first_for(self.options, "loss")
+        own = begin.first_for(self.candidates, "loss")
         if own is not None:
             return own.entry, False
         fitting, is_guess = loss_of_outputs(model.candidate)
@@ -228,14 +228,14 @@ class _Choice:
 
     def _pick(self, kind: str, name: str | None) -> Option | None:
         """Return the candidate that is named, the only one, the one chosen by a person, or the likeliest."""
-        offered = [each for each in self.options if each.candidate.role == kind]
+        offered = [each for each in self.candidates if each.candidate.role == kind]
         if name is not None:
             found = next((each for each in offered if name in {each.candidate.name, each.entry}), None)
             if found is None:
                 names = ", ".join(each.candidate.name for each in offered) or "none"
                 raise ScaffoldError(f"{self.file} has no {kind} {name}", f"there are: {names}")
             return found
-        if len(offered) < 2 or not self.asked.may_ask:
+        if len(offered) < 2 or not self.options.may_ask:
             if len(offered) > 1:
                 whole = [e.candidate.name for e in offered[1:] if not e.candidate.is_part]
                 others = ", ".join(whole or [e.candidate.name for e in offered[1:]])
@@ -272,7 +272,7 @@ class _Choice:
             if config is not None and (each in missing or each.name in objects):
                 found[each.name] = self._object(config, option, table, each.name)
             elif each in missing:
-                found[each.name] = self._asked(each, option)
+                found[each.name] = self._ask(each, option)
 
     def _take_as_given(self, table: str) -> None:
         """Have the values of flags for what is in none of the files that were read."""
@@ -292,7 +292,7 @@ class _Choice:
                 f"{option.entry} needs the argument {objects[0]}, an object that a job file cannot give",
                 f"write a function without it that returns the {made}, and name it: --{made} NAME",
             )
-        if missing and not self.asked.may_ask:
+        if missing and not self.options.may_ask:
             several = "s" if len(missing) > 1 else ""
             told = ", ".join(f"{each.name} ({each.takes.words})" for each in missing)
             flags = " ".join(f"--set {table}.args.{each.name}=VALUE" for each in missing)
@@ -322,7 +322,7 @@ class _Choice:
                 fields[each.name] = _coerced(each, f"{table}.args.{name}", given[name])
             elif each.is_required:
                 self._require(option, table, [each._replace(name=name)])
-                fields[each.name] = self._asked(each, option)
+                fields[each.name] = self._ask(each, option)
             elif each.default is not None:
                 fields[each.name] = each.default
         if wrong:
@@ -331,7 +331,7 @@ class _Choice:
             raise click.BadParameter(message, param_hint="--set")
         return {"entry": f"{option.location.module}:{config.name}", "args": fields}
 
-    def _asked(self, argument: Argument, option: Option) -> Any:
+    def _ask(self, argument: Argument, option: Option) -> Any:
         """Return what a person gives for an argument; asked again until it is what the argument takes."""
         while True:
             text = click.prompt(f"{option.entry}: {argument.name} ({argument.takes.words})", type=str)
@@ -341,7 +341,7 @@ class _Choice:
                 click.echo(f"  {text!r} is not {argument.takes.words}")
 
 
-def _asked_entry(model: Option) -> str:
+def _ask_for_entry(model: Option) -> str:
     """Return the entry that a person names for the data of a model; asked again until it has the form of one."""
     click.echo(f"there is no dataset, and the layers of {model.candidate.name} do not tell what it takes")
     while True:
@@ -364,7 +364,7 @@ def _coerced(argument: Argument, key: str, text: str) -> Any:
         raise click.BadParameter(message, param_hint="--set") from None
 
 
-def _texts(overrides: Sequence[str]) -> dict[str, dict[str, str]]:
+def _override_texts(overrides: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the values of `--set`, as they were typed, by table and argument; `config.width` for an object's field."""
     found: dict[str, dict[str, str]] = {}
     for text in overrides:

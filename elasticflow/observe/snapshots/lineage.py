@@ -119,7 +119,7 @@ def draw(
     Of many generations those around the one of *shown* are drawn; of many snapshots the newest, and *shown*.
 
     Args:
-        found: The generations, the oldest first.
+        found: Generations of the run, the oldest first.
         rows: All snapshots that are there.
         shown: Name of the snapshot an arrow points at.
         plain: Draw with ASCII.

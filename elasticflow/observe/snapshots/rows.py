@@ -147,7 +147,7 @@ def _is_snapshot(folder: str) -> bool:
 
 
 def _row(source: SnapshotSource, name: str, found: Manifest | str | None, verdict: str | None) -> SnapshotRow:
-    """Return the row of a snapshot whose manifest was *found*, or what is wrong with it."""
+    """Return the row of a snapshot; *found* is its manifest, what is wrong with that, or None if there is none."""
     if found is None:
         return SnapshotRow(name, "unfinished", _why_unfinished(source, name))
     if isinstance(found, str):
