@@ -123,3 +123,29 @@ def test_rank_variables_are_read_as_before_after_a_preload(tmp_path: Path) -> No
     )
 
     assert 0 == done.returncode
+
+
+def test_the_first_step_of_a_worker_imports_no_compiler() -> None:
+    """What torch would import in it, at each restart, is here already (`torch._dynamo`, by its private name)."""
+    program = """if True:
+        import json, sys
+        from elasticflow.launcher.fork_server import preload
+        preload.warm_up(1)
+        import torch
+        known = set(sys.modules)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        print(json.dumps([name for name in set(sys.modules) - known if "dynamo" in name or "inductor" in name]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+    assert [] == json.loads(done.stdout)
