@@ -1,1 +1,1 @@
-"""What the processes of a launch agree on: environment, addresses, keys, records. No torch."""
+"""What the processes of a launch agree on: messages, control store, addresses, environment, records. No torch."""

@@ -1,4 +1,4 @@
-"""Keys that all processes of a launch see: what they can do, and how to reach them."""
+"""The control store: keys that all processes of a launch see, what can be done with them, how to reach them."""
 
 from __future__ import annotations
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import threading
 import time
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MOST_WAITING = 100_000  # records; further ones are not shown: all of them are in the run's files
+    from elasticflow.events import EventRecord
+
+# Records; further ones are not shown: all of them are in the run's files.
+_MOST_WAITING = 100_000
 _PATIENCE_S = 5.0
 _LOOK_S = 0.05
 
@@ -21,13 +24,13 @@ _LOOK_S = 0.05
 class DisplayThread:
     """Has *show* called with each record, in order, without waiting for it."""
 
-    def __init__(self, show: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, show: Callable[[EventRecord], None]) -> None:
         self._show = show
-        self._waiting: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[EventRecord | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="show")
         self._thread.start()
 
-    def __call__(self, record: dict[str, Any]) -> None:
+    def __call__(self, record: EventRecord) -> None:
         """Have *record* shown, and return at once."""
         if self._waiting.qsize() < _MOST_WAITING:
             self._waiting.put(record)

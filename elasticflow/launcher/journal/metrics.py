@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import events, logs
 from elasticflow.system.json_lines import AppendedLines
@@ -13,6 +13,7 @@ from elasticflow.system.records import BadJsonError, parse
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from elasticflow.events import EventRecord
     from elasticflow.run_folder import RunFolder
 
 _LEFT_OUT = frozenset({"timestamp", "level", "event", "job", "run_id", "node", "rank", "origin"})
@@ -31,7 +32,7 @@ class Metrics:
         self.damage = self._lines.damage
         self._damaged_at = self._lines.damaged_at
 
-    def add(self, records: list[dict[str, Any]]) -> None:
+    def add(self, records: list[EventRecord]) -> None:
         """Append the step and evaluation lines among a worker's log lines."""
         self._lines.append(
             [_metrics_of(r) for r in records if r["event"] in (events.STEP, events.EVALUATION)]
@@ -74,8 +75,8 @@ class Metrics:
         self._lines.append([found[key] for key in sorted(found)])
         self._lines.sync()
 
-    def _missing(self, last: int, step: int) -> list[dict[str, Any]]:
-        found: dict[tuple[int, bool], dict[str, Any]] = {}
+    def _missing(self, last: int, step: int) -> list[EventRecord]:
+        found: dict[tuple[int, bool], EventRecord] = {}
         for generation in sorted(_generations(self._folder)):
             for record in _metrics_in(self._folder.rank_log(generation, 0)):
                 if last < record["step"] <= step:
@@ -88,11 +89,11 @@ class Metrics:
         self._lines.close()
 
 
-def _metrics_of(record: dict[str, Any]) -> dict[str, Any]:
+def _metrics_of(record: EventRecord) -> EventRecord:
     return {key: value for key, value in record.items() if key not in _LEFT_OUT}
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def _record(line: bytes) -> EventRecord | None:
     """Return the record on *line*; None if it is damaged."""
     try:
         found = parse(line)
@@ -101,15 +102,15 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return found if _is_metrics(found) else None
 
 
-def _is_metrics(record: dict[str, Any]) -> bool:
+def _is_metrics(record: EventRecord) -> bool:
     return type(record.get("step")) is int
 
 
-def _key(record: dict[str, Any]) -> tuple[int, bool]:
+def _key(record: EventRecord) -> tuple[int, bool]:
     return record["step"], "eval" in record
 
 
-def _metrics_in(log: Path) -> list[dict[str, Any]]:
+def _metrics_in(log: Path) -> list[EventRecord]:
     """Return the metrics lines of a rank's log; none if there is no log that can be read."""
     found = []
     with suppress(OSError), log.open("rb") as file:
@@ -127,11 +128,11 @@ def _generations(folder: RunFolder) -> list[int]:
     return [int(p.name[1:]) for p in logs.glob("g*") if p.name[1:].isdecimal()] if logs.is_dir() else []
 
 
-def _after(path: Path, step: int) -> tuple[int, list[dict[str, Any]]]:
+def _after(path: Path, step: int) -> tuple[int, list[EventRecord]]:
     """Return the size of the part up to *step* and the records beyond it; reads the tail only."""
     if path.stat().st_size == 0:
         return 0, []
-    beyond: list[dict[str, Any]] = []
+    beyond: list[EventRecord] = []
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         end = len(data)
         while end > 0:

@@ -1,1 +1,1 @@
-"""Where the processes of a launch meet: store, keys, rounds, invitations."""
+"""The control store of a launch: its server, who leads, signs of life, orders and messages, invitations."""
