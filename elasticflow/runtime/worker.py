@@ -76,7 +76,7 @@ def join(
     generation = identity.generation
     if generation is None:
         generation = _claim(identity, snapshots, store, job)
-    me = Worker(
+    worker = Worker(
         identity,
         job=job,
         job_digest=job_digest,
@@ -85,21 +85,21 @@ def join(
         generation=generation,
         log_level=log_level,
     )
-    me.store = store
-    me.vote.may_leave_untrained = snapshots.memory is None
+    worker.store = store
+    worker.vote.may_leave_untrained = snapshots.memory is None
     if identity.started_by == "launcher":
-        me.at_first_step.append(lambda: environment.log_loaded_modules(me))
-    me.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, me)
-    _current = me
-    me.listen = lambda: _listen(me)
-    me.listen()
+        worker.at_first_step.append(lambda: environment.log_loaded_modules(worker))
+    worker.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, worker)
+    _current = worker
+    worker.listen = lambda: _listen(worker)
+    worker.listen()
     if store is not None:
         process_group.form(identity, store, device)
-    me.reseed()
+    worker.reseed()
     seeded_imports.install(seed)
-    me.phase("build")
-    me.watch_compiler()
-    return me
+    worker.phase("build")
+    worker.watch_compiler()
+    return worker
 
 
 def _claim(identity: Identity, policy: Policy, store: Store | None, job: str) -> int:
@@ -115,20 +115,20 @@ def _claim(identity: Identity, policy: Policy, store: Store | None, job: str) ->
     return int(store.get("generation"))
 
 
-def _listen(me: Worker) -> None:
+def _listen(worker: Worker) -> None:
     def drain(number: int, frame: object) -> None:
-        if number == signal.SIGINT and me.vote.leave_wanted:
+        if number == signal.SIGINT and worker.vote.leave_wanted:
             os._exit(errors.KILLED_BY_USER)  # asked a second time
-        me.vote.leave_wanted = True
+        worker.vote.leave_wanted = True
 
     signal.signal(signal.SIGTERM, drain)
     # Under our agent, Ctrl-C is the supervisor's business: it asks for a drain.
-    signal.signal(signal.SIGINT, signal.SIG_IGN if me.identity.started_by == "launcher" else drain)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if worker.identity.started_by == "launcher" else drain)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def leave(
-    me: Worker, position: Position, schedule: Schedule, evaluation: Evaluation | None = None
+    worker: Worker, position: Position, schedule: Schedule, evaluation: Evaluation | None = None
 ) -> NoReturn:
     """End this process once its last snapshot is committed; never returns. Every rank.
 
@@ -136,7 +136,7 @@ def leave(
     (torch 2.13, gloo: `~ProcessGroupGloo` joins a thread that waits for the interpreter's lock).
 
     Args:
-        me: This worker.
+        worker: This worker.
         position: After the last step.
         schedule: What positions mean.
         evaluation: Where the job has one: training is not finished while it is owed.
@@ -144,38 +144,38 @@ def leave(
     Raises:
         SnapshotError: the last snapshot could not be written.
     """
-    me.phase("leave")
+    worker.phase("leave")
     finished = schedule.is_end(position) and not (evaluation is not None and evaluation.is_owed)
     if finished:
-        me.stopped = None
-    elif me.stopped is None:  # the last step's schedule may have raised StopTraining, after its vote
-        me.agree_to_stop()
-    if me.stopped is not None and me.stopped.is_end:
+        worker.stopped = None
+    elif worker.stopped is None:  # the last step's schedule may have raised StopTraining, after its vote
+        worker.agree_to_stop()
+    if worker.stopped is not None and worker.stopped.is_end:
         finished = True
-        if me.rank == 0:
-            me.event(events.TRAINING_STOPPED, **me.stopped._asdict())
-    for action in me.at_leave:
+        if worker.rank == 0:
+            worker.event(events.TRAINING_STOPPED, **worker.stopped._asdict())
+    for action in worker.at_leave:
         action()
-    if finished and me.rank == 0:
+    if finished and worker.rank == 0:
         best = None if evaluation is None else evaluation.best
-        me.event(events.TRAINING_FINISHED, epoch=position.epoch, samples=position.samples, best=best)
-    _wait_for_others(me)
-    _exit(errors.FINISHED if finished else _code_of_leaving(me))
+        worker.event(events.TRAINING_FINISHED, epoch=position.epoch, samples=position.samples, best=best)
+    _wait_for_others(worker)
+    _exit(errors.FINISHED if finished else _code_of_leaving(worker))
 
 
-def _code_of_leaving(me: Worker) -> int:
-    return errors.INTERRUPTED if me.identity.started_by == "python" else errors.FINISHED
+def _code_of_leaving(worker: Worker) -> int:
+    return errors.INTERRUPTED if worker.identity.started_by == "python" else errors.FINISHED
 
 
-def _wait_for_others(me: Worker) -> None:
+def _wait_for_others(worker: Worker) -> None:
     # Rank 0 serves the store and goes last; under torchrun local rank 0 does, too: it owns the writer.
-    if me.store is None:
+    if worker.store is None:
         return
-    goes_last = me.rank == 0 or (me.local_rank == 0 and me.identity.started_by == "torchrun")
+    goes_last = worker.rank == 0 or (worker.local_rank == 0 and worker.identity.started_by == "torchrun")
     deadline = time.monotonic() + _OTHERS_LEAVE_S
     with suppress(dist.DistError, RuntimeError):  # the store went with rank 0: all others had left
-        me.store.add("left", 1)
-        while goes_last and time.monotonic() < deadline and me.store.add("left", 0) < me.world_size:
+        worker.store.add("left", 1)
+        while goes_last and time.monotonic() < deadline and worker.store.add("left", 0) < worker.world_size:
             time.sleep(0.01)
 
 

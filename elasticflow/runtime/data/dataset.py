@@ -28,7 +28,7 @@ _BY_TEXT = (str, int, float, complex, np.generic, date, time, timedelta, Decimal
 _ARRAY_ROWS, _ARRAY_BYTES = 1 << 16, 4 << 20  # of an array: most rows, and most of their bytes
 
 
-def check(dataset: Any, name: str, samples: int | None) -> int:
+def checked_length(dataset: Any, name: str, samples: int | None) -> int:
     """Return the length of a map-style dataset.
 
     Raises:
@@ -82,7 +82,7 @@ def _refuse_containers(dataset: Any, where: str) -> None:
             )
 
 
-def fingerprint(dataset: Any) -> str:
+def fingerprint_of(dataset: Any) -> str:
     """Return what identifies the data: its own `fingerprint`, else a digest of its length and of some content.
 
     That are, spread evenly, 16 samples; 256 of a list; of arrays, tensors and TensorDatasets at most 65,536 rows or
@@ -147,7 +147,7 @@ def require_same(
             )
 
 
-def source(dataset: Any) -> str:
+def source_of(dataset: Any) -> str:
     """Return where the data came from, for the log."""
     return str(getattr(dataset, "source", None) or f"{type(dataset).__module__}.{type(dataset).__qualname__}")
 

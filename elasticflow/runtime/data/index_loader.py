@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow import events
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data import dataset as datasets
 from elasticflow.runtime.data import overlap
+from elasticflow.runtime.data.dataset import checked_length, fingerprint_of, source_of
 from elasticflow.runtime.data.loader_processes import LoaderProcesses
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.step_plan import StepPlan
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def open_dataset(
-    me: Worker, build: Callable[[], Any], name: str, samples: int | None = None, *, apart_from: Any = None
+    worker: Worker, build: Callable[[], Any], name: str, samples: int | None = None, *, apart_from: Any = None
 ) -> Any:
     """Return the dataset that *build* makes, checked, the same data on every rank. Collective: every rank.
 
     Args:
-        me: This worker.
+        worker: This worker.
         build: Calls the job's factory; what it draws at random follows from the seed.
         name: What the dataset is called: `train` or `evaluation`.
         samples: The length that the job file states.
@@ -42,12 +42,12 @@ def open_dataset(
         DatasetError: it has no length or another one than *samples*, or the ranks opened different data.
     """
     # The same for the training data and the evaluation's: one factory permutes alike for either.
-    random_streams.begin(me.seed, "data")
+    random_streams.begin(worker.seed, "data")
     dataset = build()
-    has_drawn = random_streams.has_drawn(me.seed, "data")
-    length = datasets.check(dataset, name, samples)
-    mark = datasets.fingerprint(dataset)
-    marks = me.gather_text(mark)
+    has_drawn = random_streams.has_drawn(worker.seed, "data")
+    length = checked_length(dataset, name, samples)
+    mark = fingerprint_of(dataset)
+    marks = worker.gather_text(mark)
     different = [rank for rank, other in enumerate(marks) if other != marks[0]]
     if different:
         raise DatasetError(
@@ -55,25 +55,25 @@ def open_dataset(
             "make sure that every node sees the same files, and that what is drawn at random is drawn from random, numpy's "
             "global generator or torch's: they begin in the same state on every rank, and generators without a seed do not",
         )
-    me.fingerprints[name] = mark
+    worker.fingerprints[name] = mark
     if has_drawn:
-        me.drawn[name] = hasattr(dataset, "fingerprint")
-    if me.rank == 0:
-        source = datasets.source(dataset)
-        me.event(events.DATASET_OPENED, name=name, samples=length, fingerprint=mark, source=source)
-    if apart_from is not None and me.rank == 0:
-        me.at_beginning.append(partial(overlap.tell, me, apart_from, dataset))
-    me.reseed()
+        worker.drawn[name] = hasattr(dataset, "fingerprint")
+    if worker.rank == 0:
+        source = source_of(dataset)
+        worker.event(events.DATASET_OPENED, name=name, samples=length, fingerprint=mark, source=source)
+    if apart_from is not None and worker.rank == 0:
+        worker.at_beginning.append(partial(overlap.tell, worker, apart_from, dataset))
+    worker.reseed()
     return dataset
 
 
-def prepare_data(me: Worker, fn: Callable[[], object]) -> None:
+def prepare_data(worker: Worker, fn: Callable[[], object]) -> None:
     """Run *fn*, which gets the data in place, once per node, before any rank goes on. Collective: every rank."""
-    if me.local_rank == 0:
-        random_streams.begin(me.seed, "data")
+    if worker.local_rank == 0:
+        random_streams.begin(worker.seed, "data")
         fn()
-    me.leave_untrained()  # waits for all
-    me.reseed()
+    worker.leave_untrained()  # waits for all
+    worker.reseed()
 
 
 class Batch(NamedTuple):
@@ -96,7 +96,7 @@ class IndexLoader:
     """Reads this rank's part of every global batch.
 
     Args:
-        me: This worker.
+        worker: This worker.
         dataset: What `open_dataset` returned.
         schedule: The order.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
@@ -107,7 +107,7 @@ class IndexLoader:
 
     def __init__(
         self,
-        me: Worker,
+        worker: Worker,
         dataset: Any,
         schedule: IndexSchedule,
         micro_batch_size: int | None,
@@ -116,21 +116,24 @@ class IndexLoader:
         collate: Callable[[list[Any]], Any] | None = None,
         virtual_shards: int | None = None,
     ) -> None:
-        self._me, self._num_workers, self._stays_here = me, num_workers, me.device.type == "cpu"
+        self._worker, self._num_workers, self._stays_here = worker, num_workers, worker.device.type == "cpu"
         self._plan = StepPlan(
             schedule,
             micro_batch_size,
-            world_size=me.world_size,
-            rank=me.rank,
-            seed=me.seed,
+            world_size=worker.world_size,
+            rank=worker.rank,
+            seed=worker.seed,
             virtual_shards=virtual_shards,
         )
-        generators = None if num_workers else me.generators
-        self._dataset, self._reader = dataset, SampleReader(dataset, collate, me.seed, generators=generators)
+        generators = None if num_workers else worker.generators
+        self._dataset, self._reader = (
+            dataset,
+            SampleReader(dataset, collate, worker.seed, generators=generators),
+        )
 
     def batches(self, position: Position) -> Iterator[Batch]:
         """Yield the steps after *position* up to the schedule's end; none if all ranks leave already."""
-        if self._me.should_leave:
+        if self._worker.should_leave:
             return
         fetch = self._in_processes(position) if self._num_workers else None
         for samples, end, reads, model_keys in self._plan.after(position):
@@ -146,12 +149,12 @@ class IndexLoader:
         return self._placed(self._reader.read(place, indices)), len(indices)
 
     def _placed(self, batch: Any) -> Any:
-        return batch if self._stays_here else to_device(batch, self._me.device)
+        return batch if self._stays_here else to_device(batch, self._worker.device)
 
     def _in_processes(self, position: Position) -> Iterator[Any]:
         reads = (read for step in self._plan.after(position) for read in step.reads)
-        is_cuda = self._me.device.type == "cuda"
-        wait = LeaveWhileWaiting(self._me)
+        is_cuda = self._worker.device.type == "cuda"
+        wait = LeaveWhileWaiting(self._worker)
         return LoaderProcesses(
             self._reader, self._dataset, reads, self._num_workers, pins_memory=is_cuda, wait=wait
         )
@@ -160,8 +163,8 @@ class IndexLoader:
 class LeaveWhileWaiting:
     """What a rank does while its loader processes keep it waiting for long: it says so, and leaves if asked to."""
 
-    def __init__(self, me: Worker) -> None:
-        self._me, self._phase = me, ""
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._phase = worker, ""
 
     def go_on(self) -> None:
         """Called several times a second.
@@ -169,15 +172,15 @@ class LeaveWhileWaiting:
         Raises:
             Leaving: this rank was asked to leave.
         """
-        me = self._me
+        worker = self._worker
         if not self._phase:
-            self._phase = me.heartbeat.phase("data")
-        if me.vote.leave_wanted and me.vote.may_skip:
+            self._phase = worker.heartbeat.phase("data")
+        if worker.vote.leave_wanted and worker.vote.may_skip:
             raise stopping.Leaving
 
     def end(self) -> None:
         """Called once data is there."""
-        self._me.heartbeat.phase(self._phase)
+        self._worker.heartbeat.phase(self._phase)
         self._phase = ""
 
 

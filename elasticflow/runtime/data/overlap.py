@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Subset
 
 from elasticflow import events
-from elasticflow.runtime.data import dataset as datasets
+from elasticflow.runtime.data.dataset import add_content, without_trace
 from elasticflow.runtime.process import random_streams
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ def compare(training: Any, evaluation: Any, limit_s: float) -> Overlap:
             pair = training, evaluation
         return _by_number(*pair) or _by_content(*pair, limit_s)
 
-    return datasets.without_trace(look)
+    return without_trace(look)
 
 
-def tell(me: Worker, training: Any, evaluation: Any) -> None:
+def tell(worker: Worker, training: Any, evaluation: Any) -> None:
     """Log a warning if the evaluation's samples are trained on; one rank."""
     try:
         found = compare(training, evaluation, RUN_LIMIT_S)
@@ -106,7 +106,7 @@ def tell(me: Worker, training: Any, evaluation: Any) -> None:
     if found.is_leak:
         facts = found._asdict()
         del facts["doubt"], facts["is_natural"]
-        me.event(events.OVERLAP_FOUND, **facts)
+        worker.event(events.OVERLAP_FOUND, **facts)
 
 
 def _by_number(training: Any, evaluation: Any) -> Overlap | None:
@@ -262,9 +262,7 @@ class _Reader:
         if not self._generators.can_look:
             random_streams.seed_all(_SEED)
         found = blake2b(digest_size=16)
-        datasets.add_content(
-            self._dataset[index] if self._many is None else self._many([index])[0], found.update
-        )
+        add_content(self._dataset[index] if self._many is None else self._many([index])[0], found.update)
         if self._generators.can_look and self._generators.have_moved():
             self.draws = True
             self._generators.rest()

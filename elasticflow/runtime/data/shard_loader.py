@@ -46,7 +46,7 @@ class ShardedDataset(NamedTuple):
     first: Any
 
 
-def open_shards(me: Worker, build: Callable[..., Any], name: str, shards: int) -> ShardedDataset:
+def open_shards(worker: Worker, build: Callable[..., Any], name: str, shards: int) -> ShardedDataset:
     """Return the dataset whose shards *build* makes. Collective: every rank.
 
     No sample is read: its fingerprint is of the number of shards and of what shard 0 is, or says of itself.
@@ -54,29 +54,29 @@ def open_shards(me: Worker, build: Callable[..., Any], name: str, shards: int) -
     Raises:
         DatasetError: there are fewer shards than workers, or they cannot be iterated over.
     """
-    if me.world_size > shards:
+    if worker.world_size > shards:
         raise DatasetError(
-            f"{me.world_size} workers cannot share {shards} data shards",
+            f"{worker.world_size} workers cannot share {shards} data shards",
             "start fewer workers; a new run may set dataset.shards higher",
         )
     first = require_iterable(build(shard=0, shards=shards))
     own = getattr(first, "fingerprint", None)
     own = own() if callable(own) else own
     mark = sha256(f"{shards} {_name(first)} {own}".encode()).hexdigest()[:16]
-    marks = me.gather_text(mark)
+    marks = worker.gather_text(mark)
     if set(marks) != {mark}:
         rank = next(rank for rank, other in enumerate(marks) if other != marks[0])
         raise DatasetError(
             f"rank {rank} opened other data for `{name}` than rank 0: fingerprint {marks[rank]}, not {marks[0]}",
             "make sure that every node sees the same files",
         )
-    me.fingerprints[name] = mark
-    if me.rank == 0:
+    worker.fingerprints[name] = mark
+    if worker.rank == 0:
         source = str(getattr(first, "source", None) or _name(first))
-        me.event(
+        worker.event(
             events.DATASET_OPENED, name=name, samples=None, shards=shards, fingerprint=mark, source=source
         )
-    me.reseed()
+    worker.reseed()
     return ShardedDataset(build, shards, first)
 
 
@@ -90,7 +90,7 @@ class ShardLoader:
     """Reads this rank's part of every global batch: samples of its own data shards.
 
     Args:
-        me: This worker.
+        worker: This worker.
         dataset: What `open_shards` returned.
         schedule: What each step takes.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
@@ -101,7 +101,7 @@ class ShardLoader:
 
     def __init__(
         self,
-        me: Worker,
+        worker: Worker,
         dataset: ShardedDataset,
         schedule: ShardSchedule,
         micro_batch_size: int | None,
@@ -110,11 +110,11 @@ class ShardLoader:
         collate: Callable[[list[Any]], Any] | None = None,
         virtual_shards: int | None = None,
     ) -> None:
-        self._me, self._dataset, self._schedule = me, dataset, schedule
+        self._worker, self._dataset, self._schedule = worker, dataset, schedule
         self._micro_batch_size, self._num_workers = micro_batch_size, num_workers
         self._collate = collate or default_collate
         self._per_part = dataset.number // (virtual_shards or dataset.number)
-        self._parts = range(*even_split(dataset.number // self._per_part, me.world_size, me.rank))
+        self._parts = range(*even_split(dataset.number // self._per_part, worker.world_size, worker.rank))
         self._is_exact = virtual_shards is not None
 
     def batches(self, position: Position) -> Iterator[Batch]:
@@ -123,18 +123,18 @@ class ShardLoader:
         Raises:
             DatasetError: *position* is of another number of shards, or a shard has fewer samples than were trained on.
         """
-        me, schedule = self._me, self._schedule
+        worker, schedule = self._worker, self._schedule
         if len(position.cursors) != self._dataset.number:
             raise DatasetError(
                 f"the position is in {len(position.cursors)} data shards, and the dataset is read in {self._dataset.number}",
                 "go on with the dataset.shards that the run began with, or start a new run",
             )
-        if me.should_leave:
+        if worker.should_leave:
             return
-        supply = ShardSupply(me, self._feeds(position))
+        supply = ShardSupply(worker, self._feeds(position))
         live, is_plenty = [True] * self._dataset.number, False
         while not schedule.is_end(position):
-            me.generators.before_data()
+            worker.generators.before_data()
             try:
                 step = schedule.next(position, live, supply, is_plenty=is_plenty)
             except Leaving:
@@ -146,11 +146,11 @@ class ShardLoader:
                 is_short = not schedule.is_end(position) and not supply.has(schedule.wanted(position, live))
             except Leaving:  # with that vote all ranks leave
                 is_short = True
-            me.generators.after_data()
-            me.vote.count_wanted = is_short
-            keys = [random_streams.model_key(me.seed, position.step, *key) for key, _ in pieces]
+            worker.generators.after_data()
+            worker.vote.count_wanted = is_short
+            keys = [random_streams.model_key(worker.seed, position.step, *key) for key, _ in pieces]
             yield Batch(step.samples, position, keys, self._micro_batches(position.step, pieces))
-            is_plenty = not me.vote.count
+            is_plenty = not worker.vote.count
 
     def _feeds(self, position: Position) -> dict[int, Iterator[Chunk]]:
         """Return where the samples of each own shard come from, in the order of their numbers."""
@@ -158,10 +158,10 @@ class ShardLoader:
         reader = ShardReader(
             self._dataset.build,
             self._dataset.number,
-            seed=self._me.seed,
+            seed=self._worker.seed,
             size=-(-self._schedule.global_batch_size // self._dataset.number),
             epochs=self._schedule.epochs,
-            opens_alike=self._me.random_version > 1,
+            opens_alike=self._worker.random_version > 1,
         )
         feeds: dict[int, Iterator[Chunk]] = {}
         number = min(self._num_workers, len(own)) or len(own)
@@ -169,7 +169,7 @@ class ShardLoader:
             chunks = reader.chunks(shards, position.epoch, position.cursors)
             feed = chunks
             if self._num_workers:
-                feed = read_ahead(chunks, self._dataset.first, LeaveWhileWaiting(self._me))
+                feed = read_ahead(chunks, self._dataset.first, LeaveWhileWaiting(self._worker))
             feeds |= dict.fromkeys(shards, feed)
         return dict(sorted(feeds.items()))
 
@@ -182,32 +182,32 @@ class ShardLoader:
         most = self._micro_batch_size or len(samples) or 1
         number = -(-len(samples) // most)
         cuts = [even_split(len(samples), number, part) for part in range(number)]
-        return [((self._me.rank, part), samples[low:high]) for part, (low, high) in enumerate(cuts)]
+        return [((self._worker.rank, part), samples[low:high]) for part, (low, high) in enumerate(cuts)]
 
     def _micro_batches(
         self, step: int, pieces: list[tuple[tuple[int, int], list[Any]]]
     ) -> Iterator[tuple[Any, int]]:
-        me = self._me
+        worker = self._worker
         for (first, second), samples in pieces:
             batch = None
             if samples:  # else a virtual shard whose data is used up
-                me.generators.before_data()
-                random_streams.seed_all(random_streams.batch_key(me.seed, step, first, second))
+                worker.generators.before_data()
+                random_streams.seed_all(random_streams.batch_key(worker.seed, step, first, second))
                 batch = self._collate(samples)
-                me.generators.after_data()
-            yield batch if me.device.type == "cpu" else to_device(batch, me.device), len(samples)
+                worker.generators.after_data()
+            yield batch if worker.device.type == "cpu" else to_device(batch, worker.device), len(samples)
 
 
 class ShardSupply:
     """The samples of this rank's shards, some read ahead; see `shard_schedule.Supply`.
 
     Args:
-        me: This worker.
+        worker: This worker.
         feeds: Where the samples of each own shard come from, by number, ascending; one feed may be several shards'.
     """
 
-    def __init__(self, me: Worker, feeds: Mapping[int, Iterator[Chunk]]) -> None:
-        self._me, self._feeds = me, feeds
+    def __init__(self, worker: Worker, feeds: Mapping[int, Iterator[Chunk]]) -> None:
+        self._worker, self._feeds = worker, feeds
         self._waiting: dict[int, deque[Any]] = {shard: deque() for shard in feeds}
         self._ended: set[int] = set()
         self._taken: dict[int, list[Any]] = {}
@@ -219,14 +219,14 @@ class ShardSupply:
         Raises:
             Leaving: some rank was asked to leave while it waited for samples. On every rank.
         """
-        me = self._me
+        worker = self._worker
         try:
             mine = " ".join(str(self._count(shard, wanted[shard])) for shard in self._feeds)
         except Leaving:
             mine = _LEAVING
-        told = me.gather_text(mine)
+        told = worker.gather_text(mine)
         if _LEAVING in told:
-            me.stopped = Stopped(None, told.index(_LEAVING))
+            worker.stopped = Stopped(None, told.index(_LEAVING))
             raise Leaving
         return [int(text) for of_rank in told for text in of_rank.split()]
 
@@ -262,9 +262,9 @@ class ShardSupply:
         if chunk.is_end:
             self._ended.add(chunk.shard)
         if chunk.passed:
-            self._me.heartbeat.beat()
-            if self._me.vote.leave_wanted:  # the way to the cursor may be long
+            self._worker.heartbeat.beat()
+            if self._worker.vote.leave_wanted:  # the way to the cursor may be long
                 raise Leaving
-            if self._me.rank == 0 and self._notes % _TELL_EVERY == 0:
-                self._me.event(events.DATASET_PASSED, shard=chunk.shard, samples=chunk.passed)
+            if self._worker.rank == 0 and self._notes % _TELL_EVERY == 0:
+                self._worker.event(events.DATASET_PASSED, shard=chunk.shard, samples=chunk.passed)
             self._notes += 1

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import default_collate
 
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data import dataset as datasets
 from elasticflow.runtime.data import notes, overlap
+from elasticflow.runtime.data.dataset import checked_length, fingerprint_of
 from elasticflow.runtime.data.shard_reader import require_iterable
 from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.process import random_streams
@@ -99,7 +99,7 @@ class Data:
 
     def _require_the_same_again(self, build: Callable[[], Any]) -> None:
         def marks() -> tuple[str, str]:
-            return datasets.fingerprint(self._dataset), datasets.fingerprint(build())
+            return fingerprint_of(self._dataset), fingerprint_of(build())
 
         once, again = self._report.call("factory", self._args, f"opening {self._table} again", marks)
         if once != again:
@@ -131,14 +131,14 @@ class Data:
             "result",
             self._entry,
             f"counting the samples of {self._table}",
-            lambda: datasets.check(dataset, name, None),
+            lambda: checked_length(dataset, name, None),
         )
         if not self._is_training:
             report.facts(evaluation_samples=length)
             return length
         report.facts(samples=length)
         try:
-            datasets.check(dataset, name, table.samples)
+            checked_length(dataset, name, table.samples)
         except DatasetError as error:
             report.problem("length", "dataset.samples", error)
         size = table.global_batch_size

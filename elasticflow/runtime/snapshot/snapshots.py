@@ -41,7 +41,7 @@ class Snapshots:
     """Takes snapshots of *state* and goes on from one. Every rank makes one, and calls it at the same steps.
 
     Args:
-        me: This worker.
+        worker: This worker.
         state: What a snapshot holds.
         schedule: What positions mean.
         dataset: The training data; its fingerprint was taken by `open_dataset`.
@@ -54,44 +54,44 @@ class Snapshots:
 
     def __init__(
         self,
-        me: Worker,
+        worker: Worker,
         state: State,
         schedule: Schedule,
         dataset: Any,
         policy: Policy,
         compare_every: str | None = None,
     ) -> None:
-        self._me, self._state, self._schedule = me, state, schedule
-        self._catalog = policy.catalog(me.run_folder, me.run_id)
-        self._client = writer_connection.connect(me, policy, self._catalog.prefix, state)
-        self._client.waiting = me.heartbeat.beat  # for a slow store
-        self._reports = WriterReports(me, self._client)
-        self._metadata = SnapshotMetadata(me, state, schedule)
-        self._planner = ShardPlanner(me.rank, me.world_size)
-        self._copier = copier_for(me.device, state.optimizers.values())
-        self._capture_check = CaptureCheck(me)
-        self._unsaved = Unsaved(me, state, policy.ignore)
+        self._worker, self._state, self._schedule = worker, state, schedule
+        self._catalog = policy.catalog(worker.run_folder, worker.run_id)
+        self._client = writer_connection.connect(worker, policy, self._catalog.prefix, state)
+        self._client.waiting = worker.heartbeat.beat  # for a slow store
+        self._reports = WriterReports(worker, self._client)
+        self._metadata = SnapshotMetadata(worker, state, schedule)
+        self._planner = ShardPlanner(worker.rank, worker.world_size)
+        self._copier = copier_for(worker.device, state.optimizers.values())
+        self._capture_check = CaptureCheck(worker)
+        self._unsaved = Unsaved(worker, state, policy.ignore)
         self._memory_tier = None
-        if policy.memory is not None and me.local_world_size == me.world_size:  # it covers one node
+        if policy.memory is not None and worker.local_world_size == worker.world_size:  # it covers one node
             self._memory_tier = MemoryTier(
-                me, self._client, state, self._planner, self._metadata, self._copier, policy.memory
+                worker, self._client, state, self._planner, self._metadata, self._copier, policy.memory
             )
         forget = None if self._memory_tier is None else self._memory_tier.forget
-        self._replica_check = ReplicaCheck(me, state, compare_every, forget)
+        self._replica_check = ReplicaCheck(worker, state, compare_every, forget)
         self._due, self._is_due = Due(policy.every), False
         self._last: HasPosition = schedule.start
         self._last_time = time.monotonic()
         self._staged: str | None = None
         self.restored: Restored | None = None
         self._is_prepared = False
-        if me.rank == 0 and self._due.seconds is not None:
-            me.vote.snapshot_wanted = self._is_due_by_time
-        me.at_leave.append(self._finish)
+        if worker.rank == 0 and self._due.seconds is not None:
+            worker.vote.snapshot_wanted = self._is_due_by_time
+        worker.at_leave.append(self._finish)
         fault_injection.expose(partial(flip, state.model))
         # Not taken in silently, nor left out so: positions go on without it, and it may be more than a position.
-        if me.rank == 0 and state.misses(dataset):
+        if worker.rank == 0 and state.misses(dataset):
             kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-            me.event(events.STATE_LEFT_OUT, name="dataset", type=kind)
+            worker.event(events.STATE_LEFT_OUT, name="dataset", type=kind)
 
     def restore(self) -> Position:
         """Go on from the newest state that every rank can read, else from the beginning. Collective: every rank.
@@ -103,12 +103,12 @@ class Snapshots:
             DatasetError: the snapshot was taken on other data.
             StateError: the job's model or optimizer is not the snapshot's.
         """
-        me = self._me
-        me.phase("restore")
-        me.leave_untrained()
-        loader = NodeLoader(self._client, partial(leaving.beat_or_leave, me))
+        worker = self._worker
+        worker.phase("restore")
+        worker.leave_untrained()
+        loader = NodeLoader(self._client, partial(leaving.beat_or_leave, worker))
         held = None if self._memory_tier is None else self._memory_tier.recall(self._catalog)
-        content = restore.newest_good(me, self._catalog, loader) if held is None else held.content
+        content = restore.newest_good(worker, self._catalog, loader) if held is None else held.content
         position = self._schedule.start if content is None else self._take_over(content, loader)
         if content is not None:
             self.restored = Restored(content.manifest.name, is_from_memory=held is not None)
@@ -119,9 +119,9 @@ class Snapshots:
         if self._memory_tier is not None:
             self._memory_tier.begin(position)
         self._replica_check.begin(position)
-        if me.trajectory_recorder is not None:
-            me.trajectory_recorder.begin(self._state, position)
-        leaving.recall_stop(me, self._catalog, position.step)
+        if worker.trajectory_recorder is not None:
+            worker.trajectory_recorder.begin(self._state, position)
+        leaving.recall_stop(worker, self._catalog, position.step)
         return position
 
     def after_step(self, position: Position) -> None:
@@ -161,15 +161,15 @@ class Snapshots:
         if not self._is_prepared:
             self._prepare()
         self._unsaved.after_step()
-        if self._me.skipped_step:
+        if self._worker.skipped_step:
             return False
         if self._replica_check.is_due(position):
             self._replica_check.require_same(position)
-        self._is_due = self._me.vote.snapshot or self._due.is_due(self._last, position)
+        self._is_due = self._worker.vote.snapshot or self._due.is_due(self._last, position)
         return self._is_due or (self._memory_tier is not None and self._memory_tier.is_due(position))
 
     def _take(self, position: Position, *, final: bool = False) -> None:
-        me = self._me
+        worker = self._worker
         if position.step == self._last.step:  # the same step is never taken twice
             return
         began = time.monotonic()
@@ -178,13 +178,13 @@ class Snapshots:
             self._memory_tier is not None and self._is_due
         ):  # what is held may be written at any moment
             self._replica_check.require_same(position)
-        me.progress.flush()  # whoever goes on from this step does not make these lines again
+        worker.progress.flush()  # whoever goes on from this step does not make these lines again
         trigger = self._trigger(position, final=final)
         if self._memory_tier is None:
-            me.phase("snapshot")
+            worker.phase("snapshot")
             self._hand_over(position, trigger)
-            me.phase("step")
-            me.progress.go_on()
+            worker.phase("step")
+            worker.progress.go_on()
         elif not self._memory_tier.holds(position):
             self._memory_tier.hold(position)
         if self._memory_tier is not None:
@@ -234,19 +234,21 @@ class Snapshots:
         self._reports.nbytes = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
 
     def _take_over(self, content: SnapshotContent, loader: NodeLoader) -> Position:
-        me, manifest, record = self._me, content.manifest, StateRecord.from_json(content.state)
+        worker, manifest, record = self._worker, content.manifest, StateRecord.from_json(content.state)
         samples = self._schedule.samples, record.samples
-        me.random_version = record.random_version
-        began_otherwise = me.drawn if me.random_version != random_streams.VERSION else {}
-        require_same(me.fingerprints, manifest.fingerprints, *samples, began_otherwise)
+        worker.random_version = record.random_version
+        began_otherwise = worker.drawn if worker.random_version != random_streams.VERSION else {}
+        require_same(worker.fingerprints, manifest.fingerprints, *samples, began_otherwise)
         restore.complete_evaluation(record.tree, manifest)
-        environment.log_changes(me, manifest.versions)
-        if me.rank == 0:  # before anything of it is used: what happens now may be its doing
-            me.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
-        restore.apply(me, self._state, content, loader)
-        if record.job_digest != me.job_digest and me.rank == 0:
-            me.log.warning("job.changed", snapshot=manifest.name, was=record.job_digest, now=me.job_digest)
-        me.generators.are_used |= record.draws_random
+        environment.log_changes(worker, manifest.versions)
+        if worker.rank == 0:  # before anything of it is used: what happens now may be its doing
+            worker.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
+        restore.apply(worker, self._state, content, loader)
+        if record.job_digest != worker.job_digest and worker.rank == 0:
+            worker.log.warning(
+                "job.changed", snapshot=manifest.name, was=record.job_digest, now=worker.job_digest
+            )
+        worker.generators.are_used |= record.draws_random
         self._metadata.parent = self._staged = manifest.name
         return record.position
 
@@ -255,7 +257,7 @@ class Snapshots:
 
     def _trigger(self, position: Position, *, final: bool) -> str:
         if final:
-            stopped, evaluation = self._me.stopped, self._state.evaluation
+            stopped, evaluation = self._worker.stopped, self._state.evaluation
             owes = evaluation is not None and evaluation.is_owed
             is_end = self._schedule.is_end(position) and not owes
             return "end" if is_end or (stopped is not None and stopped.is_end) else "drain"
@@ -270,4 +272,4 @@ class Snapshots:
         self._reports.log(reports)
         if failed:
             raise SnapshotError(f"the last snapshot could not be written: {failed[0]['reason']}")
-        leaving.record_stop(self._me, self._catalog)
+        leaving.record_stop(self._worker, self._catalog)

@@ -43,7 +43,7 @@ class DDPStep:
     """A model with one replica per rank.
 
     Args:
-        me: This worker.
+        worker: This worker.
         model: On its device; every rank has rank 0's weights afterwards.
         training_step: Called with the bare model and a micro-batch; returns what `parse_loss` takes.
         precision: fp32, bf16 or fp16 (autocast).
@@ -57,7 +57,7 @@ class DDPStep:
 
     def __init__(
         self,
-        me: Worker,
+        worker: Worker,
         model: nn.Module,
         training_step: Callable[[nn.Module, Any], Any],
         *,
@@ -70,24 +70,26 @@ class DDPStep:
         options = dict(ddp or {})
         self._is_synced = bool(options.pop("sync_batchnorm", False))
         if self._is_synced:
-            _require_cuda(me)
-            me.vote.may_skip = False  # forwards of all ranks wait for each other
-            if me.world_size > 1:
+            _require_cuda(worker)
+            worker.vote.may_skip = False  # forwards of all ranks wait for each other
+            if worker.world_size > 1:
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        self._me = me
-        me.autocast_dtype = AUTOCAST.get(precision)
-        self._autocast = me.autocast_dtype
-        self._step = StepModule(me, model, training_step, scaler, is_synced=self._is_synced).to(me.device)
+        self._worker = worker
+        worker.autocast_dtype = AUTOCAST.get(precision)
+        self._autocast = worker.autocast_dtype
+        self._step = StepModule(worker, model, training_step, scaler, is_synced=self._is_synced).to(
+            worker.device
+        )
         self._ballot, self._tally = self._step.ballot, self._step.tally
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._nonfinite = NonFinite(me, on_nonfinite, self._parameters, scaler)
+        self._nonfinite = NonFinite(worker, on_nonfinite, self._parameters, scaler)
         self._ddp: DistributedDataParallel | None = None
-        if me.world_size > 1:
+        if worker.world_size > 1:
             self._ddp = DistributedDataParallel(self._step, forward_sync_buffers=False, **options)
             self._settle(self._ddp)
-        self._buffers = model_buffers.BufferWatch(me, model)
+        self._buffers = model_buffers.BufferWatch(worker, model)
         self._send_buffers = self._has_watched = self._buffers.are_any
-        self._vote, self._generators = me.vote, me.generators
+        self._vote, self._generators = worker.vote, worker.generators
 
     def _settle(self, ddp: DistributedDataParallel) -> None:
         # DDP orders its buckets anew after the first backward: without these two, a run that goes on from a
@@ -100,12 +102,12 @@ class DDPStep:
     def forward_backward(self, batch: Batch) -> float:
         """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
 
-        Where `me.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.
+        Where `worker.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.
 
         Raises:
             NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
         """
-        me = self._me
+        worker = self._worker
         if self._send_buffers and self._ddp is not None:
             self._buffers.make_equal()
         self._generators.look()  # what the optimizer drew
@@ -113,11 +115,11 @@ class DDPStep:
         self._ballot.grad = None
         left = len(batch.model_keys)
         if batch.end.step <= 2:
-            self._step.first_look = first_look(me, batch)
+            self._step.first_look = first_look(worker, batch)
         if left == 0:
             if self._is_synced:
                 raise StateError(
-                    f"step {batch.end.step} has {batch.samples} samples, too few for {me.world_size} workers: "
+                    f"step {batch.end.step} has {batch.samples} samples, too few for {worker.world_size} workers: "
                     "ddp.sync_batchnorm needs some on each",
                     'use dataset.tail = "drop", or train.steps instead of epochs',
                 )
@@ -147,19 +149,19 @@ class DDPStep:
         if self._autocast is None:
             ends = forward(data, count, total, requests)
         else:
-            with torch.autocast(self._me.device.type, dtype=self._autocast):
+            with torch.autocast(self._worker.device.type, dtype=self._autocast):
                 ends = forward(data, count, total, requests)
         torch.autograd.backward(ends)
 
     def _outcome(self, number: int) -> float:
-        me = self._me
+        worker = self._worker
         grad = self._ballot.grad
         assert grad is not None
         loss, count, buffers_changed, drawn, *requests = grad.tolist()  # waits for the device
-        weight = me.world_size  # DDP averages over the ranks
+        weight = worker.world_size  # DDP averages over the ranks
         self._vote.resolve(*requests)
         if self._vote.stop:
-            me.agree_to_stop()
+            worker.agree_to_stop()
             return math.nan
         self._send_buffers = buffers_changed > 0
         if drawn > 0:
@@ -170,8 +172,8 @@ class DDPStep:
             loss /= count
             grads = [p.grad for p in self._parameters if p.grad is not None]
             foreach_div_(grads, count)
-        me.skipped_step = not math.isfinite(loss)
-        if me.skipped_step:
+        worker.skipped_step = not math.isfinite(loss)
+        if worker.skipped_step:
             self._nonfinite.refuse(number, loss)
         return float(loss)
 
@@ -182,10 +184,10 @@ def _whole(count: float) -> float:
     return nearest if abs(count - nearest) <= 1e-6 * nearest else count
 
 
-def _require_cuda(me: Worker) -> None:
-    if me.device.type != "cuda":
+def _require_cuda(worker: Worker) -> None:
+    if worker.device.type != "cuda":
         raise StateError(
-            f"ddp.sync_batchnorm needs CUDA: torch has no SyncBatchNorm for {me.device.type}",
+            f"ddp.sync_batchnorm needs CUDA: torch has no SyncBatchNorm for {worker.device.type}",
             'leave it out; with train.consistency = "exact" running statistics are the mean over all shards',
         )
 
@@ -194,7 +196,7 @@ class StepModule(nn.Module):
     """The user's step on the bare model, and the ballot.
 
     Args:
-        me: This worker.
+        worker: This worker.
         model: Bare.
         step: The user's.
         scaler: For fp16.
@@ -206,7 +208,7 @@ class StepModule(nn.Module):
 
     def __init__(
         self,
-        me: Worker,
+        worker: Worker,
         model: nn.Module,
         step: Callable[[nn.Module, Any], Any],
         scaler: GradScaler | None,
@@ -219,8 +221,8 @@ class StepModule(nn.Module):
         self.ballot = nn.Parameter(torch.zeros(_BALLOT_SIZE))
         self.tally = _Tally()
         self.first_look: FirstLook | None = None
-        self._call, self._world_size, self._scaler, self._vote = step, me.world_size, scaler, me.vote
-        self._is_here = me.device.type == "cpu"
+        self._call, self._world_size, self._scaler, self._vote = step, worker.world_size, scaler, worker.vote
+        self._is_here = worker.device.type == "cpu"
         self._values = torch.zeros(_BALLOT_SIZE)
         # Written without torch's bookkeeping: read in the same step only. What a float cannot hold becomes inf.
         memory: Any = self._values.numpy()

@@ -71,7 +71,7 @@ def keep_freed_memory() -> None:
     """Have the C library keep what is freed for the next tensors of this process.
 
     Each shard's gradients are new tensors. Without this, large ones are new pages each time, which the kernel has to fill
-    with noughts: with 19 million parameters that takes 40 ms for each shard.
+    with zeros: with 19 million parameters that takes 40 ms for each shard.
     """
     with suppress(AttributeError, OSError):  # not glibc
         mallopt = ctypes.CDLL(None).mallopt

@@ -48,7 +48,7 @@ class Evaluation:
     """Measures a model when it is due and remembers the best value.
 
     Args:
-        me: This worker.
+        worker: This worker.
         model: The bare model: a forward through DDP would be a collective.
         training_step: Gives the loss; None where a step moves optimizers, and no loss is measured.
         dataset: What `open_dataset` returned.
@@ -70,7 +70,7 @@ class Evaluation:
 
     def __init__(
         self,
-        me: Worker,
+        worker: Worker,
         model: nn.Module,
         training_step: Callable[[nn.Module, Any], Any] | None,
         dataset: Any,
@@ -86,7 +86,7 @@ class Evaluation:
         average: AveragedModel | None = None,
         also_raw: bool = False,
     ) -> None:
-        self._me, self._training_step = me, training_step
+        self._worker, self._training_step = worker, training_step
         self._model = model if average is None else average.module
         self._weights: Weights = "raw" if average is None else "ema"
         self._raw = model if also_raw and average is not None else None
@@ -95,20 +95,24 @@ class Evaluation:
         mode, _, self._best_name = (best or "").partition(" ")
         self.best_mode: Literal["max", "min"] | None = {"max": "max", "min": "min"}.get(mode)  # type: ignore[assignment]
         self._batch_size, self._uses_loss = batch_size, uses_loss
-        self._reader = SampleReader(dataset, collate, me.seed, use=EVALUATION, generators=me.generators)
+        self._reader = SampleReader(
+            dataset, collate, worker.seed, use=EVALUATION, generators=worker.generators
+        )
         # What a best value is the best of. Values of another metric, on other data or of other weights cannot be
         # compared with it.
         of_average = "" if average is None else " of ema"
         self.ranked_by = None if best is None else f"{best} by {best_of}{of_average}"
         self._source = None if best is None else _source_of(best_of)
-        self._data = me.fingerprints.get(EVALUATION_DATA)
+        self._data = worker.fingerprints.get(EVALUATION_DATA)
         self.best: float | None = None
         self._last: Position | None = None
         self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
         self._last_time = time.monotonic()
         self.is_owed = self._has_looked = False
-        if me.rank == 0 and self._due.seconds is not None:
-            me.vote.evaluation_wanted = lambda: self._due.is_due_by_time(time.monotonic() - self._last_time)
+        if worker.rank == 0 and self._due.seconds is not None:
+            worker.vote.evaluation_wanted = lambda: self._due.is_due_by_time(
+                time.monotonic() - self._last_time
+            )
 
     @property
     def measure(self) -> str | None:
@@ -117,8 +121,8 @@ class Evaluation:
 
     def after_step(self, position: Position) -> None:
         """Evaluate if an evaluation is due after this step. Collective: every rank, after each step."""
-        previous, self._last = self._last or self._me.started_at or self._schedule.start, position
-        by_time = self._me.vote.evaluation
+        previous, self._last = self._last or self._worker.started_at or self._schedule.start, position
+        by_time = self._worker.vote.evaluation
         if by_time or self._due.is_due(previous, position) or self._schedule.is_end(position):
             self.run(position)
 
@@ -130,25 +134,25 @@ class Evaluation:
     def run(self, position: Position) -> dict[str, float]:
         """Return and log the metrics over the whole set. Collective: every rank.
 
-        Nothing is measured, and `me.stopped` set, if the job's own code raised StopTraining on some rank. So it is if
+        Nothing is measured, and `worker.stopped` set, if the job's own code raised StopTraining on some rank. So it is if
         some rank was asked to leave; then the evaluation is owed.
         """
-        me, began, since = self._me, time.time(), time.monotonic()
-        phase = me.heartbeat.phase("evaluate")
-        me.generators.look()  # before this evaluation draws from them
+        worker, began, since = self._worker, time.time(), time.monotonic()
+        phase = worker.heartbeat.phase("evaluate")
+        worker.generators.look()  # before this evaluation draws from them
         found = self._measured_of(self._model)
         raw = None if found is None or self._raw is None else self._measured_of(self._raw)
         if found is None or (self._raw is not None and raw is None):
-            me.agree_to_stop()
-            assert me.stopped is not None
-            self.is_owed = not me.stopped.is_end
+            worker.agree_to_stop()
+            assert worker.stopped is not None
+            self.is_owed = not worker.stopped.is_end
             found = {}
         else:
             self.is_owed = False
             self._remember(position, found)
-            if me.rank == 0:
+            if worker.rank == 0:
                 beside: dict[str, Any] = {} if raw is None else {"eval_raw": raw}
-                me.event(
+                worker.event(
                     events.EVALUATION,
                     epoch=position.epoch,
                     in_epoch=position.in_epoch,
@@ -160,9 +164,9 @@ class Evaluation:
                     seconds=round(time.monotonic() - since, 6),
                 )
         self._last_time = time.monotonic()
-        me.generators.rest()  # what an evaluation draws is no step's business
-        me.heartbeat.phase(phase)
-        me.progress.go_on()
+        worker.generators.rest()  # what an evaluation draws is no step's business
+        worker.heartbeat.phase(phase)
+        worker.progress.go_on()
         return found
 
     def metric_at(self, position: Position) -> float | None:
@@ -197,15 +201,15 @@ class Evaluation:
         self.best = best
         self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
         is_lost = not is_the_same and state["best"] is not None
-        if is_lost and self.best_mode is not None and self._me.rank == 0:
+        if is_lost and self.best_mode is not None and self._worker.rank == 0:
             now = {"ranked_by": self.ranked_by, "source": self._source, "data": self._data}
             before = {"ranked_by": ranked_by, "source": source, "data": data}
             now, before = {**now, "weights": self._weights}, {**before, "weights": weights}
-            self._me.event(events.BEST_RESET, best=state["best"], measured_by=before, now=now)
+            self._worker.event(events.BEST_RESET, best=state["best"], measured_by=before, now=now)
 
     def _measured_of(self, model: nn.Module) -> dict[str, float] | None:
         """Return the metrics of *model* over the whole set; None as `_sums`. Collective."""
-        model_buffers.make_equal(self._me, model)  # rank 0's, as in a snapshot
+        model_buffers.make_equal(self._worker, model)  # rank 0's, as in a snapshot
         was_training = model.training
         model.eval()
         try:
@@ -228,31 +232,33 @@ class Evaluation:
         They are the loss's, of what it is a mean over, and the metrics'.
         None, on every rank, if StopTraining was raised on some rank, or it was asked to leave.
         """
-        me = self._me
+        worker = self._worker
         batches = -(-len(self._dataset) // self._batch_size)
         # The last row is not of a batch: it says whether this rank's part was cut short.
         rows = torch.zeros(batches + 1, 2 + len(self._metrics), dtype=torch.float64)
         precision = (
-            nullcontext() if me.autocast_dtype is None else torch.autocast(me.device.type, me.autocast_dtype)
+            nullcontext()
+            if worker.autocast_dtype is None
+            else torch.autocast(worker.device.type, worker.autocast_dtype)
         )
         rows[-1] = 1.0
         looks, self._has_looked = not self._has_looked, True
-        with precision, me.stoppable:
-            for number in range(*even_split(batches, me.world_size, me.rank)):
-                if me.vote.leave_wanted:
-                    me.vote.stop_wanted = me.vote.stop_wanted or LEAVE
+        with precision, worker.stoppable:
+            for number in range(*even_split(batches, worker.world_size, worker.rank)):
+                if worker.vote.leave_wanted:
+                    worker.vote.stop_wanted = worker.vote.stop_wanted or LEAVE
                     break
                 batch, count = self._batch(number)
                 if looks:
                     self._look(model, batch, count)
                     looks = False
-                me.generators.seed_model(random_streams.model_key(me.seed, 0, 0, number))
+                worker.generators.seed_model(random_streams.model_key(worker.seed, 0, 0, number))
                 rows[number] = torch.tensor(self._measure(model, batch, count), dtype=torch.float64)
-                me.heartbeat.beat()
+                worker.heartbeat.beat()
             else:
                 rows[-1] = 0.0
-        if me.world_size > 1:
-            dist.all_reduce(rows)  # each row is one rank's, and noughts of the others
+        if worker.world_size > 1:
+            dist.all_reduce(rows)  # each row is one rank's, and zeros of the others
         *of_batches, cut_short = rows
         if cut_short.any():
             return None
@@ -265,17 +271,19 @@ class Evaluation:
         begin = number * self._batch_size
         end = min(begin + self._batch_size, len(self._dataset))
         batch = self._reader.read(begin, list(range(begin, end)))
-        return index_loader.to_device(batch, self._me.device), end - begin
+        return index_loader.to_device(batch, self._worker.device), end - begin
 
     def _look(self, model: nn.Module, batch: Any, count: int) -> None:
         """Say once in a run if the loss depends on how a batch is cut; every rank that has a batch."""
-        me = self._me
+        worker = self._worker
         # The job's step may be a collective of its own: all ranks call it as often, or none does.
-        is_fair = len(self._dataset) // self._batch_size >= me.world_size or me.world_size == 1
+        is_fair = len(self._dataset) // self._batch_size >= worker.world_size or worker.world_size == 1
         if is_fair and self._training_step is not None:
-            found = loss_weights.difference(me, model, self._training_step, batch, count, me.autocast_dtype)
+            found = loss_weights.difference(
+                worker, model, self._training_step, batch, count, worker.autocast_dtype
+            )
             if found is not None:
-                loss_weights.tell(me, found)
+                loss_weights.tell(worker, found)
 
     def _measure(self, model: nn.Module, batch: Any, count: int) -> list[float]:
         given: tuple[Any, Any] = model, batch  # to each metric

@@ -50,7 +50,7 @@ class ExactStep:
     Float statistics of BatchNorm become the mean of the shards'; every other buffer is what the first shard made it.
 
     Args:
-        me: This worker.
+        worker: This worker.
         model: On its device; every rank has rank 0's weights afterwards.
         training_step: Called with the bare model and a shard's samples; returns what `parse_loss` takes.
         precision: fp32, bf16 or fp16 (autocast).
@@ -64,7 +64,7 @@ class ExactStep:
 
     def __init__(
         self,
-        me: Worker,
+        worker: Worker,
         model: nn.Module,
         training_step: Callable[[nn.Module, Any], Any],
         *,
@@ -74,27 +74,27 @@ class ExactStep:
         scaler: GradScaler | None = None,
     ) -> None:
         replicable.require_whole(model)
-        _refuse(me, model, virtual_shards)
-        me.is_exact = True
+        _refuse(worker, model, virtual_shards)
+        worker.is_exact = True
         determinism.be_deterministic()
-        if me.device.type == "cpu":
+        if worker.device.type == "cpu":
             determinism.keep_freed_memory()
-        self._me, self._model, self._step, self._scaler = me, model, training_step, scaler
-        self._autocast = me.autocast_dtype = AUTOCAST.get(precision)
+        self._worker, self._model, self._step, self._scaler = worker, model, training_step, scaler
+        self._autocast = worker.autocast_dtype = AUTOCAST.get(precision)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._low, self._high = even_split(virtual_shards, me.world_size, me.rank)
-        self._nonfinite = NonFinite(me, on_nonfinite, self._parameters, scaler)
-        if me.world_size > 1:
-            model_buffers.send(me, [t.detach() for t in (*model.parameters(), *model.buffers())])
-        self._watch = model_buffers.BufferWatch(me, model)
+        self._low, self._high = even_split(virtual_shards, worker.world_size, worker.rank)
+        self._nonfinite = NonFinite(worker, on_nonfinite, self._parameters, scaler)
+        if worker.world_size > 1:
+            model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
+        self._watch = model_buffers.BufferWatch(worker, model)
         self._send_buffers = False
         self._buffers = ShardBuffers(model)
-        self._used_from = _REQUESTS + len(me.vote.requests())
-        numbers = torch.zeros(self._used_from + len(self._parameters), device=me.device)
+        self._used_from = _REQUESTS + len(worker.vote.requests())
+        numbers = torch.zeros(self._used_from + len(self._parameters), device=worker.device)
         leaf = [numbers, *self._buffers.carried(is_first=False), *self._parameters]
         self._leaf_size, self._gradients_from = len(leaf), len(leaf) - len(self._parameters)
-        layout = BucketLayout(leaf, me.world_size)
-        self._exchange = FixedOrderAllReduce(layout, virtual_shards, me.world_size, me.rank)
+        layout = BucketLayout(leaf, worker.world_size)
+        self._exchange = FixedOrderAllReduce(layout, virtual_shards, worker.world_size, worker.rank)
         self._early = self._early_of(layout)
         self._first_look: FirstLook | None = None
 
@@ -106,31 +106,31 @@ class ExactStep:
         def hand_on(gradients: list[Tensor | None]) -> None:
             self._exchange.send_early(self._high - 1, [_dense(g) for g in gradients])
 
-        return EarlyBuckets(self._parameters, buckets if self._me.world_size > 1 else [], hand_on)
+        return EarlyBuckets(self._parameters, buckets if self._worker.world_size > 1 else [], hand_on)
 
     def forward_backward(self, batch: Batch) -> float:
         """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
 
-        Where `me.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.
+        Where `worker.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.
 
         Raises:
             NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
             StateError: an operation has no deterministic form here; named.
         """
-        me = self._me
+        worker = self._worker
         if self._send_buffers:
             self._watch.make_equal()
         if batch.end.step <= 2:
-            self._first_look = first_look(me, batch)
-        me.generators.look()
+            self._first_look = first_look(worker, batch)
+        worker.generators.look()
         self._buffers.begin()
         self._exchange.begin()
-        pieces = zip(stoppable_batches.micro_batches(batch, me.vote), batch.model_keys, strict=True)
+        pieces = zip(stoppable_batches.micro_batches(batch, worker.vote), batch.model_keys, strict=True)
         for shard in range(self._low, self._high):
             (data, count), key = next(pieces, _EMPTY)  # a last, small batch has none for the last shards
             given = None
             if count:
-                me.generators.seed_model(key)
+                worker.generators.seed_model(key)
                 given = self._run(shard, data, count, batch.samples)
             elif shard == 0:
                 self._buffers.carry_nothing()
@@ -144,7 +144,7 @@ class ExactStep:
 
         Returns None, and nothing that counts, once this rank's code wants training to end.
         """
-        if self._me.vote.stop_wanted is not None:
+        if self._worker.vote.stop_wanted is not None:
             return None
         self._buffers.restore()
         for parameter in self._parameters:
@@ -155,7 +155,7 @@ class ExactStep:
             if self._autocast is None:
                 found = self._step(self._model, data)
             else:
-                with torch.autocast(self._me.device.type, dtype=self._autocast):
+                with torch.autocast(self._worker.device.type, dtype=self._autocast):
                     found = self._step(self._model, data)
             if self._first_look is not None:
                 self._first_look(found, data, num_samples)
@@ -170,7 +170,7 @@ class ExactStep:
         except StopTraining as stop:
             if loss is not None:
                 raise  # within the backward, of which others may have a part already
-            stopping.request_stop(self._me.vote, stop)
+            stopping.request_stop(self._worker.vote, stop)
             return None
         except RuntimeError as error:
             raise determinism.named(error) from error
@@ -193,25 +193,29 @@ class ExactStep:
             used = [float(g is not None or place in gone) for place, g in enumerate(gradients)]
             carried = self._buffers.carried(is_first=shard == 0)
         numbers = torch.tensor(
-            [0.0, count, float(given is not None), *requests, *used], device=self._me.device
+            [0.0, count, float(given is not None), *requests, *used], device=self._worker.device
         )
         numbers[_LOSS] = loss
         return [numbers, *carried, *gradients]
 
     def _requests(self) -> tuple[float, ...]:
-        me = self._me
-        return self._watch.are_any and self._watch.have_changed(), me.generators.look(), *me.vote.requests()
+        worker = self._worker
+        return (
+            self._watch.are_any and self._watch.have_changed(),
+            worker.generators.look(),
+            *worker.vote.requests(),
+        )
 
     def _outcome(self, number: int, totals: list[Tensor]) -> float:
-        me = self._me
+        worker = self._worker
         found = totals[0].tolist()  # waits for the device
-        me.vote.resolve(*found[_REQUESTS : self._used_from])
-        if me.vote.stop:
+        worker.vote.resolve(*found[_REQUESTS : self._used_from])
+        if worker.vote.stop:
             self._buffers.restore()
-            me.agree_to_stop()
+            worker.agree_to_stop()
             return math.nan
         self._send_buffers = found[_BUFFERS] > 0
-        me.generators.are_used |= found[_DRAWN] > 0
+        worker.generators.are_used |= found[_DRAWN] > 0
         used = zip(self._parameters, totals[self._gradients_from :], found[self._used_from :], strict=True)
         for parameter, gradient, shards in used:
             parameter.grad = gradient if shards else None  # as where one process trains: no decay moves it
@@ -219,8 +223,8 @@ class ExactStep:
         if found[_COUNT] > 0:
             loss /= found[_COUNT]
             foreach_div_(totals[self._gradients_from :], found[_COUNT])
-        me.skipped_step = not math.isfinite(loss)
-        if me.skipped_step:
+        worker.skipped_step = not math.isfinite(loss)
+        if worker.skipped_step:
             self._buffers.restore()
             self._nonfinite.refuse(number, loss)
         else:
@@ -228,10 +232,10 @@ class ExactStep:
         return loss
 
 
-def _refuse(me: Worker, model: nn.Module, virtual_shards: int) -> None:
-    if me.world_size > virtual_shards:
+def _refuse(worker: Worker, model: nn.Module, virtual_shards: int) -> None:
+    if worker.world_size > virtual_shards:
         raise StateError(
-            f"{me.world_size} workers cannot share {virtual_shards} virtual shards",
+            f"{worker.world_size} workers cannot share {virtual_shards} virtual shards",
             "start fewer workers; a new run may set train.virtual_shards higher",
         )
     if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
@@ -239,7 +243,7 @@ def _refuse(me: Worker, model: nn.Module, virtual_shards: int) -> None:
             'train.consistency = "exact" cannot use SyncBatchNorm: its statistics are of whatever runs at once',
             "use BatchNorm: running statistics are the mean over all shards anyway",
         )
-    environment.require_same(me)
+    environment.require_same(worker)
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:

@@ -133,16 +133,16 @@ class NonFinite:
     """What becomes of a step whose loss is not finite.
 
     Args:
-        me: This worker.
+        worker: This worker.
         action: "stop" or "skip".
         parameters: Those that are trained.
         scaler: Of fp16.
     """
 
     def __init__(
-        self, me: Worker, action: str, parameters: list[nn.Parameter], scaler: GradScaler | None
+        self, worker: Worker, action: str, parameters: list[nn.Parameter], scaler: GradScaler | None
     ) -> None:
-        self._me, self._action, self._parameters, self._scaler = me, action, parameters, scaler
+        self._worker, self._action, self._parameters, self._scaler = worker, action, parameters, scaler
 
     def refuse(self, number: int, loss: float) -> None:
         """Have step *number* change nothing.
@@ -155,8 +155,8 @@ class NonFinite:
                 f"the loss of step {number} is {loss}",
                 'look at the data and the learning rate; train.on_nonfinite = "skip" leaves such steps out',
             )
-        if self._me.rank == 0:
-            self._me.event(events.LOSS_SKIPPED, step=number, loss=str(loss))
+        if self._worker.rank == 0:
+            self._worker.event(events.LOSS_SKIPPED, step=number, loss=str(loss))
         for parameter in self._parameters:
             if self._scaler is None:
                 parameter.grad = None

@@ -40,8 +40,8 @@ class FirstLook:
     the loss is weighed by samples.
     """
 
-    def __init__(self, me: Worker) -> None:
-        self._me = me
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
         self._seen: set[float] = set()
         self._has_told_keys = False
 
@@ -49,23 +49,25 @@ class FirstLook:
         """Look at what the step returned for one micro-batch."""
         if isinstance(result, dict) and not self._has_told_keys and (unused := unused_keys(result)):
             self._has_told_keys = True
-            self._me.event(events.LOSS_UNUSED, keys=unused)
+            self._worker.event(events.LOSS_UNUSED, keys=unused)
         if not is_counted(result) and len(self._seen) < 2:
             self._seen |= counts_of_labels(batch, num_samples)
             if len(self._seen) > 1:
-                tell(self._me, "samples of a batch have different numbers of labels that count (not -100)")
+                tell(
+                    self._worker, "samples of a batch have different numbers of labels that count (not -100)"
+                )
 
 
-def first_look(me: Worker, batch: Batch) -> FirstLook | None:
+def first_look(worker: Worker, batch: Batch) -> FirstLook | None:
     """Return what looks at the first step of a run; None in every other, and on other ranks."""
-    return FirstLook(me) if batch.end.step == 1 and me.rank == 0 else None
+    return FirstLook(worker) if batch.end.step == 1 and worker.rank == 0 else None
 
 
-def tell(me: Worker, reason: str) -> None:
+def tell(worker: Worker, reason: str) -> None:
     """Say, once in this process, that the loss depends on how a batch is cut; rank 0."""
-    if me.rank == 0 and not me.has_told_weights:
-        me.has_told_weights = True
-        me.event(events.LOSS_UNWEIGHED, reason=reason, help=REMEDY)
+    if worker.rank == 0 and not worker.has_told_weights:
+        worker.has_told_weights = True
+        worker.event(events.LOSS_UNWEIGHED, reason=reason, help=REMEDY)
 
 
 def unused_keys(result: dict[Any, Any]) -> list[str]:
@@ -131,7 +133,7 @@ def _rebuilt(
 
 
 def difference(
-    me: Worker | None,
+    worker: Worker | None,
     model: nn.Module,
     step: Callable[[nn.Module, Any], Any],
     batch: Any,
@@ -144,7 +146,7 @@ def difference(
     items, that draws random numbers, fails on a part, or whose batch cannot be cut, gives None.
 
     Args:
-        me: Whose generators the step draws from; None: torch's.
+        worker: Whose generators the step draws from; None: torch's.
         model: Bare.
         step: The job's.
         batch: What the step is called with.
@@ -156,7 +158,7 @@ def difference(
     """
 
     def loss(of: Any, seed: int = 1) -> float:
-        torch.manual_seed(seed) if me is None else me.generators.seed_model(seed)
+        torch.manual_seed(seed) if worker is None else worker.generators.seed_model(seed)
         result = step(model, of)
         value = None if is_counted(result) else parse_loss(result).value
         return math.nan if value is None else float(value)

@@ -48,7 +48,7 @@ class ManualStep:
     """A model with one replica per rank, whose step moves the optimizers.
 
     Args:
-        me: This worker.
+        worker: This worker.
         model: On its device; every rank has rank 0's weights afterwards.
         training_step: Called with the bare model, this rank's samples and *made*; returns the loss to report, as a number
             or a mapping with `loss`.
@@ -61,14 +61,14 @@ class ManualStep:
 
     def __init__(
         self,
-        me: Worker,
+        worker: Worker,
         model: nn.Module,
         training_step: Callable[[nn.Module, Any, Any], Any],
         made: Any,
         *,
         clip_grad_norm: float | None = None,
     ) -> None:
-        self._me, self._model, self._step, self._made = me, model, training_step, made
+        self._worker, self._model, self._step, self._made = worker, model, training_step, made
         replicable.require_whole(model)
         self._clip = clip_grad_norm
         named = several_optimizers.optimizers(made)
@@ -80,9 +80,9 @@ class ManualStep:
                 id(p): p for p in (*model.parameters(), *several_optimizers.parameters_of(self._optimizers))
             }.values()
         )
-        if me.world_size > 1:
-            model_buffers.send(me, [t.detach() for t in (*model.parameters(), *model.buffers())])
-        self._watch = model_buffers.BufferWatch(me, model)
+        if worker.world_size > 1:
+            model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
+        self._watch = model_buffers.BufferWatch(worker, model)
         self._send_buffers = self._watch.are_any
         self._share = 0.0
         self._number = self._moved = 0
@@ -91,14 +91,14 @@ class ManualStep:
     def run(self, batch: Batch) -> float:
         """Make one step of the global batch; return its mean loss. Collective: every rank.
 
-        Where `me.stopped` is set afterwards, nothing was changed.
+        Where `worker.stopped` is set afterwards, nothing was changed.
 
         Raises:
             NonFiniteLossError: on every rank, if gradients of the global batch or the loss are not finite. The optimizer
                 whose gradients they are has not moved; those before it have.
             StateError: the step moved no optimizer, other ones than on another rank, or gave it a closure.
         """
-        me = self._me
+        worker = self._worker
         if len(batch.model_keys) > 1:
             raise StateError(
                 f"a worker's share of step {batch.end.step} comes in {len(batch.model_keys)} parts, and a step that "
@@ -107,18 +107,18 @@ class ManualStep:
             )
         if self._send_buffers:
             self._watch.make_equal()
-        me.generators.look()
+        worker.generators.look()
         for parameter in self._trained:
             parameter.grad = None  # what a step leaves behind is in no snapshot
         self._number, self._moved, self._share = batch.end.step, 0, 0.0
-        data, count = next(stoppable_batches.micro_batches(batch, me.vote), (None, 0))
+        data, count = next(stoppable_batches.micro_batches(batch, worker.vote), (None, 0))
         try:
             if data is None:
                 return self._follow()
-            me.generators.seed_model(batch.model_keys[0])
+            worker.generators.seed_model(batch.model_keys[0])
             return self._lead(data, count / batch.samples)
         except _Abandoned:
-            me.agree_to_stop()
+            worker.agree_to_stop()
             return math.nan
 
     def _lead(self, data: Any, share: float) -> float:
@@ -127,7 +127,7 @@ class ManualStep:
             found = self._step(self._model, data, self._made)
         except StopTraining as stop:
             self._is_open = False
-            stopping.request_stop(self._me.vote, stop)
+            stopping.request_stop(self._worker.vote, stop)
             return self._follow()
         finally:
             self._is_open = False
@@ -166,16 +166,16 @@ class ManualStep:
 
     def _meet(self, number: int | None, loss: float, *, is_following: bool = False) -> _Met:
         """Tell the others what comes next here, and learn whether the step goes on. Collective: every rank."""
-        me, vote = self._me, self._me.vote
+        worker, vote = self._worker, self._worker.vote
         requests = vote.requests()
         numbers = [0.0] * (_REQUESTS + len(requests) + len(self._optimizers))
         if not is_following:
             numbers[_OVER if number is None else _REQUESTS + len(requests) + number] = 1.0
         numbers[_LOSS], numbers[_BUFFERS] = loss, self._watch.are_any and self._watch.have_changed()
-        numbers[_DRAWN] = me.generators.look()
+        numbers[_DRAWN] = worker.generators.look()
         numbers[_REQUESTS : _REQUESTS + len(requests)] = requests
-        if me.world_size > 1:
-            sums = torch.tensor(numbers, dtype=torch.float64, device=me.device)
+        if worker.world_size > 1:
+            sums = torch.tensor(numbers, dtype=torch.float64, device=worker.device)
             dist.all_reduce(sums)
             numbers = sums.tolist()
         moving = [place for place, ranks in enumerate(numbers[_REQUESTS + len(requests) :]) if ranks]
@@ -202,7 +202,7 @@ class ManualStep:
     def _make_global(self, number: int, share: float) -> None:
         """Make the gradients of an optimizer's parameters those of the global batch. Collective: every rank."""
         parameters = list(several_optimizers.parameters_of([self._optimizers[number]]))
-        if self._me.world_size > 1:
+        if self._worker.world_size > 1:
             by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
             for parameter in parameters:
                 by_dtype.setdefault(parameter.dtype, []).append(parameter)
@@ -221,10 +221,10 @@ class ManualStep:
             nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
 
     def _end(self, met: _Met) -> float:
-        me, sums = self._me, met.sums
+        worker, sums = self._worker, met.sums
         self._send_buffers = sums[_BUFFERS] > 0
-        me.generators.are_used |= sums[_DRAWN] > 0
-        me.skipped_step = False
+        worker.generators.are_used |= sums[_DRAWN] > 0
+        worker.skipped_step = False
         loss = float(sums[_LOSS])
         if not math.isfinite(loss):
             raise NonFiniteLossError(

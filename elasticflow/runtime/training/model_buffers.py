@@ -21,14 +21,14 @@ BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _BUCKET_BYTES = 8 * 2**20
 
 
-def make_equal(me: Worker, model: nn.Module) -> None:
+def make_equal(worker: Worker, model: nn.Module) -> None:
     """Give every rank rank 0's buffers. Collective: every rank."""
-    send(me, list(model.buffers()))
+    send(worker, list(model.buffers()))
 
 
-def send(me: Worker, buffers: list[Tensor]) -> None:
+def send(worker: Worker, buffers: list[Tensor]) -> None:
     """Give every rank rank 0's tensors. Collective: every rank."""
-    if me.world_size > 1 and buffers:
+    if worker.world_size > 1 and buffers:
         group = dist.group.WORLD
         assert group is not None
         broadcast_coalesced(group, buffers, _BUCKET_BYTES)
@@ -41,8 +41,8 @@ class BufferWatch:
         are_any: There are such buffers.
     """
 
-    def __init__(self, me: Worker, model: nn.Module) -> None:
-        self._me = me
+    def __init__(self, worker: Worker, model: nn.Module) -> None:
+        self._worker = worker
         self._slots = [
             (buffers_of(module), name)
             for module in model.modules()
@@ -58,7 +58,7 @@ class BufferWatch:
 
     def make_equal(self) -> None:
         """Give every rank rank 0's watched buffers. Collective: every rank."""
-        send(self._me, [buffer for buffers, name in self._slots if (buffer := buffers[name]) is not None])
+        send(self._worker, [buffer for buffers, name in self._slots if (buffer := buffers[name]) is not None])
         self._seen = self._marks()
 
     def _marks(self) -> list[tuple[int, int]]:

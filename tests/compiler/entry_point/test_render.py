@@ -11,6 +11,7 @@ import pytest
 from elasticflow.compiler.entry_point.factory_calls import CallForms
 from elasticflow.compiler.entry_point.render import render, render_factories, template
 from elasticflow.compiler.inputs.job_json import job_digest
+from elasticflow.compiler.launch_folder.stale_imports import stale_import
 from tests.compiler.golden.regenerate import CASES, FILES, HERE, ROOT, made
 from tests.compiler.jobs import make_job
 
@@ -182,6 +183,16 @@ def test_nothing_of_the_template_is_left_over(name: str) -> None:
             for line in text.splitlines()
             if "  # = " in line or line.strip().startswith(("# if:", "# each:", "# end"))
         ]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_all_that_is_imported_is_there(name: str) -> None:
+    """What the template's lines import of elasticflow, this version has; also where the step moves the optimizers."""
+    job = make_job(**FEATURES[name])
+    moves = CallForms(step_moves_optimizers=job.model.step is not None)
+    for forms in (CallForms(), moves):
+        assert stale_import(_rendered(job, forms=forms)) is None
+        assert stale_import(render_factories(job, root="/project", forms=forms)) is None
 
 
 def test_the_same_job_gives_the_same_bytes() -> None:
