@@ -66,6 +66,7 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         **_step_definition(job, forms),
         **_data(job, calls["dataset"], imports),
         **_evaluation(job, calls.get("evaluation"), imports, forms),
+        "join": _join(job),
         "prepare.import": first.lines(),
         "prepare": None if prepare is None else call("prepare_data", "worker", prepare),
         "weights": call("load_weights", "model", from_root(job.model.weights)) if job.model.weights else None,
@@ -196,7 +197,6 @@ def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
         "threads": job.train.threads or (1 if _is_exact(job) else None),
         "compare": None if compare == "never" else compare,
         "log_every": int(job.logging.every.split()[0]),
-        "log_level": job.logging.level,
     }
     moves = forms.step_moves_optimizers
     optional = {
@@ -209,8 +209,7 @@ def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
         "clip": job.optimizer.clip_grad_norm,
         "ema": job.train.ema,
         "ddp": None if moves or _is_exact(job) else _ddp_options(job) or None,
-        "evaluate_every": intervals(job.evaluation.every) if job.evaluation else None,
-        "best": job.evaluation.best if job.evaluation else None,
+        "log_level": None if job.logging.level == "info" else job.logging.level,
     }
     return {
         **{key: literal(value, key) for key, value in values.items()},
@@ -341,6 +340,12 @@ def _collate(job: Job, imports: Imports) -> dict[str, Name]:
     return {} if entry is None else {"collate": Name(imports.name_of(entry))}
 
 
+def _join(job: Job) -> Code:
+    arguments = ("JOB", "JOB_DIGEST", "HERE", "SNAPSHOTS")
+    level = {} if job.logging.level == "info" else {"log_level": Name("LOG_LEVEL")}
+    return call("join", *arguments, seed=Name("SEED"), threads=Name("THREADS"), **level)
+
+
 def _step(job: Job, forms: CallForms) -> Code:
     """Return what makes the object that does a step's forward and backward."""
     arguments = ("worker", "model", "training_step")
@@ -364,9 +369,9 @@ def _evaluation(job: Job, dataset: Call | None, imports: Imports, forms: CallFor
     batch_size = table.batch_size or job.dataset.micro_batch_size
     metrics = {name: Name(imports.name_of(entry)) for name, entry in table.metrics.items()}
     options: dict[str, Any] = {
-        "every": Name("EVALUATE_EVERY"),
+        "every": intervals(table.every),
         **({"metrics": metrics} if metrics else {}),
-        **({} if best_of is None else {"best": Name("BEST"), "best_of": best_of}),
+        **({} if best_of is None else {"best": table.best, "best_of": best_of}),
         **({} if batch_size is None else {"batch_size": batch_size}),
         **_collate(job, imports),
         **({} if job.model.loss else {"uses_loss": False}),

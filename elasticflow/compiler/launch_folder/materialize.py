@@ -8,8 +8,8 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.entry_point import render as train_py
 from elasticflow.compiler.entry_point.factory_calls import call_forms
+from elasticflow.compiler.entry_point.render import render
 from elasticflow.compiler.inputs.job_json import from_json, job_to_json, to_json
 from elasticflow.compiler.inputs.origins import JOB_JSON, Origins
 from elasticflow.compiler.inputs.sources import own_sources
@@ -141,7 +141,7 @@ def launch_files(
 
 def rendered(job: Job, project_root: Path, **facts: Any) -> str:
     """Return the text of train.py; *facts* as `entry_point.render` takes them."""
-    return train_py.render(job, forms=call_forms(job, project_root), **facts)
+    return render(job, forms=call_forms(job, project_root), **facts)
 
 
 def source_copy(name: str) -> str:

@@ -55,14 +55,12 @@ DDP: dict[str, Any] = {}  # = ddp  # options of DistributedDataParallel
 COMPARE_REPLICAS = "1000 steps"  # = compare  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # = log_every  # steps
 LOG_LEVEL = "info"  # = log_level
-EVALUATE_EVERY = ("1 epoch",)  # = evaluate_every
-BEST = "max accuracy"  # = best  # which evaluation, and so which snapshot, is the best one
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))  # = snapshots
 
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
+    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)  # = join
     # if: prepare
 
     from tests.compiler.golden.pieces import download  # = prepare.import
@@ -124,7 +122,7 @@ def main() -> None:
     # if: evaluation
     test_set = open_dataset(worker, lambda: digits(split="test"), "evaluation")  # = test_set
     evaluation = Evaluation(  # = evaluation
-        worker, model, training_step, test_set, schedule, every=EVALUATE_EVERY, metrics={}, best=BEST
+        worker, model, training_step, test_set, schedule, every=("1 epoch",), metrics={}, best="max accuracy"
     )
     # end
     state = State(model=model, optimizer=optimizer, include={"curriculum": curriculum})  # = state

@@ -40,15 +40,12 @@ ON_NONFINITE = "skip"  # what a loss that is not finite does
 EMA = 0.999  # what the averaged weights keep of themselves at each step
 COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
-LOG_LEVEL = "info"
-EVALUATE_EVERY = ("1 epoch", "500 steps")
-BEST = "min loss"  # which evaluation, and so which snapshot, is the best one
 SNAPSHOTS = Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
+    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)
 
     from tests.compiler.golden.pieces import download
 
@@ -80,9 +77,9 @@ def main() -> None:
         training_step,
         test_set,
         schedule,
-        every=EVALUATE_EVERY,
+        every=("1 epoch", "500 steps"),
         metrics={"top_1": top_1},
-        best=BEST,
+        best="min loss",
         best_of="tests.compiler.golden.pieces:training_step",
         collate=collate,
         uses_loss=False,

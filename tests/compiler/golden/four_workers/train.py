@@ -39,9 +39,6 @@ ON_NONFINITE = "stop"  # what a loss that is not finite does
 CLIP_GRAD_NORM = 1.0
 COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
-LOG_LEVEL = "info"
-EVALUATE_EVERY = ("1 epoch",)
-BEST = "max accuracy"  # which evaluation, and so which snapshot, is the best one
 SNAPSHOTS = Policy(
     uri=None,
     every=("20 steps", "1 epoch"),
@@ -54,7 +51,7 @@ SNAPSHOTS = Policy(
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
+    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)
 
     from examples.mnist import Net, accuracy, digits
     from torch.nn.functional import cross_entropy
@@ -83,9 +80,9 @@ def main() -> None:
         training_step,
         test_set,
         schedule,
-        every=EVALUATE_EVERY,
+        every=("1 epoch",),
         metrics={"accuracy": accuracy},
-        best=BEST,
+        best="max accuracy",
         best_of="examples.mnist:accuracy",
         batch_size=8,
     )

@@ -43,7 +43,6 @@ DDP: dict[str, Any] = {
 }  # options of DistributedDataParallel
 COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 10  # steps
-LOG_LEVEL = "info"
 SNAPSHOTS = Policy(
     uri="s3://bucket/gpu",
     every=("10 min",),
@@ -54,7 +53,7 @@ SNAPSHOTS = Policy(
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
+    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)
 
     from examples.mnist import Net, digits
     from tests.compiler.golden.pieces import curriculum

@@ -40,15 +40,12 @@ CLIP_GRAD_NORM = 1.0
 EMA = 0.99  # what the averaged weights keep of themselves at each step
 COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # steps
-LOG_LEVEL = "info"
-EVALUATE_EVERY = ("1 epoch",)
-BEST = "max top_1"  # which evaluation, and so which snapshot, is the best one
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)
+    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)
 
     from examples.mnist import Net, digits
     from tests.compiler.golden.pieces import own_step, rates, top_1, two_optimizers
@@ -76,9 +73,9 @@ def main() -> None:
         None,
         test_set,
         schedule,
-        every=EVALUATE_EVERY,
+        every=("1 epoch",),
         metrics={"top_1": top_1},
-        best=BEST,
+        best="max top_1",
         best_of="tests.compiler.golden.pieces:top_1",
         uses_loss=False,
         average=average,
