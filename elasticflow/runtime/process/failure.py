@@ -77,9 +77,9 @@ def describe(error: BaseException) -> str:
     for mark, (meaning, remedy) in _IN_OUR_WORDS.items():
         if mark in _own_words(error):
             return f"{type(error).__name__}: {meaning}\n  help: {remedy}"
-    told = shortened("".join(traceback.format_exception_only(error)).strip())
+    message = shortened("".join(traceback.format_exception_only(error)).strip())
     hint = _of_a_table(error)
-    return told if hint is None else f"{told}\n  help: {hint}"
+    return message if hint is None else f"{message}\n  help: {hint}"
 
 
 def _of_a_table(error: BaseException) -> str | None:

@@ -91,7 +91,8 @@ def leaves(
     """
     seen = set(outside) | _globals()
     waiting = deque(roots.items())
-    kept: list[Any] = []  # an id is told apart only as long as the object lives
+    # An id stands for one object only as long as the object lives.
+    kept: list[Any] = []
     while waiting and len(kept) < MOST_OBJECTS:
         path, thing = waiting.popleft()
         if thing is None or isinstance(thing, bool):
@@ -112,7 +113,7 @@ def leaves(
 def _globals() -> set[int]:
     """Return the generators that are seeded anew for each step: nothing of theirs outlives one."""
     shared = [random._inst, torch.default_generator, np.random.mtrand._rand]  # noqa: SLF001
-    return {id(each) for each in shared}
+    return {id(generator) for generator in shared}
 
 
 def _next_of(count: itertools.count[Any]) -> Any:

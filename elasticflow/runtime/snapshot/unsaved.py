@@ -258,22 +258,22 @@ def _generator_state(generator: Any) -> str:
     if isinstance(generator, random.Random):
         return str(hash(generator.getstate()))
     if isinstance(generator, np.random.RandomState):
-        _, keys, *place = generator.get_state(legacy=True)
-        return f"{hash(np.asarray(keys).tobytes())} {place}"
+        _, keys, *rest = generator.get_state(legacy=True)
+        return f"{hash(np.asarray(keys).tobytes())} {rest}"
     return repr(generator.bit_generator.state)
 
 
 def _whole_numbers(generator: Any) -> set[int]:
     """Return the numbers that a generator's state is made of."""
     state = generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
-    found, waiting = set(), [state]
+    numbers, waiting = set(), [state]
     while waiting:
         value = waiting.pop()
         if isinstance(value, int):
-            found.add(int(value))
+            numbers.add(int(value))
         elif isinstance(value, dict | tuple | list):
             waiting.extend(value.values() if isinstance(value, dict) else value)
-    return found
+    return numbers
 
 
 def _copies(
@@ -282,14 +282,18 @@ def _copies(
     """Return the paths of what a snapshot holds a copy of: a `state_dict` may clone, and give a generator's state."""
     wanted = {leaf.value.numel() for leaf in leaves if _is_real(leaf.value) and leaf.value.numel() > 1}
     has_generators = any(kind == "generator" for kind, _ in marks.values())
-    alike = {
+    candidates = {
         key: tensor.detach()
         for key, tensor in captured.items()
         if tensor.numel() in wanted or (has_generators and tensor.dtype == torch.uint8)
     }
-    found = marks_of([reachable.Leaf(key, tensor) for key, tensor in alike.items() if tensor.numel() > 1])
-    tensors = {value for _, value in found.values()}
-    generators = {str(value[1]) for key, (_, value) in found.items() if alike[key].dtype == torch.uint8}
+    of_copies = marks_of(
+        [reachable.Leaf(key, tensor) for key, tensor in candidates.items() if tensor.numel() > 1]
+    )
+    tensors = {value for _, value in of_copies.values()}
+    generators = {
+        str(value[1]) for key, (_, value) in of_copies.items() if candidates[key].dtype == torch.uint8
+    }
     return {
         path
         for path, (kind, value) in marks.items()
@@ -298,7 +302,7 @@ def _copies(
 
 
 def _numbers(path: str, value: Any, packed: Mapping[str, list[Any]]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of captured JSON by path, and those in *packed* tensors that it refers to."""
+    """Yield the numbers in captured JSON by path, and those in the *packed* tensors that the JSON refers to."""
     if isinstance(value, bool):
         return
     if isinstance(value, int | float):
@@ -321,7 +325,7 @@ def _is_captured_number(path: str, before: _Look, after: _Look) -> bool:
     then, now = _as_number(before.loose[path][1]), _as_number(after.loose[path][1])
     name = _name_of(path)
     for key, value in after.numbers.items():
-        # A counter of one's own is often equal to the one that Adam has for each parameter, which is not it.
+        # A counter of the job's own is often equal to the one that Adam keeps for each parameter, and is not that one.
         is_of_parameter = "/state/" in key
         if (
             value == now
