@@ -28,6 +28,7 @@ from tests.forked import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from elasticflow.events import Event
     from tests.forked import ForkedPrograms, Program
 
 PROGRAM = Path(__file__).parent / "programs" / "train_small.py"
@@ -133,8 +134,9 @@ def me() -> Any:
     """Return a stand-in for the worker of a plain process; `events` holds what it logged."""
     events: list[dict[str, Any]] = []
 
-    def event(event: str, **fields: Any) -> None:
-        events.append({"event": event, **fields})
+    def event(event: Event, **fields: Any) -> None:
+        level = {} if event.level == "info" else {"level": event.level}
+        events.append({"event": event, **level, **fields})
 
     def agree_to_stop() -> None:
         stand_in.stopped = stopping.decide(stand_in.gather_text(stopping.ballot(vote)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from torch import nn
@@ -12,13 +12,16 @@ from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.votes import Vote
 
+if TYPE_CHECKING:
+    from elasticflow.events import Event
+
 
 def told_at_the_start(schedule: IndexSchedule, rank: int = 0) -> list[dict[str, Any]]:
     """Return the events of one rank that begins to train."""
     events: list[dict[str, Any]] = []
 
-    def event(event: str, **fields: Any) -> None:
-        events.append({"event": event, **fields})
+    def event(event: Event, **fields: Any) -> None:
+        events.append({"event": event, "level": event.level, **fields})
 
     stand_in = SimpleNamespace(
         rank=rank, vote=Vote(), device="cpu", world_size=1,
