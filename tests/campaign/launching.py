@@ -156,7 +156,7 @@ class Course:
     def _look_for_orphans(self, done: Try, world_size: int) -> None:
         """Every process of the run hangs below a command, and there are as many workers as there should be."""
         roots = [r.process.pid for r in self.commands()]
-        if left := _lasting(lambda: [p.pid for p in processes_of(self.run_id) if not _is_below(p, roots)]):
+        if left := _lasting(lambda: [p for p in processes_of(self.run_id) if not _is_below(p, roots)]):
             done.problems.append(f"orphans {left}")
         workers = self.series.running.state()["workers"]
         if len(workers) != world_size:
