@@ -15,6 +15,7 @@ import logging
 import socket
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import etcd
@@ -155,13 +156,15 @@ class EtcdControlStore:
 
 
 class _Mirror:
-    """What a folder holds, followed by a thread of its own."""
+    """What a folder holds, followed by a thread of its own for as long as there is a mirror."""
 
     def __init__(self, client: Any, folder: str, patience_s: float) -> None:
         self._client, self._folder, self._patience_s = client, folder, patience_s
         self._values: dict[str, bytes] = {}
         self._is_current = threading.Event()
-        threading.Thread(target=self._follow, daemon=True, name=f"etcd {folder}").start()
+        threading.Thread(
+            target=_follow, args=(weakref.ref(self),), daemon=True, name=f"etcd {folder}"
+        ).start()
 
     def value(self, path: str) -> bytes | None:
         """Return the value of *path*, if it has one; while etcd does not answer it may have any, so this waits."""
@@ -169,18 +172,27 @@ class _Mirror:
             raise StoreLostError(f"etcd has not answered for {self._patience_s:g} s")
         return self._values.get(path)
 
-    def _follow(self) -> None:
-        while True:
-            try:
-                index = self._read_all()
-                self._is_current.set()
-                while True:
-                    index = self._next_change(index)
-            except etcd.EtcdEventIndexCleared:  # etcd remembers a thousand changes, wherever they were
-                continue
-            except etcd.EtcdException:
-                self._is_current.clear()
-                time.sleep(_AGAIN_S)
+    def advance(self, index: int | None) -> int | None:
+        """Wait for the next change and take it in.
+
+        Args:
+            index: Of etcd's state that the copy has; None reads all anew.
+
+        Returns:
+            The index that the copy has then, or None if all has to be read anew.
+        """
+        try:
+            if index is not None:
+                return self._next_change(index)
+            index = self._read_all()
+        except etcd.EtcdEventIndexCleared:  # etcd remembers a thousand changes, wherever they were
+            return None
+        except etcd.EtcdException:
+            self._is_current.clear()
+            time.sleep(_AGAIN_S)
+            return None
+        self._is_current.set()
+        return index
 
     def _read_all(self) -> int:
         """Return the index of etcd's state that the copy has now."""
@@ -204,6 +216,14 @@ class _Mirror:
         else:
             self._values[change.key] = _bytes(change.value)
         return int(change.modifiedIndex)
+
+
+def _follow(reference: weakref.ref[_Mirror]) -> None:
+    """Keep a mirror up to date until nobody has it any more."""
+    index = None
+    while (mirror := reference()) is not None:
+        index = mirror.advance(index)
+        del mirror
 
 
 def _client(address: StoreAddress) -> Any:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -90,6 +91,17 @@ def test_copy_of_a_folder_follows_it(place: StoreAddress) -> None:
     _soon(lambda: not agent.check(["orders/round/1"]))
     told.set("orders/round/2", "two")
     _soon(lambda: agent.check(["orders/round/2"]))
+
+
+def test_copy_of_a_folder_is_followed_as_long_as_somebody_has_it(place: StoreAddress) -> None:
+    """A process that leads many launches is not left with a thread of each."""
+    before = set(threading.enumerate())
+    store = EtcdControlStore(place, mirrored=("orders",))
+    assert not store.check(["orders/stop/1"])
+    [following] = set(threading.enumerate()) - before
+    del store
+    EtcdControlStore(place).set("orders/stop/1", "1")  # what wakes it
+    _soon(lambda: not following.is_alive())
 
 
 def test_restart_of_etcd_is_waited_for(tmp_path: Path) -> None:
