@@ -43,11 +43,11 @@ class Imports:
         others: list[str] = []
         of_modules: dict[str, dict[str, str]] = {}
         for (module, first), name in self._names.items():
-            of_modules.setdefault(module, {})[first] = name
+            if (module, first) != ("builtins", name):
+                of_modules.setdefault(module, {})[first] = name
         for module in sorted(of_modules, key=lambda name: (_natural(name.lower()), name)):
-            if module != "builtins":
-                is_standard = module.partition(".")[0] in sys.stdlib_module_names
-                (standard if is_standard else others).extend(_statements(module, of_modules[module]))
+            is_standard = module.partition(".")[0] in sys.stdlib_module_names
+            (standard if is_standard else others).extend(_statements(module, of_modules[module]))
         parts = [f"\n{_MARGIN}".join(part) for part in (standard, others) if part]
         return f"\n\n{_MARGIN}".join(parts) or None
 
