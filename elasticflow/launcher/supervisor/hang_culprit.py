@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Where a rank waits for others, or for the store that it shares with them.
 _WAITS = re.compile(
-    r"/torch/distributed/|/torch/nn/parallel/distributed\.py$|/elasticflow/runtime/(?:replica_checks/captured|training/fixed_order_sum|snapshot/writer_connection)\.py$"
+    r"/torch/distributed/|/torch/nn/parallel/distributed\.py$|/elasticflow/runtime/(?:process/process_group|training/fixed_order_sum|snapshot/writer_connection)\.py$"
 )
 # Within it DistributedDataParallel waits.
 _BACKWARD = "_engine_run_backward"

@@ -37,6 +37,7 @@ def test_a_batch_that_swallows_the_data_is_told_by_the_run() -> None:
     first, started = told_at_the_start(IndexSchedule(400, 100_000, epochs=3))
     assert first == {
         "event": "dataset.smaller_than_batch",
+        "level": "warning",
         "samples": 400,
         "batch": 100_000,
         "steps": 1,

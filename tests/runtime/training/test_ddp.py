@@ -104,7 +104,7 @@ def test_loss_that_is_not_finite_can_be_skipped(me: Any) -> None:
     assert group.forward_backward(batch(10)) == math.inf
     assert model.weight.grad is None
     assert me.skipped_step
-    assert me.events == [{"event": "loss.skipped", "step": 1, "loss": "inf"}]
+    assert me.events == [{"event": "loss.skipped", "level": "warning", "step": 1, "loss": "inf"}]
 
 
 def test_skipping_under_a_scaler(me: Any) -> None:
