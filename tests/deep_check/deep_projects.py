@@ -238,7 +238,7 @@ PROJECTS = {
     "state_that_cannot_be_kept": Project(
         "        self.outer =", "        self.register_buffer('mask', torch.eye(3).to_sparse())\n        self.outer =", ("EF507", 'entry = "shop:Net"', "model/mask is a sparse tensor")
     ),
-    "wrong_shapes": Project("nn.Linear(4, width)", "nn.Linear(5, width)", ("EF508", 'loss = "torch', "a training step raises RuntimeError: mat1 and mat2 shapes cannot be multiplied"), deep_step=True),
+    "wrong_shapes": Project("nn.Linear(4, width)", "nn.Linear(5, width)", ("EF508", 'loss = "torch', "mat1 and mat2 shapes cannot be multiplied"), deep_step=True),
     "unused_parameters": Project("        self.outer =", "        self.spare = nn.Linear(2, 2)\n        self.outer =", ("EF508", 'entry = "shop:Net"', "parameter spare.weight and 1 more got no gradient"), deep_step=True),
     "not_prepared": Project('entry = "shop:digits"\nglobal', 'prepare = "shop:wait"\nentry = "shop:late"\nglobal', ("EF511", 'entry = "shop:late"', "dataset cannot be opened here (FileNotFoundError: ")),
     "data_shards": Project('entry = "shop:digits"\nglobal', 'entry = "shop:shard"\nshards = 2\nglobal', None, deep_step=True),
