@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
 
 STATUS_COLOURS = {"running": "cyan", "finished": "green", "interrupted": "yellow", "failed": "red"}
@@ -33,6 +34,12 @@ def shortest_path(path: Path) -> str:
 def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
     """Return *text* in colour; click takes the colour away where nobody wants it (`main.group`)."""
     return click.style(text, fg=colour, bold=bold or None, dim=dim or None)
+
+
+def run_headline(status: RunStatus) -> str:
+    """Return job and id of a run, and its status in its colour."""
+    word = paint(status.status, STATUS_COLOURS[status.status], bold=True)
+    return f"{paint(f'{status.folder.job} {status.folder.run_id}', bold=True)}  {word}"
 
 
 def table(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import STATUS_COLOURS, paint, print_json, shortest_path, show_damage
+from elasticflow.cli.output import paint, print_json, run_headline, shortest_path, show_damage
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import History
@@ -46,8 +46,7 @@ def command(run: str | None, form: str) -> None:
 
 def _print(status: RunStatus, overlap: str | None) -> None:
     folder = status.folder
-    word = paint(status.status, STATUS_COLOURS[status.status], bold=True)
-    click.echo(f"{paint(f'{folder.job} {folder.run_id}', bold=True)}  {word}")
+    click.echo(run_headline(status))
     for name, text in _rows(status):
         click.echo(f"  {paint(f'{name:<11}', dim=True)} {text}")
     if overlap is not None:

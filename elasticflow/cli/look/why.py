@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import STATUS_COLOURS, paint, print_json, shortest_path, show_damage
+from elasticflow.cli.output import paint, print_json, run_headline, shortest_path, show_damage
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import SUPERVISOR_LOST, History
@@ -43,9 +43,8 @@ def command(run: str | None, form: str) -> None:
         print_json([asdict(each) | {"at": when} for each, when in zip(found, at, strict=True)])
         return
     status = read_status(folder)
-    word = paint(status.status, STATUS_COLOURS[status.status], bold=True)
     count = plural(len(found), "failure") if found else "nothing went wrong"
-    click.echo(f"{paint(f'{folder.job} {folder.run_id}', bold=True)}  {word}, {count}")
+    click.echo(f"{run_headline(status)}, {count}")
     if (overlap := overlap_of(history)) is not None:
         click.echo(f"  {paint('overlap', 'yellow')} {overlap}")
     if found:
