@@ -56,7 +56,12 @@ def warm(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\nsignal.signal(signal.SIGINT, signal.SIG_DFL)"
     )
     (folder / "draws_at_import.py").write_text("import random\ndrawn = random.random()")
-    modules = ["takes_signals", "draws_at_import"]
+    # A busy machine, on which a forked worker does not run at once: while the file `slow` is there.
+    (folder / "runs_late.py").write_text(
+        "import os, time\n"
+        f"os.register_at_fork(after_in_child=lambda: os.path.exists({str(folder / 'slow')!r}) and time.sleep(1))"
+    )
+    modules = ["takes_signals", "draws_at_import", "runs_late"]
     heartbeats_fd = os.memfd_create("test-heartbeats", 0)
     arguments = ("--nnodes=1:1", "--nproc-per-node=2", "--shutdown-timeout=30", "--tee=0:1", "train.py")
     server = ForkServer(entry_point, [str(folder)], modules, "fork", (heartbeats_fd,), 7, arguments)

@@ -100,11 +100,23 @@ def serve(channel: MessageChannel, entry_point: str, start_method: str) -> NoRet
                 os._exit(0)
             for message in messages:
                 assert isinstance(message, Spawn)
-                server = os.getpid()  # asked for before: a child may run first when its parent is dead
-                pid = os.fork()
-                if pid == 0:
-                    become_worker(server, channel.connection, message, entry_point, start_method)
-                channel.send(Started(message.local_rank, pid))
+                channel.send(
+                    Started(message.local_rank, fork_worker(channel, message, entry_point, start_method))
+                )
+
+
+def fork_worker(channel: MessageChannel, request: Spawn, entry_point: str, start_method: str) -> int:
+    """Return the process id of a new worker, which runs the entry point; SIGTERM is blocked in it until `worker.join`."""
+    # Asked for before: a child may run first when its parent is dead.
+    server = os.getpid()
+    # Before the fork: this process ignores SIGTERM, and so does the child until it runs. A drain that came
+    # meanwhile would be lost; blocked, it waits.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    pid = os.fork()
+    if pid == 0:
+        become_worker(server, channel.connection, request, entry_point, start_method)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    return pid
 
 
 def reap() -> list[Exited]:
@@ -125,15 +137,14 @@ def become_worker(
 ) -> NoReturn:
     """Turn this forked child into a worker and run the entry point; never returns.
 
-    The worker leads a session of its own, so that Ctrl-C reaches the supervisor only and one signal to
+    SIGTERM is blocked when it is called: a drain asked for before `worker.join` has its handler up must wait, not
+    kill; join unblocks it. The worker leads a session of its own, so that Ctrl-C reaches the supervisor only and one signal to
     the session reaches its loader processes too.
     """
     code = 1
     try:
         die_with_parent(server)
         signal.set_wakeup_fd(-1)
-        # A drain asked for before `worker.join` has its handler up must wait, not kill; join unblocks it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         connection.close()

@@ -176,6 +176,28 @@ def test_term_between_fork_and_join_waits(start: Any, tmp_path: Path) -> None:
     assert 7 == group.exits()[0][0]
 
 
+def test_term_before_a_worker_runs_waits(start: Any, warm: Warm) -> None:
+    """A drain that comes between the fork and the child's first line is not lost, though the server ignores the signal."""
+    slow = warm.entry_point.with_name("slow")
+    slow.touch()
+    try:
+        group = start(
+            """
+            import os, signal, time
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            time.sleep(5)
+            """,
+            workers=1,
+        )
+        group.send(signal.SIGTERM)
+        ended(group)
+    finally:
+        slow.unlink()
+
+    assert 7 == group.exits()[0][0]
+
+
 def test_kill_of_a_group_takes_the_loader_processes_too(start: Any, tmp_path: Path) -> None:
     """A loader child holds its rank's sockets: left alive, peers notice the death after seconds (torch 2.13)."""
     pid_file = tmp_path / "pid"

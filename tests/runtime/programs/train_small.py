@@ -175,8 +175,12 @@ def last_rate(step: int) -> float:
 
 def maybe_flip(model: nn.Module) -> None:
     """Flip a bit of one number, not its last, which a step may round away: once there is a snapshot to go back to."""
-    if (step_now, os.environ.get("RANK")) == (args.flip_at, "1"):
+    if os.environ.get("RANK") != "1":
+        return
+    # Out of memory the writer takes the newest step that all ranks hold: before this rank holds the one after the due step.
+    if step_now == (args.flip_at or 0) - bool(args.memory):
         dying.await_commit()
+    if step_now == args.flip_at:
         parameter = next(model.parameters()).detach()
         parameter.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 10)
 
