@@ -45,10 +45,7 @@ def join(
 ) -> Worker:
     """Return this process as a member of its worker group, its random generators seeded. Collective: every rank.
 
-    What the job's modules draw when they are imported later follows from the seed and their name.
-
-    Started by our agent, the group's number and the snapshot writer are given; under plain torchrun or
-    `python train.py`, rank 0 claims the number at the snapshot URI.
+    Under plain torchrun and `python train.py`, where no agent gives the group a number, rank 0 claims one.
 
     Args:
         job: The job's name.
@@ -60,46 +57,51 @@ def join(
         log_level: Lines below it are left out of the rank logs; what the supervisor follows never is.
     """
     global _current  # noqa: PLW0603  # one worker per process
-    fault_injection.arm(os.environ)
-    # Read when CUDA begins; without a fixed workspace cuBLAS may add in another order each time.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    _prepare_process()
     identity = Identity.read(os.environ, folder)
-    # Until the handler stands, a drain request must not kill: it waits here and is delivered below.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the agent asks for stacks when a rank hangs
     process_group.set_threads(threads, identity.local_world_size)
-    device = process_group.choose_device(identity)
-    store = process_group.connect(identity)
-    if store is not None:
-        process_group.announce(store, os.environ)
+    device, store = process_group.choose_device(identity), process_group.connect(identity)
     generation = identity.generation
     if generation is None:
         generation = _claim(identity, snapshots, store, job)
-    worker = Worker(
+    worker = _current = Worker(
         identity,
         job=job,
         job_digest=job_digest,
         seed=seed,
         device=device,
+        store=store,
         generation=generation,
         log_level=log_level,
     )
-    worker.store = store
-    worker.vote.may_leave_untrained = snapshots.memory is None
-    if identity.started_by == "launcher":
-        worker.at_first_step.append(lambda: environment.log_loaded_modules(worker))
-    worker.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, worker)
-    _current = worker
-    worker.listen = lambda: _listen(worker)
-    worker.listen()
+    _equip(worker, snapshots)
     if store is not None:
+        process_group.announce(store, os.environ)
         process_group.form(identity, store, device)
     worker.reseed()
     seeded_imports.install(seed)
     worker.phase("build")
     worker.watch_compiler()
     return worker
+
+
+def _prepare_process() -> None:
+    fault_injection.arm(os.environ)
+    # Read when CUDA begins; without a fixed workspace cuBLAS may add in another order each time.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # A request to drain that comes before its handler must not kill: `_listen` lets it through.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the agent asks for stacks when a rank hangs
+
+
+def _equip(worker: Worker, snapshots: Policy) -> None:
+    worker.vote.may_leave_untrained = snapshots.memory is None
+    if worker.identity.started_by == "launcher":
+        worker.at_first_step.append(lambda: environment.log_loaded_modules(worker))
+    worker.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, worker)
+    worker.listen = lambda: _listen(worker)
+    worker.listen()
 
 
 def _claim(identity: Identity, policy: Policy, store: Store | None, job: str) -> int:
@@ -111,7 +113,7 @@ def _claim(identity: Identity, policy: Policy, store: Store | None, job: str) ->
         if store is not None:
             store.set("generation", str(number))
         return number
-    assert store is not None
+    assert store is not None, "python train.py has rank 0 alone"
     return int(store.get("generation"))
 
 
@@ -200,8 +202,8 @@ def _report(error: BaseException) -> None:
         if log is not None:
             kind, message = failure.classify(error), failure.describe(error)
             final = isinstance(error, errors.WorkerError) and error.is_final
-            told = {"class": kind, "error": message, "traceback": failure.shortened(text), "final": final}
-            log.error(events.WORKER_RAISED, **told)
+            facts = {"class": kind, "error": message, "traceback": failure.shortened(text), "final": final}
+            log.error(events.WORKER_RAISED, **facts)
     with suppress(OSError, ValueError):  # the job's own code may have closed it
         sys.stderr.write(text)
 

@@ -70,15 +70,14 @@ class Loop:
             inputs, targets = batch
             return cross_entropy(model(inputs), targets)
 
-        self.forward_backward = ddp.DDPStep(
-            me, model, training_step, precision="fp32", on_nonfinite="stop", ddp={}
-        ).forward_backward
+        step = ddp.DDPStep(me, model, training_step, precision="fp32", on_nonfinite="stop", ddp={})
+        self.forward_backward = step.forward_backward
         state = State(model=model, optimizer=optimizer, scheduler=scheduler)
         self.snapshots: dict[str, Snapshots] = {}
         for name, policy in policies.items():
             for local_rank in range(me.local_world_size):  # the first starts the writer, and says where it is
                 if local_rank == me.local_rank:
-                    self.snapshots[name] = snapshot.Snapshots(me, state, schedule, dataset, policy)
+                    self.snapshots[name] = snapshot.Snapshots(me, state, step, schedule, dataset, policy)
                 dist.barrier()
             self.position = self.snapshots[name].restore()
         me.start_training(self.position, schedule, model, log_every=1)

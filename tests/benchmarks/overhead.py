@@ -65,7 +65,8 @@ class Ours:
         policy = snapshot.Policy(uri=None, every=(SNAPSHOT_EVERY,), keep=snapshot.Keep(last=3))
         me = self.me = worker.join("overhead", "0" * 16, folder, policy, seed=SEED, threads=1)
         dataset = index_loader.open_dataset(me, lambda: digits("train", root), "train")
-        dataset.__dict__["__getitems__"] = account.crossing(dataset.__getitems__, ours=None)
+        images = dataset.content
+        images.__dict__["__getitems__"] = account.crossing(images.__getitems__, ours=None)
         schedule = self.schedule = index_schedule.IndexSchedule(
             len(dataset), GLOBAL_BATCH_SIZE, steps=steps, tail="spill", seed=SEED
         )
@@ -80,7 +81,8 @@ class Ours:
         step = account.crossing(training_step, ours=None)
         group = ddp.DDPStep(me, model, step, precision="fp32", on_nonfinite="stop", ddp={})
         draw_borders(account, group)
-        snapshots = snapshot.Snapshots(me, State(model=model, optimizer=optimizer), schedule, dataset, policy)
+        state = State(model=model, optimizer=optimizer)
+        snapshots = snapshot.Snapshots(me, state, group, schedule, dataset, policy)
         self.position = snapshots.restore()
         me.start_training(self.position, schedule, model, log_every=1)
         collate = account.crossing(default_collate, ours=None)

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import mmap
 import time
-from typing import TYPE_CHECKING, ClassVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from elasticflow.runtime.data import index_schedule
+from elasticflow.runtime.data.dataset import OpenedDataset
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.snapshot import snapshots
 from elasticflow.runtime.state.state import State
@@ -82,7 +84,9 @@ class Ours(Way):
         state = State(model=trained.model, optimizer=trained.optimizer)
         self._me, self._trained, self._step = me, trained, 0
         self._catalog = policy.catalog(me.run_folder, me.run_id)
-        self._snapshots = snapshots.Snapshots(me, state, schedule, None, policy, COMPARE_REPLICAS)
+        step: Any = SimpleNamespace(is_exact=False, was_skipped=False)
+        data = OpenedDataset(None)
+        self._snapshots = snapshots.Snapshots(me, state, step, schedule, data, policy, COMPARE_REPLICAS)
         self._snapshots.restore()
 
     def save(self, step: int) -> None:

@@ -138,6 +138,11 @@ def me() -> Any:
         level = {} if event.level == "info" else {"level": event.level}
         events.append({"event": event, **level, **fields})
 
+    def event_once(event_: Event, **fields: Any) -> None:
+        if event_ not in stand_in.logged_once:
+            stand_in.logged_once.add(event_)
+            event(event_, **fields)
+
     def agree_to_stop() -> None:
         stand_in.stopped = stopping.decide(stand_in.gather_text(stopping.ballot(vote)))
 
@@ -147,10 +152,11 @@ def me() -> Any:
     generators = Generators(11, torch.device("cpu"))
     generators.rest()
     vote = Vote()
+    vote.random_drawn = generators.look
     stand_in = SimpleNamespace(
         rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=vote,
-        autocast_dtype=None, is_exact=False, skipped_step=False, has_told_weights=False, fingerprints={}, drawn={}, random_version=2, started_at=None, events=events, trajectory_recorder=None,
-        event=event, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
+        random_version=2, started_at=None, events=events, logged_once=set(), trajectory_recorder=None,
+        event=event, event_once=event_once, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
         all_true=lambda mine: mine, should_leave=False,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
         generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,

@@ -369,6 +369,7 @@ def _evaluation(job: Job, dataset: Call | None, imports: Imports, forms: CallFor
     batch_size = table.batch_size or job.dataset.micro_batch_size
     metrics = {name: Name(imports.name_of(entry)) for name, entry in table.metrics.items()}
     options: dict[str, Any] = {
+        **({} if forms.step_moves_optimizers else {"precision": Name("PRECISION")}),
         "every": intervals(table.every),
         **({"metrics": metrics} if metrics else {}),
         **({} if best_of is None else {"best": table.best, "best_of": best_of}),

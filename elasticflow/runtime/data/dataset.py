@@ -1,9 +1,10 @@
-"""Checks on the datasets a job names, and their fingerprints."""
+"""Datasets as all ranks opened them, the checks on them, and their fingerprints."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from hashlib import sha256
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
+from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import notes
 from elasticflow.runtime.process import random_streams
@@ -20,12 +22,74 @@ from elasticflow.runtime.process import random_streams
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elasticflow.runtime.process.context import Worker
+
 T = TypeVar("T")
+
+TRAINING_DATA = "train"
+"""What the dataset that is trained on is called, in events and among a snapshot's fingerprints."""
+EVALUATION_DATA = "evaluation"
 
 _PROBES = 16  # samples whose content goes into a fingerprint
 _PROBES_IN_MEMORY = 256  # of a list, which gives a sample in no time
 _BY_TEXT = (str, int, float, complex, np.generic, date, time, timedelta, Decimal)
 _ARRAY_ROWS, _ARRAY_BYTES = 1 << 16, 4 << 20  # of an array: most rows, and most of their bytes
+
+
+@dataclass(frozen=True)
+class OpenedDataset:
+    """A dataset that was opened by all ranks, each of which has the same data.
+
+    Attributes:
+        content: What the job's factory returned; of data that is read in order, its `DataShards`.
+        fingerprint: Identifies the data; None: nobody took it.
+        has_drawn: The factory drew random numbers.
+    """
+
+    content: Any
+    fingerprint: str | None = None
+    has_drawn: bool = False
+
+    def __len__(self) -> int:
+        """Count the samples."""
+        return len(self.content)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample."""
+        return self.content[index]
+
+
+def opened(dataset: Any) -> OpenedDataset:
+    """Return *dataset* as an opened one; an edited train.py may have made something else of what it opened."""
+    return dataset if isinstance(dataset, OpenedDataset) else OpenedDataset(dataset)
+
+
+def confirm(
+    worker: Worker, name: str, fingerprint: str, *, sizes: Mapping[str, int | None], source: str, remedy: str
+) -> None:
+    """Make sure that all ranks opened the same data, and log it on rank 0. Collective: every rank.
+
+    Args:
+        worker: This worker.
+        name: What the dataset is called: `train` or `evaluation`.
+        fingerprint: Of what this rank opened.
+        sizes: How much it is, for the log.
+        source: Where it came from, for the log.
+        remedy: What to do where ranks opened different data.
+
+    Raises:
+        DatasetError: some rank opened other data than rank 0.
+    """
+    fingerprints = worker.gather_text(fingerprint)
+    for rank, other in enumerate(fingerprints):
+        if other != fingerprints[0]:
+            raise DatasetError(
+                f"rank {rank} opened other data for `{name}` than rank 0: fingerprint {other}, not {fingerprints[0]}",
+                remedy,
+            )
+    if worker.rank == 0:
+        worker.event(events.DATASET_OPENED, name=name, **sizes, fingerprint=fingerprint, source=source)
+    worker.reseed()
 
 
 def checked_length(dataset: Any, name: str, samples: int | None) -> int:
@@ -35,12 +99,12 @@ def checked_length(dataset: Any, name: str, samples: int | None) -> int:
         DatasetError: it has no length, no items by index, no samples, or not as many as the job file says.
     """
     kind = type(dataset).__name__
-    where = "dataset" if name == "train" else name
+    where = "dataset" if name == TRAINING_DATA else name
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DatasetError(
             f"{where}.entry returned a {kind}, which cannot be read by index",
             "return an object with __len__ and __getitem__, or set dataset.shards to read it in order"
-            if name == "train"
+            if name == TRAINING_DATA
             else "return an object with __len__ and __getitem__, such as a list of the samples",
         )
     try:
@@ -126,12 +190,12 @@ def require_same(
     """
     began_otherwise = began_otherwise or {}
     for name, mark in marks.items():
-        if name == "evaluation":  # the weights do not depend on it
+        if name == EVALUATION_DATA:  # the weights do not depend on it
             continue
         differences = []
         if marks_then.get(name, mark) != mark:
             differences.append(f"fingerprint {mark}, not {marks_then[name]}")
-        if name == "train" and samples != samples_then:
+        if name == TRAINING_DATA and samples != samples_then:
             differences.append(f"{samples} samples, not {samples_then}")
         if name in began_otherwise and (differences or began_otherwise[name]):
             why = " and ".join(differences) or "its fingerprint cannot tell"

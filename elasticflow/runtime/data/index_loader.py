@@ -5,10 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow import events
-from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import overlap
-from elasticflow.runtime.data.dataset import checked_length, fingerprint_of, source_of
+from elasticflow.runtime.data.dataset import (
+    OpenedDataset,
+    checked_length,
+    confirm,
+    fingerprint_of,
+    opened,
+    source_of,
+)
 from elasticflow.runtime.data.loader_processes import LoaderProcesses
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.step_plan import StepPlan
@@ -26,8 +31,13 @@ if TYPE_CHECKING:
 
 
 def open_dataset(
-    worker: Worker, build: Callable[[], Any], name: str, samples: int | None = None, *, apart_from: Any = None
-) -> Any:
+    worker: Worker,
+    build: Callable[[], Any],
+    name: str,
+    samples: int | None = None,
+    *,
+    apart_from: OpenedDataset | None = None,
+) -> OpenedDataset:
     """Return the dataset that *build* makes, checked, the same data on every rank. Collective: every rank.
 
     Args:
@@ -43,28 +53,22 @@ def open_dataset(
     """
     # The same for the training data and the evaluation's: one factory permutes alike for either.
     random_streams.begin(worker.seed, "data")
-    dataset = build()
+    content = build()
     has_drawn = random_streams.has_drawn(worker.seed, "data")
-    length = checked_length(dataset, name, samples)
-    mark = fingerprint_of(dataset)
-    marks = worker.gather_text(mark)
-    different = [rank for rank, other in enumerate(marks) if other != marks[0]]
-    if different:
-        raise DatasetError(
-            f"rank {different[0]} opened other data for `{name}` than rank 0: fingerprint {marks[different[0]]}, not {marks[0]}",
-            "make sure that every node sees the same files, and that what is drawn at random is drawn from random, numpy's "
-            "global generator or torch's: they begin in the same state on every rank, and generators without a seed do not",
-        )
-    worker.fingerprints[name] = mark
-    if has_drawn:
-        worker.drawn[name] = hasattr(dataset, "fingerprint")
-    if worker.rank == 0:
-        source = source_of(dataset)
-        worker.event(events.DATASET_OPENED, name=name, samples=length, fingerprint=mark, source=source)
+    sizes = {"samples": checked_length(content, name, samples)}
+    fingerprint = fingerprint_of(content)
+    confirm(
+        worker,
+        name,
+        fingerprint,
+        sizes=sizes,
+        source=source_of(content),
+        remedy="make sure that every node sees the same files, and that what is drawn at random is drawn from random, "
+        "numpy's global generator or torch's: they begin in the same state on every rank, and generators without a seed do not",
+    )
     if apart_from is not None and worker.rank == 0:
-        worker.at_beginning.append(partial(overlap.tell, worker, apart_from, dataset))
-    worker.reseed()
-    return dataset
+        worker.at_beginning.append(partial(overlap.warn, worker, opened(apart_from).content, content))
+    return OpenedDataset(content, fingerprint, has_drawn)
 
 
 def prepare_data(worker: Worker, fn: Callable[[], object]) -> None:
@@ -97,7 +101,7 @@ class IndexLoader:
 
     Args:
         worker: This worker.
-        dataset: What `open_dataset` returned.
+        dataset: What `open_dataset` returned, or what was made of it.
         schedule: The order.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         num_workers: Loader processes; 0 reads in this process.
@@ -126,10 +130,8 @@ class IndexLoader:
             virtual_shards=virtual_shards,
         )
         generators = None if num_workers else worker.generators
-        self._dataset, self._reader = (
-            dataset,
-            SampleReader(dataset, collate, worker.seed, generators=generators),
-        )
+        self._content = opened(dataset).content
+        self._reader = SampleReader(self._content, collate, worker.seed, generators=generators)
 
     def batches(self, position: Position) -> Iterator[Batch]:
         """Yield the steps after *position* up to the schedule's end; none if all ranks leave already."""
@@ -156,7 +158,7 @@ class IndexLoader:
         is_cuda = self._worker.device.type == "cuda"
         wait = LeaveWhileWaiting(self._worker)
         return LoaderProcesses(
-            self._reader, self._dataset, reads, self._num_workers, pins_memory=is_cuda, wait=wait
+            self._reader, self._content, reads, self._num_workers, pins_memory=is_cuda, wait=wait
         )
 
 

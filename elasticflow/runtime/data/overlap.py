@@ -97,7 +97,7 @@ def compare(training: Any, evaluation: Any, limit_s: float) -> Overlap:
     return without_trace(look)
 
 
-def tell(worker: Worker, training: Any, evaluation: Any) -> None:
+def warn(worker: Worker, training: Any, evaluation: Any) -> None:
     """Log a warning if the evaluation's samples are trained on; one rank."""
     try:
         found = compare(training, evaluation, RUN_LIMIT_S)

@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 
 from elasticflow import events
 from elasticflow.errors import DatasetError
+from elasticflow.runtime.data.dataset import OpenedDataset, confirm, opened
 from elasticflow.runtime.data.index_loader import Batch, LeaveWhileWaiting, to_device
 from elasticflow.runtime.data.shard_reader import Chunk, ShardReader, read_ahead, require_iterable
 from elasticflow.runtime.process import random_streams
@@ -32,7 +33,7 @@ _LEAVING = "leaving"
 _TELL_EVERY = 10  # notes of samples passed, about a second apart
 
 
-class ShardedDataset(NamedTuple):
+class DataShards(NamedTuple):
     """A dataset that is read in data shards.
 
     Attributes:
@@ -46,7 +47,7 @@ class ShardedDataset(NamedTuple):
     first: Any
 
 
-def open_shards(worker: Worker, build: Callable[..., Any], name: str, shards: int) -> ShardedDataset:
+def open_shards(worker: Worker, build: Callable[..., Any], name: str, shards: int) -> OpenedDataset:
     """Return the dataset whose shards *build* makes. Collective: every rank.
 
     No sample is read: its fingerprint is of the number of shards and of what shard 0 is, or says of itself.
@@ -62,22 +63,16 @@ def open_shards(worker: Worker, build: Callable[..., Any], name: str, shards: in
     first = require_iterable(build(shard=0, shards=shards))
     own = getattr(first, "fingerprint", None)
     own = own() if callable(own) else own
-    mark = sha256(f"{shards} {_name(first)} {own}".encode()).hexdigest()[:16]
-    marks = worker.gather_text(mark)
-    if set(marks) != {mark}:
-        rank = next(rank for rank, other in enumerate(marks) if other != marks[0])
-        raise DatasetError(
-            f"rank {rank} opened other data for `{name}` than rank 0: fingerprint {marks[rank]}, not {marks[0]}",
-            "make sure that every node sees the same files",
-        )
-    worker.fingerprints[name] = mark
-    if worker.rank == 0:
-        source = str(getattr(first, "source", None) or _name(first))
-        worker.event(
-            events.DATASET_OPENED, name=name, samples=None, shards=shards, fingerprint=mark, source=source
-        )
-    worker.reseed()
-    return ShardedDataset(build, shards, first)
+    fingerprint = sha256(f"{shards} {_name(first)} {own}".encode()).hexdigest()[:16]
+    confirm(
+        worker,
+        name,
+        fingerprint,
+        sizes={"samples": None, "shards": shards},
+        source=str(getattr(first, "source", None) or _name(first)),
+        remedy="make sure that every node sees the same files",
+    )
+    return OpenedDataset(DataShards(build, shards, first), fingerprint)
 
 
 def _name(shard: Any) -> str:
@@ -102,7 +97,7 @@ class ShardLoader:
     def __init__(
         self,
         worker: Worker,
-        dataset: ShardedDataset,
+        dataset: OpenedDataset | DataShards,
         schedule: ShardSchedule,
         micro_batch_size: int | None,
         *,
@@ -110,11 +105,13 @@ class ShardLoader:
         collate: Callable[[list[Any]], Any] | None = None,
         virtual_shards: int | None = None,
     ) -> None:
-        self._worker, self._dataset, self._schedule = worker, dataset, schedule
+        self._worker, self._schedule = worker, schedule
+        self._shards: DataShards = opened(dataset).content
         self._micro_batch_size, self._num_workers = micro_batch_size, num_workers
         self._collate = collate or default_collate
-        self._per_part = dataset.number // (virtual_shards or dataset.number)
-        self._parts = range(*even_split(dataset.number // self._per_part, worker.world_size, worker.rank))
+        number = self._shards.number
+        self._per_part = number // (virtual_shards or number)
+        self._parts = range(*even_split(number // self._per_part, worker.world_size, worker.rank))
         self._is_exact = virtual_shards is not None
 
     def batches(self, position: Position) -> Iterator[Batch]:
@@ -124,15 +121,16 @@ class ShardLoader:
             DatasetError: *position* is of another number of shards, or a shard has fewer samples than were trained on.
         """
         worker, schedule = self._worker, self._schedule
-        if len(position.cursors) != self._dataset.number:
+        number = self._shards.number
+        if len(position.cursors) != number:
             raise DatasetError(
-                f"the position is in {len(position.cursors)} data shards, and the dataset is read in {self._dataset.number}",
+                f"the position is in {len(position.cursors)} data shards, and the dataset is read in {number}",
                 "go on with the dataset.shards that the run began with, or start a new run",
             )
         if worker.should_leave:
             return
         supply = ShardSupply(worker, self._feeds(position))
-        live, is_plenty = [True] * self._dataset.number, False
+        live, is_plenty = [True] * number, False
         while not schedule.is_end(position):
             worker.generators.before_data()
             try:
@@ -156,10 +154,10 @@ class ShardLoader:
         """Return where the samples of each own shard come from, in the order of their numbers."""
         own = range(self._parts.start * self._per_part, self._parts.stop * self._per_part)
         reader = ShardReader(
-            self._dataset.build,
-            self._dataset.number,
+            self._shards.build,
+            self._shards.number,
             seed=self._worker.seed,
-            size=-(-self._schedule.global_batch_size // self._dataset.number),
+            size=-(-self._schedule.global_batch_size // self._shards.number),
             epochs=self._schedule.epochs,
             opens_alike=self._worker.random_version > 1,
         )
@@ -169,7 +167,7 @@ class ShardLoader:
             chunks = reader.chunks(shards, position.epoch, position.cursors)
             feed = chunks
             if self._num_workers:
-                feed = read_ahead(chunks, self._dataset.first, LeaveWhileWaiting(self._worker))
+                feed = read_ahead(chunks, self._shards.first, LeaveWhileWaiting(self._worker))
             feeds |= dict.fromkeys(shards, feed)
         return dict(sorted(feeds.items()))
 

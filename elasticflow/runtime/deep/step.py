@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ from elasticflow.runtime.deep import restart
 from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.deep.state import moves_optimizers
 from elasticflow.runtime.training import loss_weights
-from elasticflow.runtime.training.ddp import AUTOCAST
 from elasticflow.runtime.training.loss import parse_loss
 from elasticflow.runtime.training.manual_step import reported_loss
+from elasticflow.runtime.training.precision import AUTOCAST, autocast
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from elasticflow.protocol.deep_messages import DeepJob
     from elasticflow.runtime.deep.report import Report
     from elasticflow.runtime.deep.state import Trained
+
+_CPU = torch.device("cpu")
 
 
 def train(
@@ -78,7 +80,7 @@ def train(
 
 def _gradients(code: ModuleType, job: DeepJob, model: nn.Module, batch: Any) -> tuple[Any, float]:
     """Leave the gradients of a batch in the parameters; return what the step returned, and its mean loss."""
-    with _precision(job):
+    with autocast(job.precision, _CPU):
         result = code.training_step(model, batch)
         loss, num_items = parse_loss(result)
     if loss is None:  # a mean over no items
@@ -101,17 +103,12 @@ def _move(job: DeepJob, trained: Trained) -> None:
     trained.optimizer.step()
 
 
-def _precision(job: DeepJob) -> AbstractContextManager[Any]:
-    dtype = AUTOCAST.get(job.precision)
-    return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
-
-
 def _look_at_weights(
     report: Report, code: ModuleType, job: DeepJob, model: nn.Module, batch: Any, num_samples: int
 ) -> None:
     """Warn if the loss depends on how a batch is cut; after a step, since a last layer of zeros hides it."""
     model.eval()
-    with torch.no_grad(), _precision(job):
+    with torch.no_grad(), autocast(job.precision, _CPU):
         dtype = AUTOCAST.get(job.precision)
         difference = loss_weights.difference(None, model, code.training_step, batch, num_samples, dtype)
     model.train()

@@ -61,8 +61,6 @@ class Worker:
         store: Key-value store of all ranks, apart from the process group; None for a plain process.
         seed: Of the data order and every random stream.
         generation: Number of the worker group, the same on every rank.
-        fingerprints: Of the datasets opened, by name.
-        drawn: Datasets whose factory drew random numbers, by name; true: its fingerprint is its own, not of content.
         random_version: Of the rules by which random states follow from the seed, as the run began with them.
         generators: Random generators, seeded by key.
         vote: What all ranks decide together at each step.
@@ -70,10 +68,6 @@ class Worker:
         listen: Has signals ask this process to leave.
         at_beginning: Called before the first step of a run, not where one goes on.
         at_leave: Called by `leave`, in order, while the process group is alive.
-        autocast_dtype: Of mixed precision, or None.
-        is_exact: Its steps are to have the same bits at every world size.
-        has_told_weights: This process has said that the loss depends on how a batch is cut.
-        skipped_step: The last step's loss was not finite and the step was left out.
         started_at: Position at which this generation began to train.
         at_first_step: Called by rank 0 after the first step of this generation.
         trajectory_recorder: Records what every step made of the state, where somebody asked for it.
@@ -89,41 +83,31 @@ class Worker:
         job_digest: str,
         seed: int,
         device: torch.device,
+        store: Store | None,
         generation: int,
         log_level: str,
     ) -> None:
-        self.identity, self.job, self.job_digest, self.seed, self.device = (
-            identity,
-            job,
-            job_digest,
-            seed,
-            device,
-        )
+        self.identity, self.job, self.job_digest, self.seed = identity, job, job_digest, seed
+        self.device, self.store, self.generation = device, store, generation
         self.rank, self.local_rank = identity.rank, identity.local_rank
         self.world_size, self.local_world_size = identity.world_size, identity.local_world_size
         self.run_id, self.run_folder, self.node = identity.run_id, identity.run_folder, identity.node
-        self.generation = generation
-        self.store: Store | None = None
-        self.fingerprints: dict[str, str] = {}
-        self.drawn: dict[str, bool] = {}
         self.random_version = random_streams.VERSION
         self.generators = random_streams.Generators(seed, device)
         self.vote = Vote()
+        self.vote.random_drawn = self.generators.look
         self.stoppable = stopping.Stoppable(self.vote)
         self.stopped: stopping.Stopped | None = None
         self.at_beginning: list[Callable[[], None]] = []
         self.at_leave: list[Callable[[], None]] = []
         self.at_first_step: list[Callable[[], None]] = []
         self.listen: Callable[[], None] = lambda: None
-        self.autocast_dtype: torch.dtype | None = None
-        self.is_exact = False
-        self.skipped_step = False
-        self.has_told_weights = False
         self.started_at: Position | None = None
         self.trajectory_recorder: StepRecorder | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level)
         self.log = logs.get_logger(logs.OURS)  # bound to the log opened before
+        self._logged_once: set[events.Event] = set()
 
     @property
     def should_leave(self) -> bool:
@@ -155,6 +139,12 @@ class Worker:
     def event(self, event: events.Event, **fields: Any) -> None:
         """Log *event* at its own level."""
         getattr(self.log, event.level)(event, **fields)
+
+    def event_once(self, event: events.Event, **fields: Any) -> None:
+        """Log *event* if this process has not logged it in this way before."""
+        if event not in self._logged_once:
+            self._logged_once.add(event)
+            self.event(event, **fields)
 
     def phase(self, name: str) -> None:
         """Say what this rank is doing, for whoever watches its heartbeat; see `Heartbeat`."""

@@ -73,13 +73,13 @@ def changes(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def require_same(me: Worker) -> None:
-    """Return once it is known that all ranks' environments give the same bits. Collective: every rank.
+def require_same(worker: Worker) -> None:
+    """Make sure that all ranks' environments give the same bits. Collective: every rank.
 
     Raises:
-        StateError: they do not: a shard would have other bits on another rank. Names the first difference.
+        StateError: a virtual shard would have other bits on another rank; names the first difference.
     """
-    different = first_difference(me)
+    different = first_difference(worker)
     if different is not None:
         name = different.partition(" ")[0]
         raise StateError(
@@ -88,29 +88,28 @@ def require_same(me: Worker) -> None:
         )
 
 
-def first_difference(me: Worker) -> str | None:
+def first_difference(worker: Worker) -> str | None:
     """Return the first difference between the ranks' environments that may change bits; None if there is none.
 
     Collective: every rank.
     """
-    environments = [json.loads(text) for text in me.gather_text(json.dumps(describe(me.device)))]
+    environments = [json.loads(text) for text in worker.gather_text(json.dumps(describe(worker.device)))]
     for rank, other in enumerate(environments):
         for name in changes(environments[0], other):
             return f"{name} is {other[name]} on rank {rank}, {environments[0][name]} on rank 0"
     return None
 
 
-def log_changes(me: Worker, was: Mapping[str, str]) -> None:
-    """Warn if bits may differ from what they would be where a snapshot was taken; rank 0 logs it.
-
-    In batch mode nothing is logged: bits are not promised there when a run goes on elsewhere.
+def log_changes(worker: Worker, was: Mapping[str, str], *, is_exact: bool) -> None:
+    """Log a warning on rank 0 if a run that goes on here may have other bits than where its snapshot was taken.
 
     Args:
-        me: This worker.
+        worker: This worker.
         was: The environment in which the snapshot was taken, as `describe` gave it.
+        is_exact: Bits are promised; else nothing is logged.
     """
-    if me.is_exact and me.rank == 0 and (changed := changes(was, describe(me.device))):
-        me.event(events.KIND_CHANGED, changed=changed)
+    if is_exact and worker.rank == 0 and (changed := changes(was, describe(worker.device))):
+        worker.event(events.KIND_CHANGED, changed=changed)
 
 
 def _cpu_model() -> str:
@@ -122,18 +121,18 @@ def _cpu_model() -> str:
     return match[1].strip() if match else platform.machine()
 
 
-def log_loaded_modules(me: Worker) -> None:
+def log_loaded_modules(worker: Worker) -> None:
     """Log the top-level modules that are loaded, and the digests of those that lie in the project; takes milliseconds.
 
     Rank 0 under our agent does, after its first step: what is imported late is there then.
     """
-    root = me.run_folder.path.parents[2]  # runs/<job>/<run id>
+    root = worker.run_folder.path.parents[2]  # runs/<job>/<run id>
     names = {name.partition(".")[0] for name in tuple(sys.modules)}
-    me.event(
+    worker.event(
         events.ENVIRONMENT_FOUND,
         modules=sorted(names - set(sys.stdlib_module_names)),
         files=_digests_of_sources(root),
-        device=describe(me.device),
+        device=describe(worker.device),
     )
 
 

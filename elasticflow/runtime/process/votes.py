@@ -1,11 +1,11 @@
-"""What all ranks decide together at each step: to leave, to stop, and what is due by the clock."""
+"""What all ranks learn together at each step: to leave, to stop, what is due by the clock, and what some rank changed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 LEAVE = ""
@@ -23,6 +23,8 @@ class Vote:
         evaluation_wanted: The same for evaluations.
         memory_wanted: The same for the memory tier.
         count_wanted: One of this rank's data shards may end in the next step; see `runtime/data/shard_loader.py`.
+        buffers_changed: Whether this step changed buffers that the next one reads; see `training/model_buffers.py`.
+        random_drawn: Whether the model or the optimizer draws from python's or numpy's generator; see `Generators.look`.
         may_skip: This rank can take part in a step without its data.
         may_leave_untrained: Before the first step all there is lies on the store; with a memory tier it may not.
         leave: All ranks leave after this step.
@@ -31,6 +33,8 @@ class Vote:
         evaluation: All ranks evaluate after this step, because of the time.
         memory: All ranks hold their state in memory after this step, because of the time.
         count: All ranks compare what their data shards still have before the next step.
+        buffers: All ranks take over rank 0's buffers before the next step.
+        random: All ranks seed python's and numpy's generator from the next step on.
     """
 
     def __init__(self) -> None:
@@ -41,10 +45,13 @@ class Vote:
         self.evaluation_wanted: Callable[[], bool] = bool
         self.memory_wanted: Callable[[], bool] = bool
         self.count_wanted = False
+        self.buffers_changed: Callable[[], bool] = bool
+        self.random_drawn: Callable[[], bool] = bool
         self.leave = self.stop = self.snapshot = self.evaluation = self.memory = self.count = False
+        self.buffers = self.random = False
 
-    def requests(self) -> tuple[float, float, float, float, float, float]:
-        """Return what this rank wants now, 1 or 0 each, in the order of `resolve`."""
+    def requests(self) -> tuple[float, ...]:
+        """Return what this rank wants now, and what it changed in this step, 1 or 0 each."""
         return (
             self.leave_wanted,
             self.stop_wanted is not None,
@@ -52,17 +59,23 @@ class Vote:
             self.evaluation_wanted(),
             self.memory_wanted(),
             self.count_wanted,
+            self.buffers_changed(),
+            self.random_drawn(),
         )
 
-    def resolve(
-        self, leave: float, stop: float, snapshot: float, evaluation: float, memory: float, count: float
-    ) -> None:
-        """Take over what any rank requested: what is more than 0."""
-        self.leave, self.stop, self.snapshot, self.evaluation, self.memory, self.count = (
-            leave > 0,
-            stop > 0,
-            snapshot > 0,
-            evaluation > 0,
-            memory > 0,
-            count > 0,
-        )
+    def resolve(self, sums: Sequence[float]) -> None:
+        """Take over what some rank requested: *sums* are those of all ranks' `requests`."""
+        (
+            self.leave,
+            self.stop,
+            self.snapshot,
+            self.evaluation,
+            self.memory,
+            self.count,
+            self.buffers,
+            self.random,
+        ) = [total > 0 for total in sums]
+
+
+NUM_REQUESTS = len(Vote().requests())
+"""How many numbers `Vote.requests` gives."""

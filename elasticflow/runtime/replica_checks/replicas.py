@@ -64,6 +64,7 @@ class ReplicaCheck:
         every: "1000 steps"; None: never.
         on_divergence: Called before a difference is told, with the last step after which all replicas were equal: what
             is held in memory since then was never compared.
+        is_exact: The ranks' environments are known to give the same bits.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class ReplicaCheck:
         state: State,
         every: str | None,
         on_divergence: Callable[[int], None] | None = None,
+        *,
+        is_exact: bool,
     ) -> None:
-        self._me, self._state, self._on_divergence = me, state, on_divergence
+        self._me, self._state, self._on_divergence, self._is_exact = me, state, on_divergence, is_exact
         self._due = None if every is None or me.world_size == 1 else Due((every,))
         self._last: HasPosition | None = None
         # Step after which the replicas were last known to be equal.
@@ -87,7 +90,7 @@ class ReplicaCheck:
         Ranks in different environments may round otherwise: they are not compared, which rank 0 logs once.
         """
         self._last, self._equal_at = position, position.step
-        if self._due is None or self._me.is_exact:  # exact mode has refused different environments
+        if self._due is None or self._is_exact:  # exact mode has refused different environments
             return
         different = environment.first_difference(self._me)
         if different is not None:

@@ -121,15 +121,18 @@ class SnapshotMetadata:
         me: This worker.
         state: What a snapshot holds.
         schedule: What positions mean.
+        fingerprints: Of the datasets, by name.
 
     Attributes:
         parent: The committed snapshot that this generation goes on from, if any.
     """
 
-    def __init__(self, me: Worker, state: State, schedule: Schedule) -> None:
+    def __init__(
+        self, me: Worker, state: State, schedule: Schedule, fingerprints: Mapping[str, str]
+    ) -> None:
         self._me, self._evaluation, self._schedule = me, state.evaluation, schedule
         self._environment = environment.describe(me.device)
-        self._fingerprints = dict(me.fingerprints)
+        self._fingerprints = dict(fingerprints)
         self.parent: str | None = None
 
     def name(self, step: int) -> str:

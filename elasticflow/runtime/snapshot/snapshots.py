@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import events, fault_injection
 from elasticflow.errors import SnapshotError
-from elasticflow.runtime.data.dataset import require_same
+from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
 from elasticflow.runtime.process import environment, leaving, random_streams
 from elasticflow.runtime.process.context import Restored
 from elasticflow.runtime.replica_checks.captured import CaptureCheck
@@ -26,10 +26,14 @@ from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.format.policy import Due, Keep
 
 if TYPE_CHECKING:
+    from elasticflow.runtime.data.dataset import OpenedDataset
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.snapshot.restore import SnapshotContent
     from elasticflow.runtime.state.state import Captured, State
+    from elasticflow.runtime.training.ddp import DDPStep
+    from elasticflow.runtime.training.exact import ExactStep
+    from elasticflow.runtime.training.manual_step import ManualStep
     from elasticflow.snapshots.format.policy import HasPosition
 
 __all__ = ["Keep", "Policy", "Snapshots", "load_weights"]
@@ -43,8 +47,9 @@ class Snapshots:
     Args:
         worker: This worker.
         state: What a snapshot holds.
+        step: Makes the steps.
         schedule: What positions mean.
-        dataset: The training data; its fingerprint was taken by `open_dataset`.
+        dataset: The training data, as `open_dataset` or `open_shards` returned it.
         policy: When, where, which stay.
         compare_every: When the ranks' replicas are compared, besides before each snapshot; None: never.
 
@@ -56,17 +61,19 @@ class Snapshots:
         self,
         worker: Worker,
         state: State,
+        step: DDPStep | ExactStep | ManualStep,
         schedule: Schedule,
-        dataset: Any,
+        dataset: OpenedDataset,
         policy: Policy,
         compare_every: str | None = None,
     ) -> None:
-        self._worker, self._state, self._schedule = worker, state, schedule
+        self._worker, self._state, self._step, self._schedule = worker, state, step, schedule
+        self._dataset = opened(dataset)
         self._catalog = policy.catalog(worker.run_folder, worker.run_id)
         self._client = writer_connection.connect(worker, policy, self._catalog.prefix, state)
         self._client.waiting = worker.heartbeat.beat  # for a slow store
         self._reports = WriterReports(worker, self._client)
-        self._metadata = SnapshotMetadata(worker, state, schedule)
+        self._metadata = SnapshotMetadata(worker, state, schedule, self._fingerprints())
         self._planner = ShardPlanner(worker.rank, worker.world_size)
         self._copier = copier_for(worker.device, state.optimizers.values())
         self._capture_check = CaptureCheck(worker)
@@ -77,7 +84,7 @@ class Snapshots:
                 worker, self._client, state, self._planner, self._metadata, self._copier, policy.memory
             )
         forget = None if self._memory_tier is None else self._memory_tier.forget
-        self._replica_check = ReplicaCheck(worker, state, compare_every, forget)
+        self._replica_check = ReplicaCheck(worker, state, compare_every, forget, is_exact=step.is_exact)
         self._due, self._is_due = Due(policy.every), False
         self._last: HasPosition = schedule.start
         self._last_time = time.monotonic()
@@ -89,8 +96,8 @@ class Snapshots:
         worker.at_leave.append(self._finish)
         fault_injection.expose(partial(flip, state.model))
         # Not taken in silently, nor left out so: positions go on without it, and it may be more than a position.
-        if worker.rank == 0 and state.misses(dataset):
-            kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+        if worker.rank == 0 and state.misses(content := self._dataset.content):
+            kind = f"{type(content).__module__}.{type(content).__qualname__}"
             worker.event(events.STATE_LEFT_OUT, name="dataset", type=kind)
 
     def restore(self) -> Position:
@@ -161,7 +168,7 @@ class Snapshots:
         if not self._is_prepared:
             self._prepare()
         self._unsaved.after_step()
-        if self._worker.skipped_step:
+        if self._step.was_skipped:
             return False
         if self._replica_check.is_due(position):
             self._replica_check.require_same(position)
@@ -237,10 +244,12 @@ class Snapshots:
         worker, manifest, record = self._worker, content.manifest, StateRecord.from_json(content.state)
         samples = self._schedule.samples, record.samples
         worker.random_version = record.random_version
-        began_otherwise = worker.drawn if worker.random_version != random_streams.VERSION else {}
-        require_same(worker.fingerprints, manifest.fingerprints, *samples, began_otherwise)
+        began_otherwise = {}
+        if worker.random_version != random_streams.VERSION and self._dataset.has_drawn:
+            began_otherwise[TRAINING_DATA] = hasattr(self._dataset.content, "fingerprint")
+        require_same(self._fingerprints(), manifest.fingerprints, *samples, began_otherwise)
         restore.complete_evaluation(record.tree, manifest)
-        environment.log_changes(worker, manifest.versions)
+        environment.log_changes(worker, manifest.versions, is_exact=self._step.is_exact)
         if worker.rank == 0:  # before anything of it is used: what happens now may be its doing
             worker.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
         restore.apply(worker, self._state, content, loader)
@@ -251,6 +260,14 @@ class Snapshots:
         worker.generators.are_used |= record.draws_random
         self._metadata.parent = self._staged = manifest.name
         return record.position
+
+    def _fingerprints(self) -> dict[str, str]:
+        evaluation = self._state.evaluation
+        fingerprints = {
+            TRAINING_DATA: self._dataset.fingerprint,
+            EVALUATION_DATA: None if evaluation is None else evaluation.fingerprint,
+        }
+        return {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint is not None}
 
     def _is_due_by_time(self) -> bool:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)

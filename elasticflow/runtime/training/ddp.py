@@ -17,11 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow import StopTraining
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import stopping
-from elasticflow.runtime.process.votes import Vote
+from elasticflow.runtime.process.votes import NUM_REQUESTS
 from elasticflow.runtime.torch_private import foreach_div_
 from elasticflow.runtime.training import model_buffers, replicable, stoppable_batches
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
 from elasticflow.runtime.training.loss_weights import first_look
+from elasticflow.runtime.training.precision import AUTOCAST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,11 +33,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.training.loss_weights import FirstLook
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-# The ballot: weighted loss, items counted by the user's step, changed buffers, generators drawn from, and the
-# requests of `vote`.
-_LOSS, _BALLOT_SIZE = 0, 4 + len(Vote().requests())
+# The ballot: weighted loss, items counted by the user's step, and the requests of `vote`.
+_LOSS, _BALLOT_SIZE = 0, 2 + NUM_REQUESTS
 
 
 class DDPStep:
@@ -51,9 +49,15 @@ class DDPStep:
         ddp: Options of DistributedDataParallel, and sync_batchnorm.
         scaler: For fp16.
 
+    Attributes:
+        is_exact: Its steps have the same bits at every world size.
+        was_skipped: The last step's loss was not finite, and the step was left out.
+
     Raises:
         StateError: sync_batchnorm without CUDA.
     """
+
+    is_exact = False
 
     def __init__(
         self,
@@ -74,9 +78,8 @@ class DDPStep:
             worker.vote.may_skip = False  # forwards of all ranks wait for each other
             if worker.world_size > 1:
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        self._worker = worker
-        worker.autocast_dtype = AUTOCAST.get(precision)
-        self._autocast = worker.autocast_dtype
+        self._worker, self._autocast = worker, AUTOCAST.get(precision)
+        self.was_skipped = False
         self._step = StepModule(worker, model, training_step, scaler, is_synced=self._is_synced).to(
             worker.device
         )
@@ -88,7 +91,6 @@ class DDPStep:
             self._ddp = DistributedDataParallel(self._step, forward_sync_buffers=False, **options)
             self._settle(self._ddp)
         self._buffers = model_buffers.BufferWatch(worker, model)
-        self._send_buffers = self._has_watched = self._buffers.are_any
         self._vote, self._generators = worker.vote, worker.generators
 
     def _settle(self, ddp: DistributedDataParallel) -> None:
@@ -108,8 +110,7 @@ class DDPStep:
             NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
         """
         worker = self._worker
-        if self._send_buffers and self._ddp is not None:
-            self._buffers.make_equal()
+        self._buffers.before_step()
         self._generators.look()  # what the optimizer drew
         self._tally.clear()
         self._ballot.grad = None
@@ -123,7 +124,7 @@ class DDPStep:
                     "ddp.sync_batchnorm needs some on each",
                     'use dataset.tail = "drop", or train.steps instead of epochs',
                 )
-            self._backward(None, 0, batch.samples, self._requests)
+            self._backward(None, 0, batch.samples, self._vote.requests)
         # SyncBatchNorm's forwards wait for each other: none is left out.
         pieces = (
             batch.micro_batches if self._is_synced else stoppable_batches.micro_batches(batch, self._vote)
@@ -135,12 +136,8 @@ class DDPStep:
                 with self._ddp.no_sync():
                     self._backward(data, count, batch.samples, None)
             else:
-                self._backward(data, count, batch.samples, None if left else self._requests)
+                self._backward(data, count, batch.samples, None if left else self._vote.requests)
         return self._outcome(batch.end.step)
-
-    def _requests(self) -> tuple[float, ...]:
-        changed = self._has_watched and self._buffers.have_changed()
-        return changed, self._generators.look(), *self._vote.requests()
 
     def _backward(
         self, data: Any, count: int, total: int, requests: Callable[[], tuple[float, ...]] | None
@@ -157,23 +154,21 @@ class DDPStep:
         worker = self._worker
         grad = self._ballot.grad
         assert grad is not None
-        loss, count, buffers_changed, drawn, *requests = grad.tolist()  # waits for the device
+        loss, count, *requests = grad.tolist()  # waits for the device
         weight = worker.world_size  # DDP averages over the ranks
-        self._vote.resolve(*requests)
+        self._vote.resolve(requests)
         if self._vote.stop:
             worker.agree_to_stop()
             return math.nan
-        self._send_buffers = buffers_changed > 0
-        if drawn > 0:
-            self._generators.are_used = True
+        self._generators.are_used |= self._vote.random
         loss *= weight
         if count > 0:  # the step returned sums: only now is the count of all ranks known
             count = _whole(count * weight)
             loss /= count
             grads = [p.grad for p in self._parameters if p.grad is not None]
             foreach_div_(grads, count)
-        worker.skipped_step = not math.isfinite(loss)
-        if worker.skipped_step:
+        self.was_skipped = not math.isfinite(loss)
+        if self.was_skipped:
             self._nonfinite.refuse(number, loss)
         return float(loss)
 

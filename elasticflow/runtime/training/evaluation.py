@@ -9,7 +9,6 @@ import math
 import operator
 import textwrap
 import time
-from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,12 +18,14 @@ from torch import Tensor, nn
 
 from elasticflow import events
 from elasticflow.runtime.data import index_loader
+from elasticflow.runtime.data.dataset import opened
 from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.votes import LEAVE
 from elasticflow.runtime.training import loss_weights, model_buffers
 from elasticflow.runtime.training.loss import parse_loss
+from elasticflow.runtime.training.precision import AUTOCAST, autocast
 from elasticflow.snapshots.format.manifest import measure_of
 from elasticflow.snapshots.format.policy import Due
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.position import Position, Schedule
 
 _LOSS = "loss"
-EVALUATION_DATA = "evaluation"
-"""Name of the evaluation's data among fingerprints."""
 
 Weights = Literal["ema", "raw"]
 """Which weights were measured: their average, or those that are trained."""
@@ -51,8 +50,9 @@ class Evaluation:
         worker: This worker.
         model: The bare model: a forward through DDP would be a collective.
         training_step: Gives the loss; None where a step moves optimizers, and no loss is measured.
-        dataset: What `open_dataset` returned.
+        dataset: What `open_dataset` returned, or what was made of it.
         schedule: Its end is always due.
+        precision: fp32, bf16 or fp16 (autocast).
         every: Intervals, any of which makes an evaluation due.
         metrics: Name to callable: (outputs, targets) -> mean over the batch, or (model, batch) without uses_loss.
         best: "max accuracy" or "min loss"; None remembers nothing. A value equal to the best one so far is a best one, too.
@@ -64,6 +64,7 @@ class Evaluation:
         also_raw: The model's own weights are measured beside the average's.
 
     Attributes:
+        fingerprint: Of the dataset, if it has one.
         best: Best value so far of the metric that *best* names.
         is_owed: The one after the step gone on from was cut short, since all ranks left: it is to be made now.
     """
@@ -76,6 +77,7 @@ class Evaluation:
         dataset: Any,
         schedule: Schedule,
         *,
+        precision: str = "fp32",
         every: tuple[str, ...] = ("1 epoch",),
         metrics: Mapping[str, Callable[..., Any]] | None = None,
         best: str | None = None,
@@ -90,20 +92,21 @@ class Evaluation:
         self._model = model if average is None else average.module
         self._weights: Weights = "raw" if average is None else "ema"
         self._raw = model if also_raw and average is not None else None
-        self._dataset, self._schedule, self._due = dataset, schedule, Due(every)
+        data = opened(dataset)
+        self._content, self.fingerprint = data.content, data.fingerprint
+        self._schedule, self._due, self._precision = schedule, Due(every), precision
         self._metrics = dict(metrics or {})
         mode, _, self._best_name = (best or "").partition(" ")
         self.best_mode: Literal["max", "min"] | None = {"max": "max", "min": "min"}.get(mode)  # type: ignore[assignment]
         self._batch_size, self._uses_loss = batch_size, uses_loss
         self._reader = SampleReader(
-            dataset, collate, worker.seed, use=EVALUATION, generators=worker.generators
+            self._content, collate, worker.seed, use=EVALUATION, generators=worker.generators
         )
         # What a best value is the best of. Values of another metric, on other data or of other weights cannot be
         # compared with it.
         of_average = "" if average is None else " of ema"
         self.ranked_by = None if best is None else f"{best} by {best_of}{of_average}"
         self._source = None if best is None else _source_of(best_of)
-        self._data = worker.fingerprints.get(EVALUATION_DATA)
         self.best: float | None = None
         self._last: Position | None = None
         self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
@@ -183,7 +186,7 @@ class Evaluation:
             "owed": self.is_owed,
             "ranked_by": self.ranked_by,
             "source": self._source,
-            "data": self._data,
+            "data": self.fingerprint,
             "weights": self._weights,
             "looked": self._has_looked,
         }
@@ -193,16 +196,16 @@ class Evaluation:
         self.is_owed = state.get("owed", False)  # older snapshots do not say it
         self._has_looked = state.get("looked", True)
         # Older snapshots do not say what ranked them: it is taken to be what ranks now. They never measured an average.
-        ranked_by, data = state.get("ranked_by") or self.ranked_by, state.get("data") or self._data
+        ranked_by, data = state.get("ranked_by") or self.ranked_by, state.get("data") or self.fingerprint
         weights, source = state.get("weights", "raw"), state.get("source")
-        is_the_same = (ranked_by, data, weights) == (self.ranked_by, self._data, self._weights)
+        is_the_same = (ranked_by, data, weights) == (self.ranked_by, self.fingerprint, self._weights)
         is_the_same = is_the_same and (None in (source, self._source) or source == self._source)
         best, measured = (state["best"], state["measured"]) if is_the_same else (None, None)
         self.best = best
         self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
         is_lost = not is_the_same and state["best"] is not None
         if is_lost and self.best_mode is not None and self._worker.rank == 0:
-            now = {"ranked_by": self.ranked_by, "source": self._source, "data": self._data}
+            now = {"ranked_by": self.ranked_by, "source": self._source, "data": self.fingerprint}
             before = {"ranked_by": ranked_by, "source": source, "data": data}
             now, before = {**now, "weights": self._weights}, {**before, "weights": weights}
             self._worker.event(events.BEST_RESET, best=state["best"], measured_by=before, now=now)
@@ -220,7 +223,7 @@ class Evaluation:
         if sums is None:
             return None
         loss, weight, *measured = sums.tolist()
-        means = [value / len(self._dataset) for value in measured]
+        means = [value / len(self._content) for value in measured]
         found = dict(zip(self._metrics, means, strict=True))
         if self._training_step is None:
             return found
@@ -233,17 +236,12 @@ class Evaluation:
         None, on every rank, if StopTraining was raised on some rank, or it was asked to leave.
         """
         worker = self._worker
-        batches = -(-len(self._dataset) // self._batch_size)
+        batches = -(-len(self._content) // self._batch_size)
         # The last row is not of a batch: it says whether this rank's part was cut short.
         rows = torch.zeros(batches + 1, 2 + len(self._metrics), dtype=torch.float64)
-        precision = (
-            nullcontext()
-            if worker.autocast_dtype is None
-            else torch.autocast(worker.device.type, worker.autocast_dtype)
-        )
         rows[-1] = 1.0
         looks, self._has_looked = not self._has_looked, True
-        with precision, worker.stoppable:
+        with autocast(self._precision, worker.device), worker.stoppable:
             for number in range(*even_split(batches, worker.world_size, worker.rank)):
                 if worker.vote.leave_wanted:
                     worker.vote.stop_wanted = worker.vote.stop_wanted or LEAVE
@@ -269,7 +267,7 @@ class Evaluation:
 
     def _batch(self, number: int) -> tuple[Any, int]:
         begin = number * self._batch_size
-        end = min(begin + self._batch_size, len(self._dataset))
+        end = min(begin + self._batch_size, len(self._content))
         batch = self._reader.read(begin, list(range(begin, end)))
         return index_loader.to_device(batch, self._worker.device), end - begin
 
@@ -277,10 +275,10 @@ class Evaluation:
         """Say once in a run if the loss depends on how a batch is cut; every rank that has a batch."""
         worker = self._worker
         # The job's step may be a collective of its own: all ranks call it as often, or none does.
-        is_fair = len(self._dataset) // self._batch_size >= worker.world_size or worker.world_size == 1
+        is_fair = len(self._content) // self._batch_size >= worker.world_size or worker.world_size == 1
         if is_fair and self._training_step is not None:
             found = loss_weights.difference(
-                worker, model, self._training_step, batch, count, worker.autocast_dtype
+                worker, model, self._training_step, batch, count, AUTOCAST.get(self._precision)
             )
             if found is not None:
                 loss_weights.tell(worker, found)

@@ -20,12 +20,13 @@ from elasticflow import StopTraining
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import environment, stopping
 from elasticflow.runtime.process.position import even_split
+from elasticflow.runtime.process.votes import NUM_REQUESTS
 from elasticflow.runtime.torch_private import foreach_div_
 from elasticflow.runtime.training import determinism, model_buffers, replicable, stoppable_batches
-from elasticflow.runtime.training.ddp import AUTOCAST
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
 from elasticflow.runtime.training.loss_weights import first_look
+from elasticflow.runtime.training.precision import AUTOCAST
 from elasticflow.runtime.training.virtual_shards import EarlyBuckets, ShardBuffers
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.training.loss_weights import FirstLook
 
 # Numbers that travel with the gradients: weighted loss, items counted by the user's step, shards that had samples,
-# changed buffers, generators drawn from, the requests of `vote`; then for each parameter by how many shards it was used.
-_LOSS, _COUNT, _SHARDS, _BUFFERS, _DRAWN, _REQUESTS = range(6)
+# the requests of `vote`; then for each parameter by how many shards it was used.
+_LOSS, _COUNT, _SHARDS, _REQUESTS, _USED = 0, 1, 2, slice(3, 3 + NUM_REQUESTS), 3 + NUM_REQUESTS
 
 _EMPTY = (None, 0), 0  # a virtual shard without samples
 
@@ -58,9 +59,15 @@ class ExactStep:
         virtual_shards: At least the world size; part of the trajectory.
         scaler: For fp16.
 
+    Attributes:
+        is_exact: Its steps have the same bits at every world size.
+        was_skipped: The last step's loss was not finite, and the step was left out.
+
     Raises:
         StateError: there are more workers than shards, workers of different kinds, or SyncBatchNorm.
     """
+
+    is_exact = True
 
     def __init__(
         self,
@@ -75,22 +82,19 @@ class ExactStep:
     ) -> None:
         replicable.require_whole(model)
         _refuse(worker, model, virtual_shards)
-        worker.is_exact = True
         determinism.be_deterministic()
         if worker.device.type == "cpu":
             determinism.keep_freed_memory()
         self._worker, self._model, self._step, self._scaler = worker, model, training_step, scaler
-        self._autocast = worker.autocast_dtype = AUTOCAST.get(precision)
+        self._autocast, self.was_skipped = AUTOCAST.get(precision), False
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._low, self._high = even_split(virtual_shards, worker.world_size, worker.rank)
         self._nonfinite = NonFinite(worker, on_nonfinite, self._parameters, scaler)
         if worker.world_size > 1:
             model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
         self._watch = model_buffers.BufferWatch(worker, model)
-        self._send_buffers = False
         self._buffers = ShardBuffers(model)
-        self._used_from = _REQUESTS + len(worker.vote.requests())
-        numbers = torch.zeros(self._used_from + len(self._parameters), device=worker.device)
+        numbers = torch.zeros(_USED + len(self._parameters), device=worker.device)
         leaf = [numbers, *self._buffers.carried(is_first=False), *self._parameters]
         self._leaf_size, self._gradients_from = len(leaf), len(leaf) - len(self._parameters)
         layout = BucketLayout(leaf, worker.world_size)
@@ -118,8 +122,7 @@ class ExactStep:
             StateError: an operation has no deterministic form here; named.
         """
         worker = self._worker
-        if self._send_buffers:
-            self._watch.make_equal()
+        self._watch.before_step()
         if batch.end.step <= 2:
             self._first_look = first_look(worker, batch)
         worker.generators.look()
@@ -182,7 +185,7 @@ class ExactStep:
         is_last = shard == self._high - 1
         if given is None and not is_last:
             return [None] * self._leaf_size
-        requests = self._requests() if is_last else (0.0,) * (self._used_from - _BUFFERS)
+        requests = self._worker.vote.requests() if is_last else (0.0,) * NUM_REQUESTS
         gradients: list[Tensor | None] = [None] * len(self._parameters)
         carried: Sequence[Tensor | None] = [None] * (self._gradients_from - 1)
         used = [0.0] * len(self._parameters)
@@ -198,37 +201,28 @@ class ExactStep:
         numbers[_LOSS] = loss
         return [numbers, *carried, *gradients]
 
-    def _requests(self) -> tuple[float, ...]:
-        worker = self._worker
-        return (
-            self._watch.are_any and self._watch.have_changed(),
-            worker.generators.look(),
-            *worker.vote.requests(),
-        )
-
     def _outcome(self, number: int, totals: list[Tensor]) -> float:
         worker = self._worker
-        found = totals[0].tolist()  # waits for the device
-        worker.vote.resolve(*found[_REQUESTS : self._used_from])
+        numbers = totals[0].tolist()  # waits for the device
+        worker.vote.resolve(numbers[_REQUESTS])
         if worker.vote.stop:
             self._buffers.restore()
             worker.agree_to_stop()
             return math.nan
-        self._send_buffers = found[_BUFFERS] > 0
-        worker.generators.are_used |= found[_DRAWN] > 0
-        used = zip(self._parameters, totals[self._gradients_from :], found[self._used_from :], strict=True)
+        worker.generators.are_used |= worker.vote.random
+        used = zip(self._parameters, totals[self._gradients_from :], numbers[_USED:], strict=True)
         for parameter, gradient, shards in used:
             parameter.grad = gradient if shards else None  # as where one process trains: no decay moves it
-        loss = float(found[_LOSS])
-        if found[_COUNT] > 0:
-            loss /= found[_COUNT]
-            foreach_div_(totals[self._gradients_from :], found[_COUNT])
-        worker.skipped_step = not math.isfinite(loss)
-        if worker.skipped_step:
+        loss = float(numbers[_LOSS])
+        if numbers[_COUNT] > 0:
+            loss /= numbers[_COUNT]
+            foreach_div_(totals[self._gradients_from :], numbers[_COUNT])
+        self.was_skipped = not math.isfinite(loss)
+        if self.was_skipped:
             self._buffers.restore()
             self._nonfinite.refuse(number, loss)
         else:
-            self._buffers.end(totals[1 : self._gradients_from], found[_SHARDS])
+            self._buffers.end(totals[1 : self._gradients_from], numbers[_SHARDS])
         return loss
 
 

@@ -65,9 +65,8 @@ def first_look(worker: Worker, batch: Batch) -> FirstLook | None:
 
 def tell(worker: Worker, reason: str) -> None:
     """Say, once in this process, that the loss depends on how a batch is cut; rank 0."""
-    if worker.rank == 0 and not worker.has_told_weights:
-        worker.has_told_weights = True
-        worker.event(events.LOSS_UNWEIGHED, reason=reason, help=REMEDY)
+    if worker.rank == 0:
+        worker.event_once(events.LOSS_UNWEIGHED, reason=reason, help=REMEDY)
 
 
 def unused_keys(result: dict[Any, Any]) -> list[str]:

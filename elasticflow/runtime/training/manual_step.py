@@ -1,8 +1,8 @@
 """Training steps that move the optimizers themselves, as a GAN's do, with one replica per rank.
 
-The job's step is called once per rank with its whole share of the batch, and calls `backward` and `optimizer.step` as it
-likes. Before an optimizer moves, the gradients of its parameters become those of the global batch: the ranks meet, tell
-which optimizer it is, and add up theirs, weighted by their numbers of samples. A rank without samples follows the others.
+The job's step is called once per rank with all of its samples, and calls `backward` and `optimizer.step` as it likes.
+Before an optimizer moves, the gradients of its parameters become those of the global batch: the ranks meet, agree on which
+optimizer it is, and add up their gradients, weighted by their numbers of samples. A rank without samples follows the others.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from elasticflow import StopTraining
 from elasticflow.errors import NonFiniteLossError, StateError
 from elasticflow.runtime.process import stopping
+from elasticflow.runtime.process.votes import NUM_REQUESTS
 from elasticflow.runtime.training import model_buffers, replicable, several_optimizers, stoppable_batches
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
 
-# Numbers that travel when ranks meet, added up over all: the step is over, weighted loss, changed buffers, generators
-# drawn from, then the requests of `vote`, then for each optimizer the ranks that are about to move it.
-_OVER, _LOSS, _BUFFERS, _DRAWN, _REQUESTS = range(5)
+# Numbers that travel when ranks meet, added up over all: the step is over, weighted loss, then the requests of `vote`,
+# then for each optimizer the ranks that are about to move it.
+_OVER, _LOSS, _REQUESTS = 0, 1, slice(2, 2 + NUM_REQUESTS)
 
 
 class _Abandoned(BaseException):  # passes through the job's step, which may catch what is an Exception
@@ -38,10 +39,10 @@ class _Abandoned(BaseException):  # passes through the job's step, which may cat
 
 
 class _Met(NamedTuple):
-    """What a meeting came to: which optimizer moves now, None at the step's end; and the sums."""
+    """What a meeting came to: which optimizer moves now, None at the step's end; and the global batch's mean loss."""
 
     optimizer: int | None
-    sums: list[float]
+    loss: float
 
 
 class ManualStep:
@@ -55,9 +56,15 @@ class ManualStep:
         made: What the optimizer's factory returned.
         clip_grad_norm: Most that the norm of the gradients of one optimizer's parameters may be when it moves.
 
+    Attributes:
+        is_exact: Its steps have the same bits at every world size.
+        was_skipped: The last step was left out; a step of this kind never is.
+
     Raises:
         StateError: *made* holds something that is no optimizer of torch.
     """
+
+    is_exact = was_skipped = False
 
     def __init__(
         self,
@@ -83,8 +90,7 @@ class ManualStep:
         if worker.world_size > 1:
             model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
         self._watch = model_buffers.BufferWatch(worker, model)
-        self._send_buffers = self._watch.are_any
-        self._share = 0.0
+        self._weight = 0.0  # this rank's samples, as a part of the global batch
         self._number = self._moved = 0
         self._is_open = False  # the job's step runs: an optimizer that moves is met over
 
@@ -105,12 +111,11 @@ class ManualStep:
                 "moves its optimizers is called once",
                 "leave out dataset.micro_batch_size",
             )
-        if self._send_buffers:
-            self._watch.make_equal()
+        self._watch.before_step()
         worker.generators.look()
         for parameter in self._trained:
             parameter.grad = None  # what a step leaves behind is in no snapshot
-        self._number, self._moved, self._share = batch.end.step, 0, 0.0
+        self._number, self._moved, self._weight = batch.end.step, 0, 0.0
         data, count = next(stoppable_batches.micro_batches(batch, worker.vote), (None, 0))
         try:
             if data is None:
@@ -121,10 +126,10 @@ class ManualStep:
             worker.agree_to_stop()
             return math.nan
 
-    def _lead(self, data: Any, share: float) -> float:
-        self._share, self._is_open = share, True
+    def _lead(self, data: Any, weight: float) -> float:
+        self._weight, self._is_open = weight, True
         try:
-            found = self._step(self._model, data, self._made)
+            result = self._step(self._model, data, self._made)
         except StopTraining as stop:
             self._is_open = False
             stopping.request_stop(self._worker.vote, stop)
@@ -136,7 +141,7 @@ class ManualStep:
                 "the training step took the optimizers, and moved none of them",
                 "call step() of each optimizer in model.step; or let it take (model, batch) and return a loss",
             )
-        return self._end(self._meet(None, reported_loss(found) * share))
+        return self._end(self._meet(None, reported_loss(result) * weight))
 
     def _follow(self) -> float:
         """Do what the other ranks do, without samples, to the end of the step."""
@@ -160,36 +165,34 @@ class ManualStep:
                     "call backward() first, and step() without a closure",
                 )
             self._meet(number, 0.0)
-            self._make_global(number, self._share)
+            self._make_global(number, self._weight)
 
         return meet
 
     def _meet(self, number: int | None, loss: float, *, is_following: bool = False) -> _Met:
-        """Tell the others what comes next here, and learn whether the step goes on. Collective: every rank."""
+        """Say what this rank does next, and learn what all ranks do. Collective: every rank."""
         worker, vote = self._worker, self._worker.vote
-        requests = vote.requests()
-        numbers = [0.0] * (_REQUESTS + len(requests) + len(self._optimizers))
-        if not is_following:
-            numbers[_OVER if number is None else _REQUESTS + len(requests) + number] = 1.0
-        numbers[_LOSS], numbers[_BUFFERS] = loss, self._watch.are_any and self._watch.have_changed()
-        numbers[_DRAWN] = worker.generators.look()
-        numbers[_REQUESTS : _REQUESTS + len(requests)] = requests
+        votes = [0.0] * len(self._optimizers)
+        if number is not None:
+            votes[number] = 1.0
+        is_over = number is None and not is_following
+        numbers = [float(is_over), loss, *vote.requests(), *votes]
         if worker.world_size > 1:
             sums = torch.tensor(numbers, dtype=torch.float64, device=worker.device)
             dist.all_reduce(sums)
             numbers = sums.tolist()
-        moving = [place for place, ranks in enumerate(numbers[_REQUESTS + len(requests) :]) if ranks]
-        vote.resolve(*numbers[_REQUESTS : _REQUESTS + len(requests)])
+        moving = [optimizer for optimizer, ranks in enumerate(numbers[_REQUESTS.stop :]) if ranks]
+        vote.resolve(numbers[_REQUESTS])
         if vote.stop:
             self._abandon()
         if len(moving) + (numbers[_OVER] > 0) > 1:
-            names = ", ".join(self._names[place] for place in moving)
+            names = ", ".join(self._names[optimizer] for optimizer in moving)
             raise StateError(
                 f"in step {self._number} the ranks move different optimizers: {names}{' or none' if numbers[_OVER] else ''}",
                 "a step must move the same optimizers in the same order on every rank, whatever its samples are",
             )
         self._moved += bool(moving)
-        return _Met(moving[0] if moving else None, numbers)
+        return _Met(moving[0] if moving else None, numbers[_LOSS])
 
     def _abandon(self) -> None:
         if self._moved:
@@ -199,7 +202,7 @@ class ManualStep:
             )
         raise _Abandoned
 
-    def _make_global(self, number: int, share: float) -> None:
+    def _make_global(self, number: int, weight: float) -> None:
         """Make the gradients of an optimizer's parameters those of the global batch. Collective: every rank."""
         parameters = list(several_optimizers.parameters_of([self._optimizers[number]]))
         if self._worker.world_size > 1:
@@ -207,7 +210,7 @@ class ManualStep:
             for parameter in parameters:
                 by_dtype.setdefault(parameter.dtype, []).append(parameter)
             for group in by_dtype.values():
-                _add_up(group, share)
+                _add_up(group, weight)
         gradients = [p.grad for p in parameters if p.grad is not None]
         if not gradients:
             return
@@ -221,21 +224,17 @@ class ManualStep:
             nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
 
     def _end(self, met: _Met) -> float:
-        worker, sums = self._worker, met.sums
-        self._send_buffers = sums[_BUFFERS] > 0
-        worker.generators.are_used |= sums[_DRAWN] > 0
-        worker.skipped_step = False
-        loss = float(sums[_LOSS])
-        if not math.isfinite(loss):
+        self._worker.generators.are_used |= self._worker.vote.random
+        if not math.isfinite(met.loss):
             raise NonFiniteLossError(
-                f"the loss of step {self._number} is {loss}", "look at the data and the learning rates"
+                f"the loss of step {self._number} is {met.loss}", "look at the data and the learning rates"
             )
-        return loss
+        return met.loss
 
 
-def _add_up(parameters: list[nn.Parameter], share: float) -> None:
-    """Give parameters of one dtype the sum over all ranks of gradient times share; none, where no rank has one."""
-    pieces = [_piece(parameter, share) for parameter in parameters]
+def _add_up(parameters: list[nn.Parameter], weight: float) -> None:
+    """Give parameters of one dtype the sum over all ranks of gradient times weight; none, where no rank has one."""
+    pieces = [_piece(parameter, weight) for parameter in parameters]
     used = pieces[0].new_tensor([float(parameter.grad is not None) for parameter in parameters])
     flat = torch.cat([*pieces, used])
     dist.all_reduce(flat)
@@ -244,26 +243,26 @@ def _add_up(parameters: list[nn.Parameter], share: float) -> None:
         parameter.grad = total.view(parameter.shape) if ranks else None
 
 
-def _piece(parameter: nn.Parameter, share: float) -> Tensor:
+def _piece(parameter: nn.Parameter, weight: float) -> Tensor:
     gradient = parameter.grad
-    if gradient is None or share == 0.0:
+    if gradient is None or weight == 0.0:
         return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
     dense = gradient.to_dense() if gradient.is_sparse else gradient
-    return dense.reshape(-1) * share
+    return dense.reshape(-1) * weight
 
 
-def reported_loss(found: Any) -> float:
+def reported_loss(result: Any) -> float:
     """Return the loss that a step reports.
 
     Raises:
         TypeError: it reports none.
     """
-    value = found.get("loss") if isinstance(found, Mapping) else found
+    value = result.get("loss") if isinstance(result, Mapping) else result
     if isinstance(value, Tensor) and value.numel() == 1:
         return float(value.detach())
     if isinstance(value, int | float):
         return float(value)
     raise TypeError(
-        f"the training step returned a {type(found).__name__}: one that moves the optimizers must return the loss to report, "
+        f"the training step returned a {type(result).__name__}: one that moves the optimizers must return the loss to report, "
         "as a number or a dict with `loss`"
     )

@@ -35,10 +35,9 @@ def send(worker: Worker, buffers: list[Tensor]) -> None:
 
 
 class BufferWatch:
-    """Knows which buffers a forward may read in training, and whether they changed.
+    """Has all ranks take over rank 0's buffers before a step that may read them, where some rank changed its own.
 
-    Attributes:
-        are_any: There are such buffers.
+    Whether one did travels with the ranks' votes.
     """
 
     def __init__(self, worker: Worker, model: nn.Module) -> None:
@@ -49,18 +48,21 @@ class BufferWatch:
             if type(module) not in BATCHNORMS
             for name in buffers_of(module)
         ]
-        self.are_any = bool(self._slots)
         self._seen = self._marks()
+        is_needed = worker.world_size > 1 and bool(self._slots)
+        worker.vote.buffers_changed = self._have_changed if is_needed else bool
+        worker.vote.buffers = is_needed  # before the first step, too
 
-    def have_changed(self) -> bool:
-        """True if this rank's buffers changed since they were last equal."""
+    def before_step(self) -> None:
+        """Give every rank rank 0's watched buffers if some rank's have changed. Collective: every rank."""
+        if self._worker.vote.buffers:
+            buffers = [buffer for table, name in self._slots if (buffer := table[name]) is not None]
+            send(self._worker, buffers)
+            self._seen = self._marks()
+
+    def _have_changed(self) -> bool:
         return self._marks() != self._seen
 
-    def make_equal(self) -> None:
-        """Give every rank rank 0's watched buffers. Collective: every rank."""
-        send(self._worker, [buffer for buffers, name in self._slots if (buffer := buffers[name]) is not None])
-        self._seen = self._marks()
-
     def _marks(self) -> list[tuple[int, int]]:
-        found = (buffers.get(name) for buffers, name in self._slots)
-        return [(id(buffer), version_of(buffer)) for buffer in found if buffer is not None]
+        buffers = (table.get(name) for table, name in self._slots)
+        return [(id(buffer), version_of(buffer)) for buffer in buffers if buffer is not None]

@@ -96,10 +96,10 @@ def test_unusable_datasets_are_refused(me: Any, found: Any, samples: int | None,
 
 def test_opening_logs_what_was_opened(me: Any) -> None:
     """Rank 0 says which data it is, and the fingerprint is kept for the snapshot."""
-    index_loader.open_dataset(me, Rows, "train")
+    data = index_loader.open_dataset(me, Rows, "train")
     (line,) = me.events
     assert (line["event"], line["name"], line["samples"]) == ("dataset.opened", "train", 20)
-    assert line["fingerprint"] == me.fingerprints["train"]
+    assert line["fingerprint"] == data.fingerprint
 
 
 def test_ranks_with_different_data_are_refused(me: Any) -> None:

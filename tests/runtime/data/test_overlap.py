@@ -243,11 +243,11 @@ def test_looking_leaves_no_trace() -> None:
 
 def test_the_run_says_it_once_and_nothing_where_nothing_is(me: Any) -> None:
     """One event with what was found; data that cannot be read is told by whoever uses it."""
-    overlap.tell(me, Rows(range(40)), Rows(range(30, 50)))
+    overlap.warn(me, Rows(range(40)), Rows(range(30, 50)))
     assert me.events == [
         {"event": "overlap.found", "level": "warning", "found": 10, "looked_up": 20, "compared": 40, "samples": 40, "pair": me.events[0]["pair"]}
     ]  # fmt: skip
     me.events.clear()
-    overlap.tell(me, Rows(range(40)), Rows(range(40, 50)))
-    overlap.tell(me, Rows(range(40), lambda _: 1 // 0), Rows(range(30, 50)))
+    overlap.warn(me, Rows(range(40)), Rows(range(40, 50)))
+    overlap.warn(me, Rows(range(40), lambda _: 1 // 0), Rows(range(30, 50)))
     assert me.events == []

@@ -114,14 +114,14 @@ class Skipping(Numbered):
         return iter([(self.epoch, self.shard, number) for number in range(self.begin, self.length)])
 
 
-def shards_of(lengths: list[int], kind: Any = Numbered) -> shard_loader.ShardedDataset:
+def shards_of(lengths: list[int], kind: Any = Numbered) -> shard_loader.DataShards:
     """Return shards of these lengths."""
 
     def build(shard: int, shards: int) -> Any:
         assert shards == len(lengths)
         return kind(shard, lengths[shard])
 
-    return shard_loader.ShardedDataset(build, len(lengths), kind(0, 0))
+    return shard_loader.DataShards(build, len(lengths), kind(0, 0))
 
 
 @settings(max_examples=60)
@@ -205,7 +205,7 @@ def test_micro_batches_of_a_rank_and_of_virtual_shards() -> None:
 
 def batches_of(
     me: Any,
-    shards: shard_loader.ShardedDataset,
+    shards: shard_loader.DataShards,
     schedule: ShardSchedule,
     position: Position,
     processes: int = 0,
@@ -243,7 +243,7 @@ class Drawing(IterableDataset[Any]):
 @pytest.mark.parametrize("processes", [0, 1, 2])
 def test_shuffles_and_noise_are_the_same_wherever_a_run_goes_on(me: Any, processes: int) -> None:
     """Loader processes and resumed runs read the bits that one undisturbed process reads."""
-    shards = shard_loader.ShardedDataset(lambda shard, **_: Drawing(shard), 4, Drawing(0))
+    shards = shard_loader.DataShards(lambda shard, **_: Drawing(shard), 4, Drawing(0))
     schedule = ShardSchedule(4, 12, epochs=2)
     whole, ends = batches_of(me, shards, schedule, schedule.start)
     rest, _ = batches_of(me, shards, schedule, ends[3], processes)
@@ -280,12 +280,11 @@ def test_opening_tells_what_is_known(me: Any) -> None:
     (line,) = me.events
     assert (line["event"], line["samples"], line["shards"]) == ("dataset.opened", None, 4)
     assert line["source"].endswith("rows")
-    assert line["fingerprint"] == me.fingerprints["train"]
-    assert found.number == 4
+    assert line["fingerprint"] == found.fingerprint
+    assert found.content.number == 4
     marks = {line["fingerprint"]}
     for build, number in ((lambda **_: [], 4), (lambda **_: [], 8), (lambda shard, **_: Drawing(shard), 4)):
-        shard_loader.open_shards(me, build, "train", number)
-        marks.add(me.fingerprints["train"])
+        marks.add(shard_loader.open_shards(me, build, "train", number).fingerprint)
     assert len(marks) == 4
 
 

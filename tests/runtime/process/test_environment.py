@@ -42,11 +42,10 @@ def test_threads_that_differ_between_ranks_are_refused(me: Any) -> None:
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_going_on_elsewhere_is_told_where_bits_are_promised(me: Any, is_exact: bool) -> None:
     """One warning says what differs; in batch mode nothing is said."""
-    me.is_exact = is_exact
     now = environment.describe(CPU)
-    environment.log_changes(me, {**now, "cpu_capability": "NONE"})
+    environment.log_changes(me, {**now, "cpu_capability": "NONE"}, is_exact=is_exact)
     changed = {"cpu_capability": f"{now['cpu_capability']}, was NONE"}
     expected = [{"event": "kind.changed", "level": "warning", "changed": changed}]
     assert me.events == (expected if is_exact else [])
-    environment.log_changes(me, now)
+    environment.log_changes(me, now, is_exact=is_exact)
     assert len(me.events) <= 1

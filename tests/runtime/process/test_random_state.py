@@ -91,8 +91,9 @@ def test_two_splits_by_one_permutation_share_no_sample(me: Any) -> None:
     train = index_loader.open_dataset(me, lambda: split(0), "train")
     nn.Linear(30, 30)
     test = index_loader.open_dataset(me, lambda: split(1), "evaluation")
-    assert sorted([*train.indices, *test.indices]) == list(range(60))
-    assert me.drawn == {"train": False, "evaluation": False}
+    assert sorted([*train.content.indices, *test.content.indices]) == list(range(60))
+    assert (train.has_drawn, test.has_drawn) == (True, True)
+    assert not any(hasattr(data.content, "fingerprint") for data in (train, test))
 
 
 def test_a_run_that_began_by_other_rules_goes_on_where_they_make_no_difference() -> None:

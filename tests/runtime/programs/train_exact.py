@@ -147,7 +147,7 @@ def train(me: Any, name: str) -> str:
         scaler.update()
         scheduler.step()
         average.update_parameters(model)
-        skipped += me.skipped_step
+        skipped += group.was_skipped
         digest.update(repr((loss, scaler.state_dict())).encode())
         states = [*model.state_dict().items(), *average.state_dict().items()]
         # What only the first shard decides is rank 0's until the next step sends it, whose weights then depend on it.

@@ -113,7 +113,7 @@ def main() -> None:
         else ddp.DDPStep(me, model, training_step, ddp={}, **options)
     )
     state = State(model=model, optimizer=optimizer)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy)
+    snapshots = snapshot.Snapshots(me, state, group, schedule, dataset, policy)
     position = snapshots.restore()
     me.start_training(position, schedule, model, log_every=1, restored=snapshots.restored)
     loader = shard_loader.ShardLoader(

@@ -250,11 +250,11 @@ def main() -> None:
         )
         test_set = index_loader.open_dataset(me, lambda: Images(30), "evaluation")
         evaluation = evaluate.Evaluation(
-            me, model, training_step, test_set, schedule, every=("1 epoch",), metrics={"accuracy": accuracy},
-            best="max accuracy", batch_size=7, uses_loss=not args.sums,
+            me, model, training_step, test_set, schedule, precision=args.precision, every=("1 epoch",),
+            metrics={"accuracy": accuracy}, best="max accuracy", batch_size=7, uses_loss=not args.sums,
         ) if not args.sums else None  # fmt: skip
     state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
-    snapshots = snapshot.Snapshots(me, state, schedule, dataset, policy, args.compare)
+    snapshots = snapshot.Snapshots(me, state, group, schedule, dataset, policy, args.compare)
     position = snapshots.restore()
     me.start_training(position, schedule, model, log_every=1, restored=snapshots.restored)
     if evaluation is not None:

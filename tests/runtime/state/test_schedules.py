@@ -107,7 +107,7 @@ class Run:
         optimizer = SGD(model.parameters(), lr=1.0)
         state = State(model=model, optimizer=optimizer)
         ranks = [_member(rank, given.world_size) for rank in range(given.world_size)]
-        recorder, due = SnapshotMetadata(ranks[0], state, schedule), Due((f"{given.every} steps",))
+        recorder, due = SnapshotMetadata(ranks[0], state, schedule, {}), Due((f"{given.every} steps",))
         last = position = self._restore(state) or schedule.start
         finished = _lockstep([self._reader(me, schedule, given, position) for me in ranks])
         for end, samples in finished if is_last else islice(finished, given.steps):
@@ -169,7 +169,7 @@ def _member(rank: int, world_size: int) -> Any:
     device = torch.device("cpu")
     return SimpleNamespace(
         rank=rank, world_size=world_size, seed=SEED, device=device, generators=Generators(SEED, device),
-        job="counting", job_digest="", fingerprints={}, drawn={}, random_version=VERSION, should_leave=False,
+        job="counting", job_digest="", random_version=VERSION, should_leave=False,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss
 
 from elasticflow import StopTraining
 from elasticflow.errors import NonFiniteLossError, StateError, StepResultError
+from elasticflow.runtime.data.dataset import OpenedDataset
 from elasticflow.runtime.data.index_loader import Batch
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.training import evaluation as evaluate
@@ -103,7 +104,7 @@ def test_loss_that_is_not_finite_can_be_skipped(me: Any) -> None:
         model.bias.fill_(math.inf)
     assert group.forward_backward(batch(10)) == math.inf
     assert model.weight.grad is None
-    assert me.skipped_step
+    assert group.was_skipped
     assert me.events == [{"event": "loss.skipped", "level": "warning", "step": 1, "loss": "inf"}]
 
 
@@ -326,17 +327,17 @@ def test_best_value_is_that_of_one_evaluation(
 ) -> None:
     """Another metric, direction or other data: the value cannot be compared, is looked for anew, and that is told."""
 
-    def make_evaluation(best: str | None, best_of: str | None) -> evaluate.Evaluation:
+    def make_evaluation(best: str | None, best_of: str | None, data: str) -> evaluate.Evaluation:
         given: dict[str, Any] = {"metrics": {"m": lambda *_: 2.0}, "best": best, "best_of": best_of}
-        return evaluate.Evaluation(me, nn.Linear(1, 1), loss_step, Pairs(), SCHEDULE, **given)
+        return evaluate.Evaluation(
+            me, nn.Linear(1, 1), loss_step, OpenedDataset(Pairs(), data), SCHEDULE, **given
+        )
 
-    me.fingerprints["evaluation"] = "d1"
-    first = make_evaluation("max m", "metrics:m")
+    first = make_evaluation("max m", "metrics:m", "d1")
     first.run(SCHEDULE.end)
     state = first.state_dict()
-    me.fingerprints["evaluation"] = data
     me.events.clear()
-    second = make_evaluation(best, best_of)
+    second = make_evaluation(best, best_of, data)
     second.load_state_dict(state)
     assert (2.0 if is_kept else None) == second.best == second.metric_at(SCHEDULE.end)
     told = [each["measured_by"] for each in me.events if each["event"] == "best.reset"]

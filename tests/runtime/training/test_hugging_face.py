@@ -81,8 +81,7 @@ def test_fingerprint_is_of_the_content_alone(me: Any, folder: str, tmp_path: Pat
     """The same in another place, from another format, in memory; another one for other content."""
 
     def mark(dataset: Any) -> str:
-        index_loader.open_dataset(me, lambda: dataset, "train")
-        return str(me.fingerprints["train"])
+        return str(index_loader.open_dataset(me, lambda: dataset, "train").fingerprint)
 
     expected = mark(hugging_face.load_from_disk(folder))
     shutil.copytree(folder, tmp_path / "copy")

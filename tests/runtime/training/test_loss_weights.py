@@ -170,6 +170,6 @@ def test_the_first_evaluation_tells_once_in_a_run(me: Any) -> None:
     (told,) = [each for each in me.events if each["event"] == "loss.unweighed"]
     assert "model.loss_count" in told["help"]
     me.events.clear()
-    me.has_told_weights = False
+    me.logged_once.clear()
     evaluated(before.state_dict())
     assert ["evaluation"] == [each["event"] for each in me.events]

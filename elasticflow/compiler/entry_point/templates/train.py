@@ -126,7 +126,7 @@ def main() -> None:
     )
     # end
     state = State(model=model, optimizer=optimizer, include={"curriculum": curriculum})  # = state
-    snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(worker, state, step, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest state that every rank can read, or the beginning
     worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
     # if: evaluation

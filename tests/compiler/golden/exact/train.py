@@ -70,7 +70,7 @@ def main() -> None:
         virtual_shards=VIRTUAL_SHARDS,
     )
     state = State(model=model, optimizer=optimizer)
-    snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(worker, state, step, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest state that every rank can read, or the beginning
     worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
     loader = IndexLoader(

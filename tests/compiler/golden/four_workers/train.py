@@ -80,6 +80,7 @@ def main() -> None:
         training_step,
         test_set,
         schedule,
+        precision=PRECISION,
         every=("1 epoch",),
         metrics={"accuracy": accuracy},
         best="max accuracy",
@@ -87,7 +88,7 @@ def main() -> None:
         batch_size=8,
     )
     state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
-    snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(worker, state, step, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest state that every rank can read, or the beginning
     worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
     evaluation.run_if_owed(position)  # one that was cut short, when the workers were asked to leave

@@ -87,7 +87,7 @@ def main() -> None:
         scaler=scaler,
         include={"curriculum": curriculum},
     )
-    snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(worker, state, step, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest state that every rank can read, or the beginning
     worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
     loader = IndexLoader(worker, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)

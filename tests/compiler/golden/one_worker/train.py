@@ -62,7 +62,7 @@ def main() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     step = DDPStep(worker, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE)
     state = State(model=model, optimizer=optimizer)
-    snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(worker, state, step, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest state that every rank can read, or the beginning
     worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
     loader = IndexLoader(worker, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)

@@ -81,7 +81,7 @@ def main() -> None:
         average=average,
     )
     state = State(model=model, optimizers=optimizers, scheduler=scheduler, ema=average, evaluation=evaluation)
-    snapshots = Snapshots(worker, state, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
+    snapshots = Snapshots(worker, state, step, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest state that every rank can read, or the beginning
     worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
     evaluation.run_if_owed(position)  # one that was cut short, when the workers were asked to leave
