@@ -18,6 +18,7 @@ from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.dataset import OpenedDataset, confirm, opened
 from elasticflow.runtime.data.index_loader import Batch, LeaveWhileWaiting, to_device
 from elasticflow.runtime.data.shard_reader import Chunk, ShardReader, read_ahead, require_iterable
+from elasticflow.runtime.data.step_plan import micro_batches
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.stopping import Leaving, Stopped
@@ -177,10 +178,8 @@ class ShardLoader:
             shards = {part: range(part * self._per_part, (part + 1) * self._per_part) for part in self._parts}
             return [((part, 0), [s for n in shards[part] for s in taken.get(n, ())]) for part in self._parts]
         samples = [sample for shard in sorted(taken) for sample in taken[shard]]
-        most = self._micro_batch_size or len(samples) or 1
-        number = -(-len(samples) // most)
-        cuts = [even_split(len(samples), number, part) for part in range(number)]
-        return [((self._worker.rank, part), samples[low:high]) for part, (low, high) in enumerate(cuts)]
+        cuts = micro_batches(len(samples), self._micro_batch_size)
+        return [((self._worker.rank, number), samples[low:high]) for number, (low, high) in enumerate(cuts)]
 
     def _micro_batches(
         self, step: int, pieces: list[tuple[tuple[int, int], list[Any]]]

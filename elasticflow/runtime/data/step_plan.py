@@ -134,9 +134,14 @@ def rank_pieces(
     low, high = even_split(count, ranks, rank)
     if low == high:  # more ranks than samples
         return []
-    parts = -(-(high - low) // micro_batch_size) if micro_batch_size else 1
-    cuts = [even_split(high - low, parts, part) for part in range(parts)]
-    return [Piece((rank, part), low + begin, low + end) for part, (begin, end) in enumerate(cuts)]
+    cuts = micro_batches(high - low, micro_batch_size)
+    return [Piece((rank, number), low + begin, low + end) for number, (begin, end) in enumerate(cuts)]
+
+
+def micro_batches(count: int, most: int | None) -> list[tuple[int, int]]:
+    """Return the half-open ranges of *count* samples that are micro-batches of at most *most*; None: all at once."""
+    number = -(-count // (most or count or 1))
+    return [even_split(count, number, part) for part in range(number)]
 
 
 def shard_pieces(count: int, full: int, virtual_shards: int, world_size: int, rank: int) -> list[Piece]:

@@ -27,11 +27,11 @@ class CaptureCheck:
     A comparison starts at one step and is finished at a later one, so that no rank waits for another.
 
     Args:
-        me: This worker.
+        worker: This worker.
     """
 
-    def __init__(self, me: Worker) -> None:
-        self._me = me
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
         self._pending: DigestComparison | None = None
         self._known: dict[str, tuple[Any, str]] = {}
 
@@ -45,8 +45,8 @@ class CaptureCheck:
 
         A rank whose schedule was cut short by StopTraining sends none that counts: it will train no more.
         """
-        if self._me.world_size > 1:
-            counts = self._me.vote.stop_wanted is None
+        if self._worker.world_size > 1:
+            counts = self._worker.vote.stop_wanted is None
             self._pending = DigestComparison(self._text(captured) if counts else None)
 
     def finish(self, capture: Callable[[], Captured]) -> None:
@@ -86,7 +86,7 @@ class CaptureCheck:
     def _difference(self, captured: Captured) -> RanksDifferError:
         mine = {**dict(_leaves(captured.tree, "")), **_forms(captured)}
         mine |= {key: f"{mine[key]}, its bits together {bits}" for key, bits in _sums(captured).items()}
-        ranks = [json.loads(text) for text in self._me.gather_text(json.dumps(mine))]
+        ranks = [json.loads(text) for text in self._worker.gather_text(json.dumps(mine))]
         for path in sorted({path for leaves in ranks for path in leaves}):
             for rank, leaves in enumerate(ranks):
                 if leaves.get(path) != ranks[0].get(path):

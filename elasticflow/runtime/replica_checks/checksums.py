@@ -22,20 +22,20 @@ Started = list[tuple[list[str], Tensor]]
 _PARTS = 64
 
 
-def require_same(me: Worker, tensors: Mapping[str, Tensor]) -> None:
+def require_same(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
     """Return once it is known that *tensors* are the same on all ranks. Collective: every rank.
 
     Raises:
         RanksDifferError: they are not, by a sum over each, which is a fault of whatever loaded them. Names the first
             that differs, on every rank.
     """
-    if me.world_size == 1:
+    if worker.world_size == 1:
         return
     sums = sums_of(tensors)
-    digests = me.gather_text(blake2b(repr(sums).encode()).hexdigest())
+    digests = worker.gather_text(blake2b(repr(sums).encode()).hexdigest())
     if len(set(digests)) == 1:
         return
-    lines = [text.split("\n") for text in me.gather_text("\n".join(f"{k} {v}" for k, v in sums.items()))]
+    lines = [text.split("\n") for text in worker.gather_text("\n".join(f"{k} {v}" for k, v in sums.items()))]
     rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
     other = next((line for line in lines[rank] if line not in lines[0]), "a tensor ")
     raise RanksDifferError(

@@ -59,7 +59,7 @@ class ReplicaCheck:
     Left out is what one rank may have otherwise than another: buffers, and objects of the job's own.
 
     Args:
-        me: This worker.
+        worker: This worker.
         state: Of the job.
         every: "1000 steps"; None: never.
         on_divergence: Called before a difference is told, with the last step after which all replicas were equal: what
@@ -69,15 +69,20 @@ class ReplicaCheck:
 
     def __init__(
         self,
-        me: Worker,
+        worker: Worker,
         state: State,
         every: str | None,
         on_divergence: Callable[[int], None] | None = None,
         *,
         is_exact: bool,
     ) -> None:
-        self._me, self._state, self._on_divergence, self._is_exact = me, state, on_divergence, is_exact
-        self._due = None if every is None or me.world_size == 1 else Due((every,))
+        self._worker, self._state, self._on_divergence, self._is_exact = (
+            worker,
+            state,
+            on_divergence,
+            is_exact,
+        )
+        self._due = None if every is None or worker.world_size == 1 else Due((every,))
         self._last: HasPosition | None = None
         # Step after which the replicas were last known to be equal.
         self._equal_at = 0
@@ -92,11 +97,11 @@ class ReplicaCheck:
         self._last, self._equal_at = position, position.step
         if self._due is None or self._is_exact:  # exact mode has refused different environments
             return
-        different = environment.first_difference(self._me)
+        different = environment.first_difference(self._worker)
         if different is not None:
             self._due = None
-            if self._me.rank == 0:
-                self._me.event(
+            if self._worker.rank == 0:
+                self._worker.event(
                     events.REPLICAS_NOT_COMPARED, reason=f"workers are not of one kind: {different}"
                 )
 
@@ -193,10 +198,10 @@ class ReplicaCheck:
         if self._on_divergence is not None:
             # Before the ranks hear from each other: a rank that ends first leaves nothing to go on from.
             self._on_divergence(self._equal_at)
-        ranks = [json.loads(text) for text in self._me.gather_text(json.dumps(sums))]
+        ranks = [json.loads(text) for text in self._worker.gather_text(json.dumps(sums))]
         error = difference(step, ranks)
-        if self._me.rank not in error.ranks:
-            self._me.barrier()
+        if self._worker.rank not in error.ranks:
+            self._worker.barrier()
         raise error
 
 

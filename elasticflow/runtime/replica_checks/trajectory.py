@@ -35,26 +35,26 @@ class TrajectoryRecorder:
 
     Args:
         folder: Where; see `elasticflow/protocol/trajectory_record.py`. It exists.
-        me: Rank 0.
+        worker: Rank 0.
     """
 
-    def __init__(self, folder: Path, me: Worker) -> None:
-        self._folder, self._me = folder, me
+    def __init__(self, folder: Path, worker: Worker) -> None:
+        self._folder, self._worker = folder, worker
         self._state: State | None = None
         self._file = -1
         # Steps after which the run is to be held.
         self._holds: set[int] = set()
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str], me: Worker) -> TrajectoryRecorder | None:
+    def from_environment(cls, environ: Mapping[str, str], worker: Worker) -> TrajectoryRecorder | None:
         """Return the recorder that *environ* asks for; None on other ranks, or if nobody asks."""
         folder = environ.get(worker_environment.TRAJECTORY)
-        return cls(Path(folder), me) if folder and me.rank == 0 else None
+        return cls(Path(folder), worker) if folder and worker.rank == 0 else None
 
     def begin(self, state: State, position: Position) -> None:
         """Record *state* as it is at *position*, before the first step."""
         self._state = state
-        path = trajectory_record.records_file(self._folder, self._me.generation)
+        path = trajectory_record.records_file(self._folder, self._worker.generation)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         names = (path.name for path in self._folder.iterdir())
         self._holds = {
@@ -63,7 +63,7 @@ class TrajectoryRecorder:
             if name.startswith(trajectory_record.HOLD)
         }
         self._write(position, None)
-        self._me.progress.after_step = self.step
+        self._worker.progress.after_step = self.step
 
     def step(self, position: Position, loss: float) -> None:
         """Record the finished step, and wait there if the run is to be held."""
@@ -73,9 +73,14 @@ class TrajectoryRecorder:
 
     def _write(self, position: Position, loss: float | None) -> None:
         assert self._state is not None
-        me = self._me
+        worker = self._worker
         record = trajectory_record.Record(
-            position.step, position.samples, loss, me.generation, me.world_size, dict(digests(self._state))
+            position.step,
+            position.samples,
+            loss,
+            worker.generation,
+            worker.world_size,
+            dict(digests(self._state)),
         )
         line = record.line()
         while line:
@@ -84,8 +89,8 @@ class TrajectoryRecorder:
     def _wait(self, step: int) -> None:
         held = trajectory_record.held_file(self._folder, step)
         trajectory_record.hold_file(self._folder, step).replace(held)
-        while held.exists() and not self._me.vote.leave_wanted:
-            self._me.heartbeat.beat()
+        while held.exists() and not self._worker.vote.leave_wanted:
+            self._worker.heartbeat.beat()
             time.sleep(_POLL_S)
 
 

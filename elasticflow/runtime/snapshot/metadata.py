@@ -127,9 +127,7 @@ class SnapshotMetadata:
         parent: The committed snapshot that this generation goes on from, if any.
     """
 
-    def __init__(
-        self, me: Worker, state: State, schedule: Schedule, fingerprints: Mapping[str, str]
-    ) -> None:
+    def __init__(self, me: Worker, state: State, schedule: Schedule, fingerprints: Mapping[str, str]) -> None:
         self._me, self._evaluation, self._schedule = me, state.evaluation, schedule
         self._environment = environment.describe(me.device)
         self._fingerprints = dict(fingerprints)

@@ -346,6 +346,6 @@ def test_best_value_is_that_of_one_evaluation(
 
     del state["ranked_by"]  # an older snapshot, which says the data's identity in its manifest only
     state["data"] = data
-    third = make_evaluation("max m", "metrics:m")
+    third = make_evaluation("max m", "metrics:m", data)
     third.load_state_dict(state)
     assert 2.0 == third.best
