@@ -126,8 +126,10 @@ class SnapshotSetAside:
 
 Answer = GenerationClaimed | RunTakenOver | ClaimFailed | SnapshotsListed | SnapshotSetAside
 NodeEvent = NodeReady | NodeLeaving | NodeLost | AgentDied | AgentEnded
-WorkersEvent = WorkersStarted | LogLines | Standstill | Stacks | WorkersEnded
-LifecycleEvent = TimePassed | LeaveAsked | Interrupted | SnapshotFenced | NodeEvent | WorkersEvent | Answer
+WorkersEvent = WorkersStarted | Standstill | Stacks | WorkersEnded
+LifecycleEvent = (
+    TimePassed | LeaveAsked | Interrupted | SnapshotFenced | NodeEvent | LogLines | WorkersEvent | Answer
+)
 
 
 # --- commands -------------------------------------------------------------------------------------------

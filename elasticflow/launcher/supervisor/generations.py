@@ -3,34 +3,62 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from elasticflow import events
 from elasticflow.launcher.restarts.failures import Failure, Report, first_failure
-from elasticflow.launcher.supervisor.commands import ClaimGeneration, Command, RecordEvent, UpdateState
-from elasticflow.protocol.messages import FormGeneration
+from elasticflow.launcher.supervisor.commands import (
+    AskWorkers,
+    ClaimGeneration,
+    Command,
+    RecordEvent,
+    UpdateState,
+)
+from elasticflow.protocol.messages import FormGeneration, Stacks, Standstill, WorkersEnded, WorkersStarted
 
 if TYPE_CHECKING:
     from elasticflow.events import EventRecord
+    from elasticflow.launcher.supervisor.commands import WorkersEvent
     from elasticflow.launcher.supervisor.nodes import Node, Nodes
-    from elasticflow.protocol.messages import StalledWorker, StartedWorker, WorkerEnd, WorkersEnded
+    from elasticflow.protocol.messages import StalledWorker, StartedWorker, WorkerEnd
+
+TOO_LATE = "the grace ended before the workers left"
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a generation failed.
+    """Why a generation failed, or could not be formed.
 
     Attributes:
-        node: Where.
         failure_class: A class of `failure_classes.CLASSES`.
         error: In one line.
-        failure: The worker that failed first; None if it was a whole node.
+        node: Where; empty if no node is to blame.
+        failure: The worker that failed first; None if no worker did.
+        at: Unix time of the first end of a worker; None if none is known.
     """
 
-    node: str
     failure_class: str
     error: str
+    node: str = ""
     failure: Failure | None = None
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Why the workers of a generation were asked to leave.
+
+    Attributes:
+        ends: The launch ends then; else the next generation follows.
+        outcome: `failure_classes.Outcome` of the generation.
+        reason: In words.
+        asked: When, on the monotonic clock.
+    """
+
+    ends: bool
+    outcome: str
+    reason: str
+    asked: float
 
 
 @dataclass
@@ -46,6 +74,7 @@ class Generation:
         is_finished: Rank 0 has said that training reached its end.
         stopped: Why the job's own code ended training before its length, if it did.
         is_stopping: Its workers are being killed, since one has failed or a node is lost.
+        drain: Why they were asked to leave, if they were.
         raised: The `worker.raised` line of each rank that wrote one.
         stalled_nodes: Nodes whose workers have all stood still for too long.
         stacks: Where the workers of each node stand that has said so, once it was asked.
@@ -64,6 +93,7 @@ class Generation:
     is_finished: bool = False
     stopped: str | None = None
     is_stopping: bool = False
+    drain: Drain | None = None
     raised: dict[int, EventRecord] = field(default_factory=dict)
     stalled_nodes: set[str] = field(default_factory=set)
     stacks: dict[str, tuple[StalledWorker, ...]] = field(default_factory=dict)
@@ -91,6 +121,48 @@ class Generation:
             case _:
                 pass
 
+    def take(self, message: WorkersEvent) -> list[Command]:
+        """Take in what an agent says about its workers; if one of them failed, those of all nodes are killed."""
+        node = message.node
+        match message:
+            case WorkersStarted():
+                self.workers[node] = message.workers
+                return [UpdateState({"workers": [vars(worker) for worker in self.started]})]
+            case Standstill(is_so=True):
+                self.stalled_nodes.add(node)
+            case Standstill():
+                self.stalled_nodes.discard(node)
+            case Stacks():
+                self.stacks[node] = message.workers
+            case WorkersEnded():
+                self.ended[node] = message
+                return self.stop() if message.failed else []
+            case _:
+                assert_never(message)
+        return []
+
+    def lose(self, node: str, failure_class: str, reason: str, *, also_alone: bool = False) -> list[Command]:
+        """Take in that *node* is gone with its workers, unless they had ended; those of all others are killed."""
+        if node not in self.nodes or node in self.ended:
+            return []
+        self.lost[node] = (failure_class, reason)
+        return self.stop(also_alone=also_alone)
+
+    def stop(self, *, also_alone: bool = False) -> list[Command]:
+        """Have the workers of all nodes killed: they would wait for the one that failed.
+
+        Where there is one node only, its agent has killed them by itself, unless *also_alone*.
+        """
+        if self.is_stopping:
+            return []
+        self.is_stopping = True
+        return [AskWorkers("stop", self.number)] if also_alone or len(self.nodes) > 1 else []
+
+    def ask_to_leave(self, drain: Drain) -> list[Command]:
+        """Have the workers leave after a step; those that were asked before are not asked again."""
+        was_asked, self.drain = self.drain is not None, drain
+        return [] if was_asked else [AskWorkers("drain", self.number)]
+
     @property
     def is_over(self) -> bool:
         """Whether no worker of any node is left."""
@@ -106,18 +178,17 @@ class Generation:
         """Its workers on all nodes on which they have started."""
         return tuple(worker for node in self.nodes for worker in self.workers.get(node, ()))
 
-    @property
-    def failed_at(self) -> float | None:
-        """Unix time of the first end of a worker, as far as nodes have told."""
-        return min((w.at for ended in self.ended.values() for w in ended.workers), default=None)
-
-    def cause(self) -> Cause | None:
-        """Return why it failed: a lost node, else the worker that failed first; None if no worker failed by itself."""
+    def cause(self) -> Cause:
+        """Return why its workers were killed: a lost node, else the worker that failed first, else a drain that was late."""
+        ends = [(node, worker) for node, ended in self.ended.items() for worker in ended.workers]
+        at = min((worker.at for _, worker in ends), default=None)
         for node, (failure_class, error) in self.lost.items():
-            return Cause(node, failure_class, error)
-        reports = [self._report(node, w) for node, ended in self.ended.items() for w in ended.workers]
-        first = first_failure(reports, is_finished=self.is_finished)
-        return None if first is None else Cause(first.node, first.failure_class, first.error, first)
+            return Cause(failure_class, error, node, at=at)
+        first = first_failure([self._report(*end) for end in ends], is_finished=self.is_finished)
+        if first is not None:
+            return Cause(first.failure_class, first.error, first.node, first, at)
+        assert self.drain is not None, "a group that was killed has a cause"
+        return Cause(self.drain.outcome, TOO_LATE, at=at)
 
     def _report(self, node: str, worker: WorkerEnd) -> Report:
         return Report(

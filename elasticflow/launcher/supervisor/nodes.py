@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elasticflow import events
+from elasticflow.launcher.restarts.restart_policy import unready_end
+from elasticflow.launcher.supervisor.commands import RecordEvent, ReleaseNode
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from elasticflow.launcher.agent.agent_process import AgentEnd
+    from elasticflow.launcher.supervisor.commands import Command
+    from elasticflow.protocol.messages import NodeReady
 
 # Nodes that come within this time of each other are taken in together: one drain for all of them.
 SETTLE_S = 0.5
@@ -46,6 +58,7 @@ class Nodes:
         self._by_name: dict[str, Node] = {}
         self._expected: set[str] = set()
         self._losses: dict[str, int] = {}
+        self._unready_ends: dict[str, tuple[str, ...]] = {}
         self._settled_at = 0.0
 
     def __contains__(self, node: str) -> bool:
@@ -70,24 +83,48 @@ class Nodes:
         """Have the first generation wait for *node*, which is on its way."""
         self._expected.add(node)
 
-    def join(self, node: Node, now: float) -> None:
-        """Take in a node; one of the same id, which it replaces, is forgotten."""
-        self._by_name[node.name] = node
-        self._expected.discard(node.name)
+    def join(self, ready: NodeReady, now: float) -> list[Command]:
+        """Take in the node whose agent is *ready*; it replaces one of the same id."""
+        self._by_name[ready.node] = Node(ready.node, ready.host, ready.nproc, ready.node_rank)
+        self._expected.discard(ready.node)
+        self._unready_ends.pop(ready.node, None)
         self._settled_at = now + self._settle_s
+        fields = {"node": ready.node, "host": ready.host, "nproc": ready.nproc}
+        return [
+            RecordEvent(events.NODE_JOINED, fields),
+            *(RecordEvent(events.PRELOAD_REFUSED, module._asdict()) for module in ready.refused),
+        ]
 
-    def leave(self, node: str) -> None:
-        """Have *node* take part in nothing new."""
-        self._by_name[node].is_leaving = True
+    def leave(self, name: str) -> None:
+        """Have node *name* take part in nothing new."""
+        self._by_name[name].is_leaving = True
 
-    def lose(self, node: str) -> bool:
-        """Forget *node*; return whether it was there."""
-        self._expected.discard(node)
-        return self._by_name.pop(node, None) is not None
+    def lose(self, name: str, reason: str) -> list[Command]:
+        """Forget node *name*, if it is there."""
+        self._expected.discard(name)
+        if self._by_name.pop(name, None) is None:
+            return []
+        # Should it live after all, it must not go on.
+        return [RecordEvent(events.NODE_LOST, {"node": name, "reason": reason}), ReleaseNode(name)]
 
-    def leaving(self) -> list[str]:
-        """Return the nodes that asked to leave and are still there."""
-        return [node.name for node in self._by_name.values() if node.is_leaving]
+    def let_go(self, busy: Collection[str]) -> list[Command]:
+        """Forget the nodes that asked to leave, but for those that are *busy*."""
+        commands: list[Command] = []
+        for node in list(self._by_name.values()):
+            if node.is_leaving and node.name not in busy:
+                del self._by_name[node.name]
+                commands += [RecordEvent(events.NODE_LEFT, {"node": node.name}), ReleaseNode(node.name)]
+        return commands
+
+    def note_agent_end(self, name: str, end: AgentEnd) -> None:
+        """Take in how the agent of node *name* ended; what counts is how agents end that are not ready yet."""
+        if name not in self._by_name:
+            described = unready_end(end.cause, is_its_own_doing=end.is_its_own_doing)
+            self._unready_ends[name] = (*self.unready_ends(name), described)
+
+    def unready_ends(self, name: str) -> tuple[str, ...]:
+        """Return how the agents of node *name* ended, one after the other, since one was ready."""
+        return self._unready_ends.get(name, ())
 
     def note_loss(self, name: str) -> None:
         """Take in that node *name* was lost while nobody needed it."""
@@ -97,19 +134,18 @@ class Nodes:
         """Return whether to start node *name* again, which was lost while nobody needed it."""
         return self._losses.get(name, 0) <= _TOO_OFTEN
 
-    def note_failure(self, name: str) -> None:
-        """Take in that a generation failed first on node *name*."""
+    def note_failure(self, name: str, error: str) -> list[Command]:
+        """Take in that a generation failed first on node *name*.
+
+        The second time in a row the node is excluded, if the others are enough.
+        """
         for node in self._by_name.values():
             node.failures = node.failures + 1 if node.name == name else 0
-
-    def fails_too_often(self, name: str) -> bool:
-        """Return whether node *name* has failed twice in a row while others did not, and the others are enough."""
-        node = self._by_name.get(name)
-        return node is not None and node.failures >= _TOO_OFTEN and len(self._usable()) > self._least
-
-    def exclude(self, name: str) -> None:
-        """Have node *name* take part in nothing new."""
-        self._by_name[name].is_excluded = True
+        failed = self._by_name.get(name)
+        if failed is None or failed.failures < _TOO_OFTEN or len(self) <= self._least:
+            return []
+        failed.is_excluded = True
+        return [RecordEvent(events.NODE_EXCLUDED, {"node": name, "reason": error})]
 
     def forget_failures(self) -> None:
         """Take in that a step was finished: whose fault anything was does not matter any more."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
+from elasticflow.launcher.supervisor.generations import Cause
 
 if TYPE_CHECKING:
     from elasticflow.events import Event
-    from elasticflow.launcher.restarts.failures import Failure
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,21 @@ def interrupted(step: int, reason: str, code: int = errors.INTERRUPTED) -> Verdi
     return Verdict("interrupted", code, events.RUN_INTERRUPTED, {"reason": reason, "step": step})
 
 
-def failed(
-    step: int,
-    failure_class: str,
-    error: str,
-    code: int = errors.ANSWER_IS_NO,
-    failure: Failure | None = None,
-    why: str | None = None,
-) -> Verdict:
-    """It failed with class *failure_class*; *why* says why it is not tried again."""
-    rank, exit_code = (None, None) if failure is None else (failure.rank, failure.exit_code)
-    fields = {"class": failure_class, "error": error, "why": why, "rank": rank, "exit_code": exit_code}
-    return Verdict("failed", code, events.RUN_FAILED, {**fields, "step": step})
+def failed(step: int, cause: Cause, code: int = errors.ANSWER_IS_NO, why: str | None = None) -> Verdict:
+    """It failed of *cause*; *why* says why it is not tried again."""
+    worker = cause.failure
+    fields = {
+        "class": cause.failure_class,
+        "error": cause.error,
+        "why": why,
+        "rank": None if worker is None else worker.rank,
+        "exit_code": None if worker is None else worker.exit_code,
+        "step": step,
+    }
+    return Verdict("failed", code, events.RUN_FAILED, fields)
 
 
 def taken_over(step: int, generation: int) -> Verdict:
     """The run is another launch's now: going on would take it away from that one again."""
     error = f"another launch of this run goes on from its snapshots: generation {generation + 1}"
-    return failed(step, "taken_over", error)
+    return failed(step, Cause("taken_over", error))

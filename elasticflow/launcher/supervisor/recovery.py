@@ -19,25 +19,27 @@ from elasticflow.launcher.supervisor.commands import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from elasticflow.launcher.restarts.failures import Failure
     from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
     from elasticflow.launcher.restarts.restart_policy import Decision, RestartPolicy
     from elasticflow.launcher.restarts.snapshot_rollback import Cleared, Suspect
-    from elasticflow.launcher.supervisor.generations import Generation
+    from elasticflow.launcher.supervisor.generations import Cause, Generation
 
 
 def attempt_of(
-    failure_class: str,
-    error: str,
-    generation: Generation | None = None,
-    failure: Failure | None = None,
-    unready_ends: tuple[str, ...] = (),
+    cause: Cause, generation: Generation | None = None, unready_ends: tuple[str, ...] = ()
 ) -> FailedAttempt:
-    """Return what the restart policy and the snapshots' rollback have to know about a failure."""
+    """Return what the restart policy and the snapshots' rollback have to know about a failure.
+
+    Args:
+        cause: What failed.
+        generation: In which generation; None if none could be formed.
+        unready_ends: How the node's agents ended before they were ready.
+    """
+    failure = cause.failure
     return FailedAttempt(
-        failure_class=failure_class,
-        error=error,
-        fingerprint=f"{failure_class}: {error}" if failure is None else failure.fingerprint,
+        failure_class=cause.failure_class,
+        error=cause.error,
+        fingerprint=f"{cause.failure_class}: {cause.error}" if failure is None else failure.fingerprint,
         step=None if generation is None else generation.step,
         epoch=None if generation is None else generation.epoch,
         generation=0 if generation is None else generation.number,

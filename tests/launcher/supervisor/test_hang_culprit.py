@@ -9,7 +9,7 @@ import pytest
 
 import elasticflow
 from elasticflow.launcher.agent.stack_dumps import parse
-from elasticflow.launcher.supervisor.hang_culprit import find_culprit, own_frames, phase_of, stack_text
+from elasticflow.launcher.supervisor.hangs import find_culprit, own_frames, phase_of, stack_text
 from elasticflow.protocol.messages import Frame, LoaderStack, StalledWorker
 
 RUNTIME = Path(elasticflow.__file__).parent / "runtime"
