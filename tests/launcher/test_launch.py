@@ -26,6 +26,7 @@ from elasticflow.launcher import launch as launch_module
 from elasticflow.launcher.launch import Request, check_gpus, check_torch, launch
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.restarts.restart_policy import FailedAttempt, RestartPolicy
+from elasticflow.launcher.supervisor.command_runner import claim_generation
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
 from tests.compiler.jobs import make_job
@@ -86,6 +87,17 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
     return made
 
 
+def claim(
+    launch: Launch,
+    reason: str,
+    last: int = 0,
+    nodes: tuple[str, ...] = (),
+    ledger: RestartLedger | None = None,
+) -> int | None:
+    """Claim the launch's next generation; by default with the ledger as the run folder has it."""
+    return claim_generation(launch, ledger or RestartLedger(launch.folder.ledger), reason, last, nodes)
+
+
 def test_launches_of_a_run_are_counted(trial: Trial) -> None:
     """The first is new, the next goes on with the same run; each has its own folder."""
     first, second = trial.launch(), trial.launch()
@@ -100,36 +112,44 @@ def test_launches_of_a_run_are_counted(trial: Trial) -> None:
 def test_run_with_snapshots_elsewhere_goes_on_with_them(trial: Trial) -> None:
     """The run folder is new, but a generation was claimed at the URI: another machine ran it before."""
     first = trial.launch(snapshots__uri="store")
-    first.claim("start")
+    claim(first, "start")
     shutil.rmtree(trial.folder.path)
     again = trial.launch(snapshots__uri="store")
 
     assert (1, True) == (again.number, again.is_resumed)
-    assert 2 == again.claim("resume")
+    assert 2 == claim(again, "resume")
 
 
 def test_run_that_another_machine_went_on_with_is_not_taken_back(trial: Trial) -> None:
     """A launch claims on after its own last generation only; begun anew, on purpose, it takes the run over again."""
     first = trial.launch(snapshots__uri="store")
-    assert 1 == first.claim("start")
-    assert 2 == first.claim("crash", 1)
+    assert 1 == claim(first, "start")
+    assert 2 == claim(first, "crash", 1)
     shutil.rmtree(trial.folder.path)
     elsewhere = trial.launch(snapshots__uri="store")
-    assert 3 == elsewhere.claim("resume")
+    assert 3 == claim(elsewhere, "resume")
     with pytest.MonkeyPatch.context() as another_machine:
         another_machine.setattr(socket, "gethostname", lambda: "another")
-        assert first.claim("crash", 2) is None
-    assert 4 == elsewhere.claim("crash", 3)
+        assert claim(first, "crash", 2) is None
+    assert 4 == claim(elsewhere, "crash", 3)
+
+
+def test_claim_whose_answer_was_lost_is_the_launchs_own(trial: Trial) -> None:
+    """The store made it and could not say so: asked again, it is no other launch's."""
+    launched = trial.launch()
+    assert 1 == claim(launched, "start", nodes=("n0",))
+    assert 2 == claim(launched, "crash", 1, ("n0", "n1"))
+    assert 2 == claim(launched, "crash", 1, ("n0", "n1"))
 
 
 def test_failures_are_counted_on_where_there_is_no_run_folder_too(trial: Trial) -> None:
     """What failed before a generation lies beside the snapshots: another machine has what is left of the budget."""
     first = trial.launch(snapshots__uri="store")
     ledger = RestartLedger(first.folder.ledger)
-    assert 1 == first.claim("start", ledger=ledger)
+    assert 1 == claim(first, "start", ledger=ledger)
     for generation in (1, 2):
         charge(first, ledger, FailedAttempt("crash", step=10 * generation, generation=generation))
-        assert generation + 1 == first.claim("crash", generation, ledger=ledger)
+        assert generation + 1 == claim(first, "crash", generation, ledger=ledger)
     shutil.move(trial.folder.path, trial.folder.path.with_name("here"))
 
     elsewhere = trial.launch(snapshots__uri="store")
@@ -137,7 +157,7 @@ def test_failures_are_counted_on_where_there_is_no_run_folder_too(trial: Trial) 
     assert ledger.entries == goes_on.entries
     assert 1 == RestartPolicy(elsewhere.plan.restarts).left(goes_on.entries, time.time())
     charge(elsewhere, goes_on, FailedAttempt("hang", step=30, generation=3))
-    assert 4 == elsewhere.claim("resume", ledger=goes_on)
+    assert 4 == claim(elsewhere, "resume", ledger=goes_on)
     shutil.rmtree(trial.folder.path)
     shutil.move(trial.folder.path.with_name("here"), trial.folder.path)
 

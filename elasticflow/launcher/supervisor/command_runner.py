@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import TYPE_CHECKING, assert_never
 
 from elasticflow import events
 from elasticflow.errors import StorageError
+from elasticflow.launcher.restarts.restart_ledger import CLAIMED_FAILURES
 from elasticflow.launcher.supervisor.commands import (
     AskWorkers,
     ClaimFailed,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.restarts.restart_ledger import RestartLedger
     from elasticflow.launcher.supervisor.agent_channel import AgentChannel
     from elasticflow.launcher.supervisor.commands import Answer, Command
+    from elasticflow.launcher.supervisor.launch_record import Launch
     from elasticflow.launcher.supervisor.local_agents import LocalAgents
     from elasticflow.snapshots.store.catalog import Catalog
 
@@ -46,8 +50,7 @@ class CommandRunner:
         catalog: Its snapshots.
         channel: To the agents of all machines.
         agents: Those of this one.
-        claim: Takes a reason, the last number it gave and the nodes; returns the next generation's number, or None if
-            another launch of the run has one after the last. Raises OSError if the store does not answer.
+        claim: `claim_generation` of the launch.
     """
 
     def __init__(
@@ -129,3 +132,29 @@ class CommandRunner:
         event = events.SNAPSHOT_REJECTED if is_aside else events.SNAPSHOT_CLEARED
         self._journal.event(event, name=command.name, reason=command.reason)
         return SnapshotSetAside(command.name) if is_aside else None
+
+
+def claim_generation(
+    launch: Launch, ledger: RestartLedger, reason: str, last: int = 0, nodes: tuple[str, ...] = ()
+) -> int | None:
+    """Return the next generation's number, claimed at the snapshot URI: no other launch can have it.
+
+    None if another launch has claimed a generation after *last*, the one this launch claimed last (0: none yet). The
+    claim holds the failures in *ledger* since then; the launch's first one also those of the launch before.
+
+    Raises:
+        OSError: the store does not answer.
+    """
+    catalog = launch.catalog
+    claim = {
+        "run_id": launch.folder.run_id,
+        "launch": launch.number,
+        "reason": reason,
+        "nodes": list(nodes),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        CLAIMED_FAILURES: ledger.since(last or catalog.newest_generation()),
+    }
+    if last == 0:
+        return catalog.claim_generation(claim)
+    return last + 1 if catalog.claim_after(last, claim) else None

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from elasticflow.compiler.inputs.job_json import job_to_json
-from elasticflow.launcher.agent.agent_process import build_agent_process
-from elasticflow.launcher.rendezvous.invitation import Invitation, versions
-from elasticflow.launcher.restarts.restart_ledger import CLAIMED_FAILURES
 from elasticflow.launcher.supervisor.scale_schedule import ALONE
 
 if TYPE_CHECKING:
@@ -20,10 +14,8 @@ if TYPE_CHECKING:
     from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.launcher.agent.agent_process import AgentProcess
     from elasticflow.launcher.journal.post_mortem import Ending
     from elasticflow.launcher.rendezvous.leadership import LaunchStore
-    from elasticflow.launcher.restarts.restart_ledger import RestartLedger
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.format.writer_config import WriterStart
@@ -67,49 +59,3 @@ class Launch:
     drift: tuple[Difference, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     lost: Ending | None = None
-
-    def agent(self, node: str) -> AgentProcess:
-        """Return the agent of *node*, a node of this machine, not yet started."""
-        return build_agent_process(
-            self.plan,
-            self.folder,
-            self.folder.launch(self.number),
-            node,
-            self.store.address,
-            self.project_root,
-            self.writer,
-            # Nodes of this machine are called n0, n1 and so on (`local_agents.py`).
-            self.node_rank + int(node[1:]) if self.plan.rdzv_backend == "static" else None,
-        )
-
-    def invitation(self) -> Invitation:
-        """Return what another machine has to know to take part."""
-        entry_point = self.folder.launch(self.number) / "train.py"
-        return Invitation(
-            run_id=self.folder.run_id,
-            job=job_to_json(self.job),
-            entry_point=entry_point.read_text(encoding="utf-8"),
-            versions=versions(),
-            sources=dict(self.sources),
-        )
-
-    def claim(
-        self, reason: str, last: int = 0, nodes: tuple[str, ...] = (), ledger: RestartLedger | None = None
-    ) -> int | None:
-        """Return the next generation's number, claimed at the snapshot URI: no other launch can have it.
-
-        None if one has claimed a generation after *last*, the one this launch claimed last (0: none yet). The claim
-        holds the failures since then that *ledger* has: those of an earlier launch, too, before its first one.
-        """
-        claim: dict[str, Any] = {
-            "run_id": self.folder.run_id,
-            "launch": self.number,
-            "reason": reason,
-            "nodes": nodes,
-        }
-        claim |= {"host": socket.gethostname(), "pid": os.getpid()}
-        if ledger is not None:
-            claim[CLAIMED_FAILURES] = ledger.since(last or self.catalog.newest_generation())
-        if last == 0:
-            return self.catalog.claim_generation(claim)
-        return last + 1 if self.catalog.claim_after(last, claim) else None

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.launcher.agent.agent_process import AgentEnd
+from elasticflow.launcher.agent.agent_process import AgentEnd, build_agent_process
 from elasticflow.launcher.agent.orphans import Orphans, unclaimed
 from elasticflow.launcher.supervisor.commands import AgentEnded, NodeLost
 
@@ -19,32 +19,25 @@ if TYPE_CHECKING:
     from elasticflow.launcher.agent.orphans import EndedOrphan
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.launcher.supervisor.commands import LifecycleEvent
+    from elasticflow.launcher.supervisor.launch_record import Launch
     from elasticflow.launcher.supervisor.lifecycle import Lifecycle
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
-    from elasticflow.run_folder import RunFolder
 
 
 class LocalAgents:
     """Starts agents, starts them again when they die, and lets them come and go on cue.
 
     Args:
-        make: Returns the agent of a node, not yet started.
-        changes: How many nodes there are from when on; the first at once.
-        journal: Where processes left behind are recorded.
-        run: Whose mark the processes bear that workers of a killed agent, or of a killed launch, left.
+        launch: Whose agents they are.
+        journal: Where processes are recorded that workers of a killed agent, or of a killed launch, left behind.
     """
 
-    def __init__(
-        self,
-        make: Callable[[str], AgentProcess],
-        changes: tuple[ScaleChange, ...],
-        journal: Journal,
-        run: RunFolder,
-    ) -> None:
-        self._make, self._changes, self._journal = make, list(changes), journal
+    def __init__(self, launch: Launch, journal: Journal) -> None:
+        self._launch, self._journal = launch, journal
+        self._changes = list(launch.scale)
         self._agents: dict[str, AgentProcess] = {}
         self._leaving: set[str] = set()
-        self._orphans = Orphans(lambda: unclaimed(run), self._tell_left_behind)
+        self._orphans = Orphans(lambda: unclaimed(launch.folder), self._tell_left_behind)
         self._count = 0
         self._began = 0.0
 
@@ -108,9 +101,21 @@ class LocalAgents:
         self._journal.event(events.PROCESS_LEFT_BEHIND, node=None, **asdict(process))
 
     def _add(self) -> str:
-        node = f"n{self._count}"  # no other node of the launch ever had this id
+        launch = self._launch
+        # No other node of the launch ever had this id.
+        node = f"n{self._count}"
+        rank = launch.node_rank + self._count if launch.plan.rdzv_backend == "static" else None
         self._count += 1
-        self._agents[node] = self._make(node)
+        self._agents[node] = build_agent_process(
+            launch.plan,
+            launch.folder,
+            launch.folder.launch(launch.number),
+            node,
+            launch.store.address,
+            launch.project_root,
+            launch.writer,
+            rank,
+        )
         self._agents[node].start()
         return node
 

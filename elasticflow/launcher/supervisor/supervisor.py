@@ -17,14 +17,16 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import errors, events
+from elasticflow.compiler.inputs.job_json import job_to_json
 from elasticflow.errors import RendezvousError, RunFolderError
 from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
+from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
-from elasticflow.launcher.supervisor.command_runner import CommandRunner
+from elasticflow.launcher.supervisor.command_runner import CommandRunner, claim_generation
 from elasticflow.launcher.supervisor.commands import (
     Instant,
     Interrupted,
@@ -67,7 +69,7 @@ class Supervisor:
         self._metrics = Metrics(launch.folder)
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
         self._ingest = Ingest(self._journal, self._metrics, self._environment)
-        self._agents = LocalAgents(launch.agent, launch.scale, self._journal, launch.folder)
+        self._agents = LocalAgents(launch, self._journal)
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max)
         self._ledger = RestartLedger(launch.folder.ledger)
         self._lifecycle = self._first_lifecycle()
@@ -105,7 +107,7 @@ class Supervisor:
             for node in self._agents.begin():
                 self._nodes.expect(node)
             channel = self._open()
-            claim = partial(self._launch.claim, ledger=self._ledger)
+            claim = partial(claim_generation, self._launch, self._ledger)
             runner = CommandRunner(
                 self._journal, self._ledger, self._launch.catalog, channel, self._agents, claim
             )
@@ -130,7 +132,7 @@ class Supervisor:
     def _open(self) -> AgentChannel:
         try:
             channel = AgentChannel(self._launch.store.connect())
-            channel.invite(self._launch.invitation())
+            channel.invite(_invitation(self._launch))
         except StoreLostError as error:
             raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
         return channel
@@ -258,3 +260,15 @@ class Supervisor:
         self._journal.update(status=verdict.status, workers=[], verdict=figures)
         self._journal.event(verdict.event, **fields)
         return verdict.exit_code
+
+
+def _invitation(launch: Launch) -> Invitation:
+    """Return what another machine has to know to take part."""
+    entry_point = launch.folder.launch(launch.number) / "train.py"
+    return Invitation(
+        run_id=launch.folder.run_id,
+        job=job_to_json(launch.job),
+        entry_point=entry_point.read_text(encoding="utf-8"),
+        versions=versions(),
+        sources=dict(launch.sources),
+    )

@@ -40,7 +40,6 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
         store=SimpleNamespace(endpoint=None),
         is_resumed=False,
         scale=ALONE,
-        agent=None,
     )
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(RunFolderError, match="No space left on device") as ended:
