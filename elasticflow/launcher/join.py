@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import socket
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from elasticflow.system import atomic_files
+from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from elasticflow.protocol.control_store import ControlStore
     from elasticflow.protocol.store_address import StoreAddress
 
-_POLL_S = 0.05
 _CONNECT_S = 60.0
 _AGAIN_S = 1.0
 
@@ -126,23 +125,20 @@ def _await_server(address: Address, say: Callable[[str], None]) -> None:
     Raises:
         LaunchNotFoundError: nobody answers in time.
     """
-    deadline = time.monotonic() + _CONNECT_S
-    has_said = False
-    while True:
+    refusal: OSError | None = None
+    for _ in attempts(_CONNECT_S, _AGAIN_S):
         try:
             socket.create_connection((address.host, address.port), timeout=5).close()
         except OSError as error:
-            if time.monotonic() > deadline:
-                raise LaunchNotFoundError(
-                    f"nobody serves a launch at {address}: {error}",
-                    "start the run on that machine first, with nodes.endpoint naming it, and open the port",
-                ) from error
-            if not has_said:
-                has_said = True
+            if refusal is None:
                 say(f"waiting for {address}: {error}")
-            time.sleep(_AGAIN_S)
+            refusal = error
         else:
             return
+    raise LaunchNotFoundError(
+        f"nobody serves a launch at {address}: {refusal}",
+        "start the run on that machine first, with nodes.endpoint naming it, and open the port",
+    ) from refusal
 
 
 def _await_launch(
@@ -159,19 +155,15 @@ def _await_launch(
     Raises:
         LaunchNotFoundError: there is none in time.
     """
-    deadline = time.monotonic() + _CONNECT_S
     what = f"a run of this job at {store_address.endpoint}"
-    has_said = False
-    while time.monotonic() < deadline:
+    for attempt, _ in enumerate(attempts(_CONNECT_S, _AGAIN_S / 2)):
         number = newest_launch(keys)
         if number > last:
             launch = join_store(store_address.under(str(number)), looks_at="")
             if launch.check([INVITATION]) and not launch.check([EXIT_CODE]):
                 return number
-        if not has_said:
-            has_said = True
+        if attempt == 0:
             say(f"waiting for {what}")
-        time.sleep(_AGAIN_S / 2)
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
 
 

@@ -6,16 +6,19 @@ import contextlib
 import fcntl
 import os
 import shutil
-import time
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import NOT_STARTED, ElasticflowError, RunLockedError, StorageError
 from elasticflow.system import records
+from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.run_folder import RunFolder
+
+# Seconds for which a command that only looks whether anybody has the lock may hold it.
+_STATUS_S = 0.1
 
 
 @contextlib.contextmanager
@@ -83,16 +86,15 @@ def _remove(folder: RunFolder) -> None:
 
 
 def _take(folder: RunFolder, descriptor: int) -> None:
-    """Return once the lock is had; `status` holds it for an instant to see whether anybody does.
+    """Return once the lock is held; `status` holds it for an instant to see whether anybody does.
 
     Raises:
         RunLockedError: another process keeps it.
     """
-    for _ in range(5):
+    for _ in attempts(_STATUS_S, _STATUS_S / 5):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        time.sleep(0.02)
     holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "unknown"
     raise RunLockedError(
         f"run {folder.run_id} is running (process {holder})",

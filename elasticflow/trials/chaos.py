@@ -16,7 +16,7 @@ from elasticflow.trials import compare_runs, trial
 from elasticflow.trials.child import TrialRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from elasticflow.protocol.trajectory_record import Record
@@ -95,74 +95,87 @@ def run_with_faults(
         TrialFailedError: one of the runs failed.
         TrialRefusedError: the job is too short, or the path of *scratch* has blanks.
     """
-    if re.search(r"[\s,]", str(scratch)):  # cues are named in a list of clauses
-        raise TrialRefusedError(
-            f"the scratch folder's path has a blank or a comma: {scratch}",
-            "choose another with --keep or TMPDIR",
-        )
+    _check_scratch(scratch)
     mark = secrets.token_hex(2)
     began = time.monotonic()
-    undisturbed = trial.undisturbed(1, workers * plan.nodes, steps)
-    reference = TrialRun(undisturbed, subject, scratch, mark).play(begin(undisturbed))
+    calm = trial.undisturbed(1, workers * plan.nodes, steps)
+    reference = TrialRun(calm, subject, scratch, mark).play(begin(calm))
     length = max(record.step for record in reference)
     if length < steps:
         trial.check_length(length)
-        plan = replace(plan, faults=tuple(each for each in plan.faults if each.step <= length - 2))
+        plan = replace(plan, faults=tuple(fault for fault in plan.faults if fault.step <= length - 2))
     between = time.monotonic()
-    disturbed = trial.with_faults(2, workers, length, plan)
-    played = TrialRun(disturbed, subject, scratch, mark)
-    records = played.play(begin(disturbed))
-    if subject.job.train.consistency == "exact":
-        comparison = compare_runs.compare_bits(reference, compare_runs.without_lost_steps(records))
-        comparison = replace(comparison, redone=compare_runs.redone(records))
-    else:
-        comparison = compare_runs.compare_losses(reference, records, tolerance)
-    done = played.done
+    wild = trial.with_faults(2, workers, length, plan)
+    trial_run = TrialRun(wild, subject, scratch, mark)
+    records = trial_run.play(begin(wild))
+    is_exact = subject.job.train.consistency == "exact"
     return ChaosOutcome(
-        run=played.run,
+        run=trial_run.run,
         steps=max(record.step for record in records),
         seconds=(between - began, time.monotonic() - between),
-        comparison=comparison,
-        costs=costs(done, History.read(played.run), records),
-        undone=len(plan.faults) - len(done),
+        comparison=_compared(reference, records, tolerance, is_exact=is_exact),
+        costs=costs(trial_run.done, History.read(trial_run.run), records),
+        undone=len(plan.faults) - len(trial_run.done),
     )
+
+
+def _check_scratch(folder: Path) -> None:
+    """Check that cues in *folder* can be named in a list of clauses.
+
+    Raises:
+        TrialRefusedError: its path has blanks or commas.
+    """
+    if re.search(r"[\s,]", str(folder)):
+        raise TrialRefusedError(
+            f"the scratch folder's path has a blank or a comma: {folder}",
+            "choose another with --keep or TMPDIR",
+        )
+
+
+def _compared(
+    reference: Sequence[Record], records: Sequence[Record], tolerance: float, *, is_exact: bool
+) -> RunComparison:
+    if not is_exact:
+        return compare_runs.compare_losses(reference, records, tolerance)
+    comparison = compare_runs.compare_bits(reference, compare_runs.without_lost_steps(records))
+    return replace(comparison, redone=compare_runs.redone(records))
 
 
 def costs(done: Sequence[DoneFault], history: History, records: Sequence[Record]) -> tuple[FaultCost, ...]:
     """Return what each fault led to: what happened between it and the next one, but for the run's own end."""
-    lost = _lost(records)
-    ends = [each.at for each in done[1:]] + [math.inf]
-    return tuple(_cost(each, end, history, lost) for each, end in zip(done, ends, strict=True))
+    redone = _redone_by_next(records)
+    ends = [fault.at for fault in done[1:]] + [math.inf]
+    return tuple(_cost(fault, end, history, redone) for fault, end in zip(done, ends, strict=True))
 
 
-def _lost(records: Sequence[Record]) -> dict[int, int]:
-    """Return how many steps of each generation the next one did not go on from."""
+def _redone_by_next(records: Sequence[Record]) -> dict[int, int]:
+    """Return, for each generation, how many of its steps the next one did again."""
     begun = {record.generation: record.step for record in records if record.loss is None}
     last = {record.generation: record.step for record in records}
-    return {one: max(0, last[one] - begun[after]) for one, after in itertools.pairwise(sorted(begun))}
+    return {
+        number: max(0, last[number] - begun[after]) for number, after in itertools.pairwise(sorted(begun))
+    }
 
 
-def _cost(done: DoneFault, end: float, history: History, lost: Mapping[int, int]) -> FaultCost:
-    def is_within(at: float | None) -> bool:
-        return at is not None and done.at <= at < end
+def _cost(done: DoneFault, end: float, history: History, redone: Mapping[int, int]) -> FaultCost:
+    def within(times: Iterable[float | None]) -> list[float]:
+        return [at for at in times if at is not None and done.at <= at < end]
 
-    generations = list(history.generations.values())
-    stopped = [each for each in generations if each.stop is not None][:-1]
-    stops = [each.stop for each in stopped if each.stop is not None and is_within(each.stop.at)]
+    generations = history.generations.values()
+    stops = [generation.stop for generation in generations if generation.stop is not None][:-1]
+    stops = [stop for stop in stops if within([stop.at])]
     seconds = None
     if stops:
-        first = stops[0].at or 0.0
-        firsts = [each.first_step_at for each in generations if is_within(each.first_step_at)]
-        resumed = [at for at in firsts if at is not None and at >= first]
+        [stopped_at, *_] = within(stop.at for stop in stops)
+        resumed = [at for at in within(g.first_step_at for g in generations) if at >= stopped_at]
         # Until a drain began a node was on its way, and nothing was lost.
-        drains = [each.drain_at for each in generations if is_within(each.drain_at)]
-        began = max((at for at in drains if at is not None and at <= first), default=done.at)
-        seconds = round(max(resumed) - began, 3) if resumed else None
+        drained = [at for at in within(g.drain_at for g in generations) if at <= stopped_at]
+        seconds = round(max(resumed) - max(drained, default=done.at), 3) if resumed else None
     return FaultCost(
         fault=done.fault,
         words=done.fault.words(done.rank),
         restarts=tuple(stop.kind for stop in stops),
         seconds=seconds,
-        redone=sum(lost.get(stop.generation, 0) for stop in stops),
-        snapshots=sum(each.state != "committed" and is_within(each.at) for each in history.snapshots),
+        redone=sum(redone.get(stop.generation, 0) for stop in stops),
+        snapshots=len(within(s.at for s in history.snapshots if s.state != "committed")),
     )

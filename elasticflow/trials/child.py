@@ -15,15 +15,16 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import errors, fault_injection
 from elasticflow.compiler.inputs.job_json import job_from_json, job_to_json
 from elasticflow.errors import ElasticflowError, TrialFailedError
 from elasticflow.launcher.launch import Request, launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, ScaleChange
-from elasticflow.observe.history import History
+from elasticflow.observe.history import History, state_of
 from elasticflow.protocol import trajectory_record, worker_environment
+from elasticflow.protocol.messages import StartedWorker
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.processes import die_with_parent
 from elasticflow.trials import fault_actions
@@ -31,7 +32,7 @@ from elasticflow.trials.fault_plan import KINDS
 from elasticflow.trials.trial import job_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.trials.fault_actions import DoneFault
@@ -89,61 +90,61 @@ class TrialRun:
         self._records.mkdir(parents=True)
         self.run.agent_log().parent.mkdir(parents=True)
         try:
-            for each in self._trial.launches:
-                self._launch(each, tell)
-            for _ in range(
-                _MORE_LAUNCHES
-            ):  # a fault that was found only while it left: the same command goes on
-                if self._trial.plan is None or self._last_step() >= self._trial.steps:
-                    break
-                last = self._trial.launches[-1]
-                self._launch(replace(last, acts=last.acts[-1:]), tell)
+            for trial_launch in self._trial.launches:
+                self._launch(trial_launch, tell)
+            if self._trial.plan is not None:
+                self._go_on(tell)
         finally:
             self._kill()
         return trajectory_record.read_records(self._records)
 
-    def _last_step(self) -> int:
-        return max((record.step for record in trajectory_record.read_records(self._records)), default=0)
+    def _go_on(self, tell: Callable[[int], None]) -> None:
+        """Launch again what a fault has ended too early: one that was found only while the last launch left."""
+        last = self._trial.launches[-1]
+        for _ in range(_MORE_LAUNCHES):
+            records = trajectory_record.read_records(self._records)
+            if max((record.step for record in records), default=0) >= self._trial.steps:
+                return
+            self._launch(replace(last, acts=last.acts[-1:]), tell)
 
-    def _launch(self, what: TrialLaunch, tell: Callable[[int], None]) -> None:
-        for act in what.acts:
+    def _launch(self, trial_launch: TrialLaunch, tell: Callable[[int], None]) -> None:
+        for act in trial_launch.acts:
             trajectory_record.held_file(self._records, act.step).unlink(missing_ok=True)
             trajectory_record.hold_file(self._records, act.step).touch()
-        self._start(what)
-        for act in what.acts:
+        self._start(trial_launch)
+        for act in trial_launch.acts:
             if self._await(trajectory_record.held_file(self._records, act.step).exists, tell):
                 self._do(act)
         assert self._process is not None
         self._await(bool, tell)
         if self._process.returncode not in (errors.FINISHED, errors.INTERRUPTED):
-            raise self._failure(what)
+            raise self._failure(trial_launch)
 
-    def _start(self, what: TrialLaunch) -> None:
-        subject = self._subject
-        config: dict[str, Any] = {
-            "job": job_to_json(job_of(self._trial, what, subject.job)),
-            "files": [str(path.absolute()) for path in subject.files],
-            "project_root": str(subject.project_root),
-            "run_folder": str(self.run.path),
-            "scale": [],
-        }
-        marks = {**os.environ, worker_environment.TRAJECTORY: str(self._records)}
-        if self._trial.plan is not None:
-            marks[fault_injection.VARIABLE] = fault_actions.fault_variable(self._trial.plan, self._records)
-            changes = fault_actions.scale(self._trial.plan, self._records)
-            config["scale"] = [[each.nodes, each.by_force, each.cue and str(each.cue)] for each in changes]
+    def _start(self, trial_launch: TrialLaunch) -> None:
+        subject, plan = self._subject, self._trial.plan
+        request = Request(
+            job=job_of(self._trial, trial_launch, subject.job),
+            files=tuple(path.absolute() for path in subject.files),
+            overrides=(),
+            project_root=subject.project_root,
+            folder=self.run,
+            scale=ALONE if plan is None else fault_actions.scale(plan, self._records),
+        )
+        variables = {**os.environ, worker_environment.TRAJECTORY: str(self._records)}
+        if plan is not None:
+            variables[fault_injection.VARIABLE] = fault_actions.fault_variable(plan, self._records)
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "elasticflow.trials.child", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=marks,
+                env=variables,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the command only
             )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(json.dumps(config).encode())
+            stdin.write(_request_to_json(request).encode())
 
     @property
     def _log(self) -> Path:
@@ -155,7 +156,7 @@ class TrialRun:
         while self._process.poll() is None:
             if is_so():
                 return True
-            tell(int(self._state().get("step", 0)))
+            tell(int(state_of(self.run).get("step") or 0))
             time.sleep(_POLL_S)
         return False
 
@@ -164,40 +165,34 @@ class TrialRun:
         if act.what == "drain":
             self._process.send_signal(signal.SIGTERM)  # it is held until its workers have been told
             return
-        if not self._await(lambda: bool(self._state().get("workers")), lambda _: None):
+        if not self._await(lambda: bool(self._workers()), lambda _: None):
             return
         if act.what == "faults":
             self._do_faults(act.step)
         else:
-            victim = max(self._state()["workers"], key=lambda worker: int(worker["rank"]))
-            os.kill(victim["pid"], signal.SIGKILL)
+            os.kill(max(self._workers(), key=lambda worker: worker.rank).pid, signal.SIGKILL)
 
     def _do_faults(self, step: int) -> None:
         assert self._process is not None
         assert self._trial.plan is not None
-        workers = self._state()["workers"]
-        hand = fault_actions.FaultActor(self.run, self._process.pid, workers, self._records)
-        done = hand.do_all(self._trial.plan, step)
+        actor = fault_actions.FaultActor(self.run, self._process.pid, self._workers(), self._records)
+        done = actor.do_all(self._trial.plan, step)
         self.done += done
-        if not any(
-            KINDS[each.fault.what].nodes for each in done
-        ):  # else a drain, or the node's end, lets it go on
+        # Where the number of nodes changes, a drain or the node's end lets the run go on.
+        if not any(KINDS[done_fault.fault.what].nodes for done_fault in done):
             trajectory_record.held_file(self._records, step).unlink(missing_ok=True)
 
-    def _state(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads(self.run.state.read_text(encoding="utf-8"))
-            return found
-        return {}
+    def _workers(self) -> list[StartedWorker]:
+        return [StartedWorker(**worker) for worker in state_of(self.run).get("workers") or ()]
 
-    def _failure(self, what: TrialLaunch) -> TrialFailedError:
+    def _failure(self, trial_launch: TrialLaunch) -> TrialFailedError:
         assert self._process is not None
-        verdict = self._state().get("verdict") or {}
+        verdict = state_of(self.run).get("verdict") or {}
         said = self._log.read_text(encoding="utf-8", errors="replace").strip()
         why = verdict.get("error") or said or f"it ended with code {self._process.returncode}"
         failures = History.read(self.run).failures
         traceback = failures[-1].traceback if failures else None
-        count = f"{what.world_size} worker{'' if what.world_size == 1 else 's'}"
+        count = f"{trial_launch.world_size} worker{'' if trial_launch.world_size == 1 else 's'}"
         return TrialFailedError(f"the job failed with {count}: {why}", traceback=traceback or "")
 
     def _kill(self) -> None:
@@ -209,25 +204,41 @@ class TrialRun:
 def main() -> None:
     """Make one launch of a trial: `python -m elasticflow.trials.child PARENT_PID`, the rest on stdin."""
     die_with_parent(int(sys.argv[1]))
-    config = json.load(sys.stdin)
-    files: Sequence[str] = config["files"]
-    request = Request(
-        job=job_from_json(config["job"]),
-        files=tuple(map(Path, files)),
-        overrides=(),
-        project_root=Path(config["project_root"]),
-        folder=RunFolder(Path(config["run_folder"])),
-        scale=tuple(
-            ScaleChange(0.0, nodes, by_force, cue and Path(cue)) for nodes, by_force, cue in config["scale"]
-        )
-        or ALONE,
-    )
+    request = _request_from_json(sys.stdin.read())
     try:
         code = launch(request, lambda _: None, lambda sentence: _say(f"warning: {sentence}"))
     except ElasticflowError as error:
         _say(f"error: {error}")
         code = error.exit_code
     os._exit(code)  # see `cli/main.py`
+
+
+def _request_to_json(request: Request) -> str:
+    """Return the form in which a launch of a trial is sent to its process; `_request_from_json` reads it."""
+    content = {
+        "job": job_to_json(request.job),
+        "files": [str(path) for path in request.files],
+        "project_root": str(request.project_root),
+        "run_folder": str(request.folder.path),
+        "scale": [
+            [change.nodes, change.by_force, change.cue and str(change.cue)] for change in request.scale
+        ],
+    }
+    return json.dumps(content)
+
+
+def _request_from_json(text: str) -> Request:
+    content = json.loads(text)
+    return Request(
+        job=job_from_json(content["job"]),
+        files=tuple(map(Path, content["files"])),
+        overrides=(),
+        project_root=Path(content["project_root"]),
+        folder=RunFolder(Path(content["run_folder"])),
+        scale=tuple(
+            ScaleChange(0.0, nodes, by_force, cue and Path(cue)) for nodes, by_force, cue in content["scale"]
+        ),
+    )
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 from elasticflow.snapshots.store.catalog import Catalog
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from elasticflow.protocol.messages import StartedWorker
     from elasticflow.run_folder import RunFolder
     from elasticflow.trials.fault_plan import Fault, FaultPlan
 
@@ -64,42 +65,42 @@ class FaultActor:
     Args:
         run: The run.
         launch: Process id of the launch.
-        workers: Rank, process and node of each worker now.
+        workers: Those that run now.
         folder: Where cues are given.
     """
 
-    def __init__(self, run: RunFolder, launch: int, workers: Sequence[dict[str, Any]], folder: Path) -> None:
+    def __init__(self, run: RunFolder, launch: int, workers: Sequence[StartedWorker], folder: Path) -> None:
         self._run, self._launch, self._folder = run, launch, folder
-        self._workers = sorted(workers, key=lambda worker: int(worker["rank"]))
+        self._workers = sorted(workers, key=lambda worker: worker.rank)
 
     def do_all(self, plan: FaultPlan, step: int) -> list[DoneFault]:
         """Do the faults of *plan* that are due after *step*."""
-        found = []
+        done = []
         for number, fault in enumerate(plan.faults):
             if fault.step == step:
                 at = time.time()
-                found.append(DoneFault(fault, self._do(number, fault), at))
-        return found
+                done.append(DoneFault(fault, self._do(number, fault), at))
+        return done
 
     def _do(self, number: int, fault: Fault) -> int:
         """Do one fault and return the rank that it happens to."""
         if fault.clause is not None or KINDS[fault.what].nodes:
             cue(self._folder, number).touch()
-            return self._worker(fault.rank)["rank"] if fault.rank is None else fault.rank
+            return self._worker(fault.rank).rank if fault.rank is None else fault.rank
         worker = self._worker(fault.rank)
         if fault.what == "kill-agent":
-            on_node = [each for each in self._workers if each["node"] == f"n{fault.node}"]
-            _signal(self._below_launch(int((on_node or [worker])[0]["pid"])), signal.SIGKILL)
+            on_node = [worker for worker in self._workers if worker.node == f"n{fault.node}"]
+            _signal(self._below_launch((on_node or [worker])[0].pid), signal.SIGKILL)
         elif fault.what in _SIGNALS:
-            _signal(int(worker["pid"]), _SIGNALS[fault.what])
+            _signal(worker.pid, _SIGNALS[fault.what])
         else:
             self._damage(cuts=fault.what == "truncate-snapshot")
-            _signal(int(worker["pid"]), signal.SIGKILL)
-        return int(worker["rank"])
+            _signal(worker.pid, signal.SIGKILL)
+        return worker.rank
 
-    def _worker(self, rank: int | None) -> dict[str, Any]:
+    def _worker(self, rank: int | None) -> StartedWorker:
         """Return the worker of *rank*; the last one where there is none."""
-        return next((each for each in self._workers if each["rank"] == rank), self._workers[-1])
+        return next((worker for worker in self._workers if worker.rank == rank), self._workers[-1])
 
     def _below_launch(self, pid: int) -> int:
         """Return the process between the launch and the worker *pid* that is the launch's own child: its agent."""

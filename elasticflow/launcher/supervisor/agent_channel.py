@@ -28,6 +28,7 @@ from elasticflow.protocol.messages import (
     message_from_json,
     order_to_json,
 )
+from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
     from elasticflow.launcher.rendezvous.invitation import Invitation
@@ -99,10 +100,10 @@ class AgentChannel:
 
     def await_notice(self, nodes: set[str], patience_s: float) -> None:
         """Return once all machines but *nodes* have read the exit code, or after *patience_s*: the store goes then."""
-        deadline = time.monotonic() + patience_s
         others = len(self._outboxes.keys() - nodes)
-        while self._store.add(NOTICED, 0) < others and time.monotonic() < deadline:
-            time.sleep(_NOTICE_POLL_S)
+        for _ in attempts(patience_s, _NOTICE_POLL_S):
+            if self._store.add(NOTICED, 0) >= others:
+                return
 
     def request(self, what: GenerationRequest, generation: int) -> None:
         """Ask *what* of the workers of *generation*."""
