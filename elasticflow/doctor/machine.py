@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 _TOPIC = "machine"
 _CGROUP, _SHARED_MEMORY = Path("/sys/fs/cgroup"), Path("/dev/shm")  # noqa: S108  # looked at, not used
 _GIB = 1 << 30
-_PER_WORKER = _GIB // 2  # torch alone takes 0.3 GB in each
+# torch alone takes 0.3 GB in each worker.
+_PER_WORKER = _GIB // 2
 _SHARED = _GIB // 2
 _HANDLES, _HANDLES_PER_PROCESS = 256, 32
 _PROCESSES, _THREADS_PER_PROCESS = 32, 16
 _UNLIMITED = 1 << 62
 _PR_GET_PDEATHSIG = 2
-_CLOCK_MIN = 1_767_225_600  # 2026-01-01: older than this version, so a clock before it is wrong
+# 2026-01-01: this version is younger, so a clock before that is wrong.
+_CLOCK_MIN = 1_767_225_600
 
 
 def machine(needs: Needs, cgroup: Path = _CGROUP, shared: Path = _SHARED_MEMORY) -> Iterator[CheckResult]:
@@ -140,8 +142,8 @@ def _processes(needs: Needs, cgroup: Path) -> CheckResult:
 
 def _death_signal() -> CheckResult:
     libc = ctypes.CDLL(None, use_errno=True)
-    found = ctypes.c_int()
-    if libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(found), 0, 0, 0) == 0:
+    signal_number = ctypes.c_int()
+    if libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(signal_number), 0, 0, 0) == 0:
         return ok(_TOPIC, "no orphans", "the kernel ends workers with their parent")
     meaning = "a killed launcher would leave its workers training"
     return CheckResult(
@@ -170,10 +172,10 @@ def _limit(number: int) -> str:
 
 
 def _meminfo(name: str) -> int:
-    line = next(
-        (each for each in _text(Path("/proc/meminfo")).splitlines() if each.startswith(f"{name}:")), ""
-    )
-    return int(line.split()[1]) * 1024 if line else _UNLIMITED
+    for line in _text(Path("/proc/meminfo")).splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return _UNLIMITED
 
 
 def _number(path: Path) -> int | None:

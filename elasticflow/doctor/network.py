@@ -54,18 +54,20 @@ def _loopback() -> CheckResult:
 
 def _own_name(needs: Needs) -> CheckResult:
     name = socket.gethostname()
-    found = _within(lambda: socket.getaddrinfo(name, None))
-    if isinstance(found, list):
-        addresses = sorted({str(each[4][0]) for each in found})
+    resolved = _within(lambda: socket.getaddrinfo(name, None))
+    if isinstance(resolved, list):
+        addresses = sorted({str(socket_address[0]) for *_, socket_address in resolved})
         return ok(_TOPIC, "host name", f"{name} is {', '.join(addresses)}")
     meaning = "libraries that ask for this machine's address get none; gloo then takes the loopback"
     remedy = f"add a line to /etc/hosts: ADDRESS {name}"
     verdict: Verdict = "problem" if needs.is_for_several_machines else "warning"
-    return CheckResult(_TOPIC, "host name", verdict, f"{name} is no address: {_told(found)}", meaning, remedy)
+    return CheckResult(
+        _TOPIC, "host name", verdict, f"{name} is no address: {_reason(resolved)}", meaning, remedy
+    )
 
 
 def _interface(name: str) -> CheckResult:
-    names = [each for _, each in socket.if_nameindex()]
+    names = [known for _, known in socket.if_nameindex()]
     if name in names:
         return ok(_TOPIC, "interface", name)
     meaning = "workers could not talk to each other"
@@ -82,7 +84,7 @@ def _endpoint(host: str, port: int, endpoint: str, *, is_served: bool) -> CheckR
             _TOPIC,
             name,
             "problem",
-            f"{host} is no address: {_told(resolved)}",
+            f"{host} is no address: {_reason(resolved)}",
             meaning,
             "check nodes.endpoint",
         )
@@ -97,7 +99,7 @@ def _endpoint(host: str, port: int, endpoint: str, *, is_served: bool) -> CheckR
         )
     meaning = "this machine could not take part in the run"
     remedy = f"start what serves there; else check the address, and that firewalls let TCP {port} through"
-    return CheckResult(_TOPIC, name, "problem", f"{endpoint}: {_told(answer)}", meaning, remedy)
+    return CheckResult(_TOPIC, name, "problem", f"{endpoint}: {_reason(answer)}", meaning, remedy)
 
 
 def _etcd() -> Iterator[CheckResult]:
@@ -120,8 +122,8 @@ def _own_endpoint(host: str, port: int, endpoint: str) -> CheckResult:
     return ok(_TOPIC, "endpoint", f"{endpoint} is this machine, and the port is free")
 
 
-def _told(error: object) -> str:
-    """Return an error without its number."""
+def _reason(error: object) -> str:
+    """Return what the error says, without its number."""
     return str(getattr(error, "strerror", None) or error)
 
 

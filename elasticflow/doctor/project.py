@@ -60,11 +60,11 @@ def _git(root: Path) -> Iterator[CheckResult]:
         meaning = "launches record no commit; `diff` still compares the files that took part"
         yield CheckResult("project", "git", "warning", "not installed", meaning, "install git")
         return
-    if _asked(root, "rev-parse", "--is-inside-work-tree") != 0:
+    if _git_code(root, "rev-parse", "--is-inside-work-tree") != 0:
         yield ok("project", "git", "not a checkout: launches record the files that take part, and no commit")
         return
     yield ok("project", "git", "a checkout: launches record commit, branch and changes")
-    if _asked(root, "check-ignore", "-q", f"{RUNS}/x") == 0:
+    if _git_code(root, "check-ignore", "-q", f"{RUNS}/x") == 0:
         yield ok("project", RUNS, "ignored by git")
     else:
         meaning = "snapshots and logs would show up as changes, and could be committed"
@@ -78,7 +78,8 @@ def _git(root: Path) -> Iterator[CheckResult]:
         )
 
 
-def _asked(root: Path, *words: str) -> int:
+def _git_code(root: Path, *words: str) -> int:
+    """Return git's exit code; -1 if it cannot be run, or does not answer in time."""
     argv = ["git", "-C", str(root), *words]
     try:
         return subprocess.run(argv, capture_output=True, timeout=_LIMIT_S, check=False).returncode
@@ -89,26 +90,27 @@ def _asked(root: Path, *words: str) -> int:
 def _schema(job_file: Path) -> Iterator[CheckResult]:
     from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
 
-    found = _SCHEMA_LINE.search(job_file.read_text(encoding="utf-8-sig"))
-    if found is None:
+    schema_line = _SCHEMA_LINE.search(job_file.read_text(encoding="utf-8-sig"))
+    if schema_line is None:
         yield ok(
             "project",
             "schema",
             "not named in the job file; `elasticflow schema --help` tells what editors do with it",
         )
         return
-    path = job_file.parent / found[1]
+    schema = schema_line[1]
+    path = job_file.parent / schema
     remedy = f"elasticflow schema -o {path}"
-    if "://" in found[1]:
-        yield ok("project", "schema", found[1])
+    if "://" in schema:
+        yield ok("project", "schema", schema)
         return
     try:
-        same = json.loads(path.read_text("utf-8")) == json.loads(SCHEMA_FILE.read_text("utf-8"))
+        is_same = json.loads(path.read_text("utf-8")) == json.loads(SCHEMA_FILE.read_text("utf-8"))
     except (OSError, ValueError) as error:
         meaning = "editors do not check the job file"
         yield CheckResult("project", "schema", "warning", f"{path}: {error}", meaning, remedy)
         return
-    if same:
+    if is_same:
         yield ok("project", "schema", f"{path} is that of this version")
     else:
         meaning = "editors check the job file against another version"
@@ -121,5 +123,5 @@ def _hook(root: Path) -> CheckResult:
         is_there = _HOOK in path.read_text(encoding="utf-8")
     except OSError:
         return ok("project", "hook", "no pre-commit here")
-    told = "checks job files at each commit" if is_there else f"pre-commit is used without {_HOOK}"
-    return ok("project", "hook", told)
+    fact = "checks job files at each commit" if is_there else f"pre-commit is used without {_HOOK}"
+    return ok("project", "hook", fact)

@@ -40,12 +40,12 @@ def stores(needs: Needs) -> Iterator[CheckResult]:
     uri = None if needs.job is None else needs.job.snapshots.uri
     if uri is None or needs.job is None:
         return
-    place, _ = snapshot_place(uri, RunFolder(runs / "doctor" / "doctor"), needs.root)
-    storage = Storage(place, needs.job.snapshots.options, patience=_PATIENCE)
+    snapshot_uri, _ = snapshot_place(uri, RunFolder(runs / "doctor" / "doctor"), needs.root)
+    storage = Storage(snapshot_uri, needs.job.snapshots.options, patience=_PATIENCE)
     if storage.is_local:
         yield from _folder("snapshots", storage.local_path())
         return
-    extra = (urls.package_for(urls.protocol_of(place)) or "").partition("[")[2].rstrip(']"')
+    extra = (urls.package_for(urls.protocol_of(snapshot_uri)) or "").partition("[")[2].rstrip(']"')
     library = _LIBRARIES.get(extra)
     if library is not None and importlib.util.find_spec(library) is None:
         meaning = f"snapshots cannot be written to {storage.uri}: {library} is not installed"
@@ -57,32 +57,38 @@ def stores(needs: Needs) -> Iterator[CheckResult]:
 
 def _folder(name: str, wanted: Path) -> Iterator[CheckResult]:
     """Yield how a local folder, or where it would be made, behaves."""
-    place = next((each for each in (wanted, *wanted.parents) if each.is_dir()), Path("/"))
-    probe = place / f".elasticflow-doctor-{secrets.token_hex(4)}"
+    existing = next((folder for folder in (wanted, *wanted.parents) if folder.is_dir()), Path("/"))
+    probe = existing / f".elasticflow-doctor-{secrets.token_hex(4)}"
     try:
         probe.mkdir()
     except OSError as error:
-        meaning = "a run could not write there" if place == wanted else f"{wanted} could not be made"
-        remedy = f"check owner, permissions and free space of {place}, or choose another place"
-        yield CheckResult(_TOPIC, name, "problem", f"{place}: {error.strerror}", meaning, remedy)
+        meaning = "a run could not write there" if existing == wanted else f"{wanted} could not be made"
+        remedy = f"check owner, permissions and free space of {existing}, or choose another place"
+        yield CheckResult(_TOPIC, name, "problem", f"{existing}: {error.strerror}", meaning, remedy)
         return
     try:
         yield from _behaviour(name, Storage(str(probe)), str(wanted))
         yield _lock(name, probe)
     finally:
         shutil.rmtree(probe, ignore_errors=True)
-    yield _space(name, place)
-    kind = _kind_of(place)
-    if kind.startswith(_NETWORK):
+    yield _space(name, existing)
+    system = _file_system_of(existing)
+    if system.startswith(_NETWORK):
         meaning = "locks and times are the server's; two machines see each other's files late where it caches"
         remedy = "mount with lookupcache=none or noac, keep run folders local, or set snapshots.uri to an object store"
-        yield CheckResult(_TOPIC, f"{name}: system", "warning", f"{kind}, over the network", meaning, remedy)
-    elif kind in {"tmpfs", "ramfs"}:
         yield CheckResult(
-            _TOPIC, f"{name}: system", "warning", f"{kind}, in memory", "gone after a restart of the machine"
+            _TOPIC, f"{name}: system", "warning", f"{system}, over the network", meaning, remedy
+        )
+    elif system in {"tmpfs", "ramfs"}:
+        yield CheckResult(
+            _TOPIC,
+            f"{name}: system",
+            "warning",
+            f"{system}, in memory",
+            "gone after a restart of the machine",
         )
     else:
-        yield ok(_TOPIC, f"{name}: system", kind)
+        yield ok(_TOPIC, f"{name}: system", system)
 
 
 def _remote(storage: Storage) -> Iterator[CheckResult]:
@@ -99,8 +105,8 @@ def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Ite
     paths = [f"{prefix}probe-{number}" for number in range(3)]
     try:
         times = [_timed(storage, path) for path in paths]
-        again = storage.create(paths[0], b"another")
-        back, told = storage.read(paths[0]), storage.modified(paths[0])
+        was_made_again = storage.create(paths[0], b"another")
+        content, modified = storage.read(paths[0]), storage.modified(paths[0])
     except (OSError, StorageError) as error:
         text = error.message if isinstance(error, StorageError) else f"{type(error).__name__}: {error}"
         remedy = getattr(error, "remedy", None) or "check the address, that it exists, and its credentials"
@@ -112,7 +118,7 @@ def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Ite
         with contextlib.suppress(OSError, StorageError):
             for path in paths:
                 storage.remove(path)
-    if again or back != b"probe-0":
+    if was_made_again or content != b"probe-0":
         meaning = "a generation exists by exclusive creation: two launches could write to one run"
         yield CheckResult(
             _TOPIC, name, "problem", f"{shown} lets a file be made twice", meaning, "use another store"
@@ -126,7 +132,7 @@ def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Ite
         )
     else:
         yield ok(_TOPIC, name, fact)
-    skew = None if told is None else told - time.time()
+    skew = None if modified is None else modified - time.time()
     if skew is not None and abs(skew) > _SKEW_S:
         fact = f"the store is {span(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this machine"
         meaning = "requests may be refused as too old, and times in logs do not fit together"
@@ -157,8 +163,8 @@ def _lock(name: str, probe: Path) -> CheckResult:
     return CheckResult(_TOPIC, f"{name}: locks", "problem", fact, meaning, "keep run folders on a local disk")
 
 
-def _space(name: str, place: Path) -> CheckResult:
-    free = shutil.disk_usage(place).free
+def _space(name: str, folder: Path) -> CheckResult:
+    free = shutil.disk_usage(folder).free
     fact = f"{size(free)} free"
     if free >= _LITTLE:
         return ok(_TOPIC, f"{name}: space", fact)
@@ -169,18 +175,18 @@ def _space(name: str, place: Path) -> CheckResult:
     return CheckResult(_TOPIC, f"{name}: space", verdict, fact, meaning, "make room, or lower snapshots.keep")
 
 
-def _kind_of(place: Path) -> str:
-    """Return the type of the file system that *place* lies on."""
-    best, kind = "", "unknown"
+def _file_system_of(folder: Path) -> str:
+    """Return the type of the file system that *folder* lies on."""
+    deepest, system = "", "unknown"
     try:
         lines = Path("/proc/mounts").read_text().splitlines()
     except OSError:
-        return kind
-    real = str(place.resolve())
+        return system
+    path = str(folder.resolve())
     for line in lines:
-        _, point, found, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, found
-    return kind
+        _, mount_point, mounted, *_ = line.split(" ")
+        mount_point = mount_point.replace("\\040", " ")
+        is_inside = path == mount_point or path.startswith(mount_point.rstrip("/") + "/")
+        if is_inside and len(mount_point) >= len(deepest):
+            deepest, system = mount_point, mounted
+    return system

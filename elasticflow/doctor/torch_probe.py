@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,40 @@ except Exception as error:
     facts["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print("\\n" + json.dumps(facts))
 """
+
+
+@dataclass(frozen=True)
+class _TorchFacts:
+    """What the child found out.
+
+    Attributes:
+        version: Of torch.
+        build: What it is built for, in words.
+        seconds: That its import took.
+        error: What using a device led to; None if all of them work.
+        devices: Name of each device that works.
+        backends: Of gloo and nccl, those that this build has.
+    """
+
+    version: str
+    build: str
+    seconds: float
+    error: str | None
+    devices: tuple[str, ...]
+    backends: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, facts: dict[str, Any]) -> _TorchFacts:
+        """Return what the child printed."""
+        cuda = f"for CUDA {facts['cuda']}" if facts["cuda"] else None
+        return cls(
+            version=facts["version"],
+            build=cuda or ("for ROCm" if facts["hip"] else "for CPU"),
+            seconds=facts["seconds"],
+            error=facts["error"],
+            devices=tuple(device["name"] for device in facts["devices"]),
+            backends=tuple(name for name in ("gloo", "nccl") if facts[name]),
+        )
 
 
 class TorchProbe:
@@ -97,7 +132,10 @@ class TorchProbe:
                 f"install it anew: {_INSTALL}",
             )
             return
-        yield from _told(json.loads(out.strip().splitlines()[-1]), needs)
+        facts = _TorchFacts.from_json(json.loads(out.strip().splitlines()[-1]))
+        yield _version(facts)
+        yield _devices(facts, needs)
+        yield _backend(facts)
 
     def close(self) -> None:
         """End the child, if it still is there."""
@@ -106,28 +144,24 @@ class TorchProbe:
             self._process.communicate()
 
 
-def _told(facts: dict[str, Any], needs: Needs) -> Iterator[CheckResult]:
-    build = f"for CUDA {facts['cuda']}" if facts["cuda"] else "for ROCm" if facts["hip"] else "for CPU"
-    fact = f"{facts['version']} {build}, imported in {span(facts['seconds'])}"
-    if torch_versions.untried(facts["version"]) is None:
-        yield ok(_TOPIC, "torch", fact)
-    else:
-        meaning = f"this version of elasticflow was tried with torch {torch_versions.tried()} only"
-        yield CheckResult(_TOPIC, "torch", "warning", fact, meaning, _INSTALL)
-    yield _devices(facts, needs)
-    yield _backend(facts)
+def _version(facts: _TorchFacts) -> CheckResult:
+    fact = f"{facts.version} {facts.build}, imported in {span(facts.seconds)}"
+    if torch_versions.untried(facts.version) is None:
+        return ok(_TOPIC, "torch", fact)
+    meaning = f"this version of elasticflow was tried with torch {torch_versions.tried()} only"
+    return CheckResult(_TOPIC, "torch", "warning", fact, meaning, _INSTALL)
 
 
-def _devices(facts: dict[str, Any], needs: Needs) -> CheckResult:
+def _devices(facts: _TorchFacts, needs: Needs) -> CheckResult:
     wants_gpu = needs.job is not None and needs.job.nodes.nproc_per_node == "gpu"
     verdict: Verdict = "problem" if wants_gpu else "warning"
-    if facts["error"] is not None:
+    if facts.error is not None:
         meaning = "workers on that device would fail in the same way"
         remedy = "check the driver with nvidia-smi, and that it is new enough for torch's CUDA"
-        return CheckResult(_TOPIC, "devices", verdict, facts["error"], meaning, remedy)
-    if facts["devices"]:
-        names = sorted({each["name"] for each in facts["devices"]})
-        return ok(_TOPIC, "devices", f"{plural(len(facts['devices']), 'GPU')}: {', '.join(names)}")
+        return CheckResult(_TOPIC, "devices", verdict, facts.error, meaning, remedy)
+    if facts.devices:
+        names = ", ".join(sorted(set(facts.devices)))
+        return ok(_TOPIC, "devices", f"{plural(len(facts.devices), 'GPU')}: {names}")
     if wants_gpu:
         meaning = 'nodes.nproc_per_node = "gpu" starts no worker here'
         return CheckResult(
@@ -141,11 +175,10 @@ def _devices(facts: dict[str, Any], needs: Needs) -> CheckResult:
     return ok(_TOPIC, "devices", "no GPU: workers run on the CPU")
 
 
-def _backend(facts: dict[str, Any]) -> CheckResult:
-    found = [name for name in ("gloo", "nccl") if facts[name]]
-    needed = {"gloo"} | ({"nccl"} if facts["devices"] else set())
-    if missing := needed - set(found):
+def _backend(facts: _TorchFacts) -> CheckResult:
+    needed = {"gloo", "nccl"} if facts.devices else {"gloo"}
+    if missing := needed - set(facts.backends):
         meaning = "workers cannot exchange gradients"
         fact = f"{', '.join(sorted(missing))} is missing in this build"
         return CheckResult(_TOPIC, "backends", "problem", fact, meaning, "install another build of torch")
-    return ok(_TOPIC, "backends", ", ".join(found))
+    return ok(_TOPIC, "backends", ", ".join(facts.backends))
