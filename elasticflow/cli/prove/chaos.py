@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.output import interrupt_on_signals, print_json, show_warnings, warn
-from elasticflow.cli.parameters import (
-    FOLDER_ONLY,
-    JOB_FILE,
-    case_option,
-    format_option,
-    job_of,
-    overrides_option,
-)
-from elasticflow.cli.prove.verify_elastic import tolerance_option
+from elasticflow.cli.output import interrupt_on_signals, print_json
+from elasticflow.cli.parameters import JOB_FILE
+from elasticflow.cli.prove.trial_options import TrialOptions, trial_options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.cli.prove.trial_view import ChaosView
     from elasticflow.trials.chaos import ChaosOutcome
+    from elasticflow.trials.fault_plan import FaultPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosOptions(TrialOptions):
+    """The command line; see `elasticflow chaos --help`."""
+
+    plan_file: Path | None
+    faults: int | None
+    seed: int
+    workers: int
+
+    def plan(self, steps: int) -> FaultPlan:
+        """Return the faults to be done in so many steps: the file's, or as many as asked for.
+
+        Raises:
+            FaultPlanError: the file is no fault plan, or one for more steps.
+        """
+        from elasticflow.trials.fault_plan import draw_plan, read_plan
+
+        if self.plan_file is None:
+            return draw_plan(self.faults or 5, self.seed, steps, self.workers)
+        return read_plan(self.plan_file, steps)
 
 
 @click.command("chaos")
@@ -30,34 +47,13 @@ if TYPE_CHECKING:
 @click.option("--faults", type=click.IntRange(1, 1000), help="Draw so many faults instead.  [default: 5]")
 @click.option("--seed", type=int, default=0, show_default=True, help="What they are drawn from.")
 @click.option(
-    "--steps", type=click.IntRange(1, 10**6), default=50, show_default=True, help="Steps of each run."
-)
-@click.option(
     "--workers", type=click.IntRange(1, 1024), default=2, show_default=True, help="Workers of each node."
 )
-@case_option
-@overrides_option
-@tolerance_option
-@click.option(
-    "--keep",
-    metavar="DIR",
-    type=FOLDER_ONLY,
-    help="Keep both runs there; default: a temporary folder, kept only if the runs differ.",
+@trial_options(
+    steps="Steps of each run.",
+    keep="Keep both runs there; default: a temporary folder, kept only if the runs differ.",
 )
-@format_option
-def command(
-    job_file: Path,
-    plan_file: Path | None,
-    faults: int | None,
-    seed: int,
-    steps: int,
-    workers: int,
-    case: str | None,
-    overrides: tuple[str, ...],
-    tolerance: float,
-    keep: Path | None,
-    form: str,
-) -> int:
+def command(**options: Any) -> int:
     """Train JOB briefly, then again with faults on cue: kills, stops, lost nodes, damaged snapshots. Compare.
 
     All of it happens in a scratch folder: the job's own runs and snapshots are not touched. The table shows what each
@@ -71,49 +67,42 @@ def command(
     elasticflow chaos jobs/mnist.toml --plan examples/faults/workers.toml
     elasticflow chaos jobs/mnist.toml --faults 20 --seed 7 --steps 200
     """
+    return _disturb(ChaosOptions(**options))
+
+
+def _disturb(options: ChaosOptions) -> int:
     from elasticflow.cli.prove.trial_view import ChaosView
-    from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError
-    from elasticflow.launcher.launch import check_torch
-    from elasticflow.trials import fault_plan, trial
+    from elasticflow.trials import trial
     from elasticflow.trials.chaos import run_with_faults
-    from elasticflow.trials.child import TriedJob
     from elasticflow.trials.verify_elastic import count_gpus, scratch_folder
 
-    if plan_file is not None and faults is not None:
+    if options.plan_file is not None and options.faults is not None:
         raise click.UsageError("--plan and --faults exclude each other")
-    loaded = job_of(job_file, overrides, case)
-    job = loaded.job
-    assert job is not None  # else it would have raised
-    show_warnings(loaded)
-    check_torch(warn)
-    require_importable(loaded)
-    least = trial.check(job, [workers], steps, 0)
-    if plan_file is None:
-        plan = fault_plan.draw_plan(faults or 5, seed, least, workers)
-    else:
-        plan = fault_plan.read_plan(plan_file, least)
-    steps = trial.check(job, [workers * plan.most_nodes], steps, count_gpus())
+    subject, workers = options.tried_job(), options.workers
+    plan = options.plan(trial.check(subject.job, [workers], options.steps, 0))
+    steps = trial.check(subject.job, [workers * plan.most_nodes], options.steps, count_gpus())
     interrupt_on_signals()
-    view = ChaosView(job, plan, workers, steps, tolerance, quiet=form == "json")
-    subject = TriedJob(job, loaded.files, loaded.project_root)
-    with scratch_folder(keep) as folder, view:
+    view = ChaosView(subject.job, plan, workers, steps, options.tolerance, quiet=options.is_quiet)
+    with scratch_folder(options.keep) as scratch, view:
         try:
-            outcome = run_with_faults(subject, plan, workers, steps, tolerance, folder.path, view.begin)
+            outcome = run_with_faults(
+                subject, plan, workers, steps, options.tolerance, scratch.path, view.begin
+            )
         except TrialFailedError as error:
-            folder.is_kept = True
-            raise TrialFailedError(*view.explain(error, folder.path)) from error
+            scratch.is_kept = True
+            raise TrialFailedError(*view.explain(error, scratch.path)) from error
         is_same = outcome.comparison.difference is None
-        folder.is_kept |= not is_same
-    place = folder.path if folder.is_kept else None
-    if form == "json":
-        print_json(_facts(view, outcome, place, is_same=is_same))
+        scratch.is_kept |= not is_same
+    kept = scratch.path if scratch.is_kept else None
+    if options.is_quiet:
+        print_json(_facts(view, outcome, kept, is_same=is_same))
     else:
-        view.conclude(outcome, place)
+        view.conclude(outcome, kept)
     return FINISHED if is_same else ANSWER_IS_NO
 
 
-def _facts(view: ChaosView, outcome: ChaosOutcome, place: Path | None, *, is_same: bool) -> dict[str, object]:
+def _facts(view: ChaosView, outcome: ChaosOutcome, kept: Path | None, *, is_same: bool) -> dict[str, object]:
     from dataclasses import asdict
 
     calm, wild = outcome.seconds
@@ -142,5 +131,5 @@ def _facts(view: ChaosView, outcome: ChaosOutcome, place: Path | None, *, is_sam
         ],
         "undone": outcome.undone,
         "comparison": asdict(outcome.comparison),
-        "run": None if place is None else str(outcome.run.path),
+        "run": None if kept is None else str(outcome.run.path),
     }

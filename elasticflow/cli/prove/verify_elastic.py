@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.output import interrupt_on_signals, print_json, show_warnings, warn
-from elasticflow.cli.parameters import (
-    FOLDER_ONLY,
-    JOB_FILE,
-    case_option,
-    format_option,
-    job_of,
-    overrides_option,
-)
-from elasticflow.trials.compare_runs import TOLERANCE
+from elasticflow.cli.output import interrupt_on_signals, print_json
+from elasticflow.cli.parameters import JOB_FILE
+from elasticflow.cli.prove.trial_options import TrialOptions, trial_options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from elasticflow.cli.prove.trial_view import VerifyView
     from elasticflow.trials.verify_elastic import TrialOutcome
 
 _MOST_WORKERS = 1024  # as in nodes.nproc_per_node
 
 
-tolerance_option = click.option(
-    "--tolerance",
-    type=click.FloatRange(0, min_open=True),
-    default=TOLERANCE,
-    show_default=True,
-    help='For consistency = "batch": how far two smoothed losses may lie apart, as a share of the largest.',
-)
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(TrialOptions):
+    """The command line; see `elasticflow verify-elastic --help`."""
+
+    worlds: tuple[int, ...]
 
 
 def _world_sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -53,29 +43,10 @@ def _world_sizes(context: click.Context, parameter: click.Parameter, value: str)
     metavar="1,2,3",
     help="World sizes to train at; the first is the reference.",
 )
-@click.option(
-    "--steps", type=click.IntRange(1, 10**6), default=50, show_default=True, help="Steps of each trial."
+@trial_options(
+    steps="Steps of each trial.", keep="Keep the trials' runs and records there; default: a temporary folder."
 )
-@case_option
-@overrides_option
-@tolerance_option
-@click.option(
-    "--keep",
-    metavar="DIR",
-    type=FOLDER_ONLY,
-    help="Keep the trials' runs and records there; default: a temporary folder.",
-)
-@format_option
-def command(
-    job_file: Path,
-    worlds: tuple[int, ...],
-    steps: int,
-    case: str | None,
-    overrides: tuple[str, ...],
-    tolerance: float,
-    keep: Path | None,
-    form: str,
-) -> int:
+def command(**options: Any) -> int:
     """Train JOB briefly at several world sizes, through a kill -9 and a restart, and through a kill -9 and a resize.
 
     Every step is compared. All of it happens in a scratch folder: the job's own runs and snapshots are not touched.
@@ -101,38 +72,32 @@ def command(
     elasticflow verify-elastic jobs/mnist.toml --worlds 1,3 --set train.consistency=exact \\
         --set train.virtual_shards=4
     """
+    return _verify(VerifyOptions(**options))
+
+
+def _verify(options: VerifyOptions) -> int:
     from elasticflow.cli.prove.trial_view import VerifyView
-    from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError
-    from elasticflow.launcher.launch import check_torch
     from elasticflow.trials import trial
-    from elasticflow.trials.child import TriedJob
     from elasticflow.trials.verify_elastic import count_gpus, scratch_folder, verify
 
-    loaded = job_of(job_file, overrides, case)
-    job = loaded.job
-    assert job is not None  # else it would have raised
-    show_warnings(loaded)
-    check_torch(warn)
-    require_importable(loaded)
-    steps = trial.check(job, worlds, steps, count_gpus())
+    subject, worlds, is_kept = options.tried_job(), options.worlds, options.keep is not None
+    steps = trial.check(subject.job, worlds, options.steps, count_gpus())
     interrupt_on_signals()
-    view = VerifyView(job, worlds, steps, tolerance, quiet=form == "json")
-    subject = TriedJob(job, loaded.files, loaded.project_root)
+    view = VerifyView(subject.job, worlds, steps, options.tolerance, quiet=options.is_quiet)
     outcomes = []
-    with scratch_folder(keep) as scratch, view:
+    with scratch_folder(options.keep) as scratch, view:
         try:
-            trying = verify(
-                subject, worlds, steps, tolerance, scratch.path, view.begin, is_kept=keep is not None
-            )
-            for outcome in trying:
+            for outcome in verify(
+                subject, worlds, steps, options.tolerance, scratch.path, view.begin, is_kept=is_kept
+            ):
                 outcomes.append(outcome)
                 view.show(outcome)
         except TrialFailedError as error:
-            raise TrialFailedError(*view.explain(error, scratch.path if keep else None)) from error
+            raise TrialFailedError(*view.explain(error, scratch.path if is_kept else None)) from error
     is_same = all(each.comparison is None or each.comparison.difference is None for each in outcomes)
-    if form == "json":
-        print_json(_facts(view, outcomes, is_same=is_same, kept=keep is not None))
+    if options.is_quiet:
+        print_json(_facts(view, outcomes, is_same=is_same, kept=is_kept))
     else:
         view.conclude(outcomes)
     return FINISHED if is_same else ANSWER_IS_NO

@@ -25,8 +25,8 @@ def show_plan(options: RunOptions) -> None:
 
     if options.endpoint is not None:
         raise click.UsageError(
-            "--join takes part in a run as its head started it: there is nothing to plan here; "
-            "`elasticflow plan` shows what the head would do"
+            "--join takes part in a run as it was started elsewhere: there is nothing to plan here; "
+            "`elasticflow plan` shows what the machine that starts it would do"
         )
     if options.is_all:
         show_cases(options.job_file, options.overrides)

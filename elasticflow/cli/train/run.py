@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,8 +12,6 @@ from elasticflow.cli.train.run_options import RunOptions
 from elasticflow.cli.train.view import log_format_option, shown
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.launcher.launch import Request
 
@@ -58,20 +56,7 @@ if TYPE_CHECKING:
 @click.option("--all", "is_all", is_flag=True, help="Every case of the file's [matrix], one after the other.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @log_format_option
-def command(
-    job_file: Path,
-    overrides: tuple[str, ...],
-    run_id: str | None,
-    accept_drift: bool,
-    simulate_nodes: int | None,
-    scale: str | None,
-    endpoint: str | None,
-    node_rank: int | None,
-    case: str | None,
-    is_all: bool,
-    dry_run: bool,
-    log_format: str,
-) -> int:
+def command(*, dry_run: bool, **options: Any) -> int:
     """Train a job. Ctrl-C or SIGTERM: snapshot, leave, exit 75; a second one: leave at once, exit 130.
 
     With --all, a case that fails does not stop the others, and the exit code is 1 in the end; a signal stops all. With
@@ -82,24 +67,15 @@ def command(
     elasticflow run jobs/mnist.toml
     elasticflow run jobs/mnist.toml --set train.epochs=3
     elasticflow run jobs/mnist.toml --run-id nightly   makes it, or goes on with it
-    elasticflow run jobs/mnist.toml --join head:29400   one more node of the run that `head` started
+    elasticflow run jobs/mnist.toml --join head:29400   one more node of the run led there
     elasticflow run jobs/mnist.toml --set nodes.max=3 --scale "1@0s 3@20s 2@40s"
     elasticflow run jobs/sweep.toml --case lr0.001-seed1   one case of a file with [matrix]
     elasticflow run jobs/sweep.toml --all --run-id tuning
     """
-    options = RunOptions(
-        job_file=job_file,
-        overrides=overrides,
-        run_id=run_id,
-        accept_drift=accept_drift,
-        simulate_nodes=simulate_nodes,
-        scale=scale,
-        endpoint=endpoint,
-        node_rank=node_rank,
-        case=case,
-        is_all=is_all,
-        log_format=log_format,
-    )
+    return _run(RunOptions(**options), dry_run=dry_run)
+
+
+def _run(options: RunOptions, *, dry_run: bool) -> int:
     options.check()
     if dry_run:
         from elasticflow.cli.train.dry_run import show_plan
@@ -108,10 +84,12 @@ def command(
         show_plan(options)
         return FINISHED
     options.scale_changes()  # a schedule that is none is refused before the job is read
-    if is_all:
-        return _run_all(options)
-    loaded = job_of(job_file, overrides, case)
-    return _run_one(loaded, options) if endpoint is None else _join(loaded, endpoint, options)
+    if options.is_all:
+        from elasticflow.cli.train.run_all import run_all
+
+        return run_all(options, lambda job, run: _launch(options.request(job, run), options.log_format))
+    loaded = job_of(options.job_file, options.overrides, options.case)
+    return _run_one(loaded, options) if options.endpoint is None else _join(loaded, options.endpoint, options)
 
 
 def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
@@ -128,26 +106,13 @@ def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
     return _launch(options.request(loaded, folder), options.log_format)
 
 
-def _run_all(options: RunOptions) -> int:
-    from elasticflow.cli.train.run_all import run_all
-
-    return run_all(
-        options.job_file,
-        options.overrides,
-        options.run_id,
-        options.pointless_warnings,
-        lambda loaded, folder: _launch(options.request(loaded, folder), options.log_format),
-        is_quiet=options.log_format == "json",
-    )
-
-
 def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
     """Take part in the run that another machine leads at *endpoint*."""
     from elasticflow.launcher.join import Address, join
     from elasticflow.run_folder import RunFolder
 
     if options.run_id or options.is_simulated or options.accept_drift:
-        raise click.UsageError("--join takes part in a run as its head started it: give it alone")
+        raise click.UsageError("--join takes part in a run as it was started elsewhere: give it alone")
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise click.BadParameter("write it like head:29400", param_hint="--join")

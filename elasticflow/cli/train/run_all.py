@@ -6,12 +6,10 @@ import os
 import shlex
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import click
-
 from elasticflow.cli.output import STATUS_COLOURS, interrupt_on_signals, paint, show_warnings, table, warn
-from elasticflow.cli.train.run_options import run_id_of
 from elasticflow.errors import (
     ANSWER_IS_NO,
     BUDGET_SPENT,
@@ -23,14 +21,15 @@ from elasticflow.errors import (
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.formats import number, span
 from elasticflow.redaction import public_overrides
-from elasticflow.run_folder import RunFolder, new_run_id
+from elasticflow.run_folder import new_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
-    from pathlib import Path
 
+    from elasticflow.cli.train.run_options import RunOptions
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.run_folder import RunFolder
 
 _WORDS = {
     FINISHED: "finished",
@@ -40,6 +39,7 @@ _WORDS = {
     KILLED_BY_USER: "interrupted",
 }
 _NOT_BEGUN = "not begun"
+_FINISHED_BEFORE = "finished before"
 
 
 class CaseResult(NamedTuple):
@@ -58,70 +58,65 @@ class CaseResult(NamedTuple):
     seconds: float | None = None
 
 
-def run_all(
-    job_file: Path,
-    overrides: Sequence[str],
-    run_id: str | None,
-    but: Container[str],
-    train: Callable[[LoadedJob, RunFolder], int],
-    *,
-    is_quiet: bool,
-) -> int:
+def run_all(options: RunOptions, train: Callable[[LoadedJob, RunFolder], int]) -> int:
     """Train every case that is not finished, sum up, and return the exit code.
 
     A case that fails does not stop the others: the exit code tells of it in the end. A signal does, and it leaves a
     snapshot; with the same run id, the same command goes on with the case that was interrupted.
 
     Args:
-        job_file: A file with [matrix].
-        overrides: `--set` values.
-        run_id: Of all runs, each ends in its case; default: a new one.
-        but: Codes of warnings that do not count.
+        options: The command line; its job file has a [matrix].
         train: Trains one case in a run folder and returns its exit code.
-        is_quiet: Standard output belongs to records: speak on standard error.
 
     Raises:
         JobRefusedError: some case has errors; nothing was begun.
     """
     from elasticflow.jobfile.load import require_cases
 
-    jobs = require_cases(job_file, overrides, environment=os.environ)
-    whole = run_id or new_run_id()
-    runs = [_folder(each, run_id_of(whole, each.case)) for each in jobs]
-    results = [CaseResult(str(each.case), run, _NOT_BEGUN) for each, run in zip(jobs, runs, strict=True)]
+    jobs = require_cases(options.job_file, options.overrides, environment=os.environ)
+    options = replace(options, run_id=options.run_id or new_run_id())
+    results = [CaseResult(str(job.case), options.folder_of(job), _NOT_BEGUN) for job in jobs]
     shown: set[Diagnostic] = set()
     code = FINISHED
     interrupt_on_signals()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for index, (job, run) in enumerate(zip(jobs, runs, strict=True)):
+    for index, (job, result) in enumerate(zip(jobs, results, strict=True)):
         blank_line = "\n" if index else ""
-        say(f"{blank_line}case {index + 1} of {len(jobs)}: {job.case}, run {run.run_id}", quiet=is_quiet)
-        _warn_once(job, shown, but)
+        options.say(f"{blank_line}case {index + 1} of {len(jobs)}: {result.case}, run {result.run.run_id}")
+        _warn_once(job, shown, options.pointless_warnings)
         began = time.monotonic()
         try:
-            ended, outcome = _train(job, run, train)
+            ended, outcome = _train(job, result.run, train)
         except KeyboardInterrupt:  # before its supervisor stood, or behind it
             ended, outcome = INTERRUPTED, "interrupted"
-        seconds = None if outcome == "finished before" else time.monotonic() - began
-        results[index] = CaseResult(str(job.case), run, outcome, seconds)
+        seconds = None if outcome == _FINISHED_BEFORE else time.monotonic() - began
+        results[index] = result._replace(outcome=outcome, seconds=seconds)
         code = code if ended == FINISHED else ANSWER_IS_NO
         if ended in {INTERRUPTED, KILLED_BY_USER}:
             code = ended
             break
-    _sum_up(results, code, _again(job_file, overrides, whole), quiet=is_quiet)
+    _sum_up(results, code, options)
     return code
 
 
-def _again(job_file: Path, overrides: Sequence[str], run_id: str) -> str:
-    flags = [f"--set={text}" for text in public_overrides(overrides)]
-    return shlex.join(["elasticflow", "run", str(job_file), "--all", "--run-id", run_id, *flags])
-
-
-def _sum_up(results: Sequence[CaseResult], code: int, again: str, *, quiet: bool) -> None:
-    say("\n" + "\n".join(_results_text(results)), quiet=quiet)
+def _sum_up(results: Sequence[CaseResult], code: int, options: RunOptions) -> None:
+    """Say what became of each case, and the command that goes on."""
+    options.say("\n" + "\n".join(_results_text(results)))
     if code != FINISHED:
-        what = "go on with" if code in {INTERRUPTED, KILLED_BY_USER} else "try those that failed again with"
-        say(f"\n{what}: {again}", quiet=quiet)
+        purpose = (
+            "go on with" if code in {INTERRUPTED, KILLED_BY_USER} else "try those that failed again with"
+        )
+        flags = [f"--set={text}" for text in public_overrides(options.overrides)]
+        words = [
+            "elasticflow",
+            "run",
+            str(options.job_file),
+            "--all",
+            "--run-id",
+            str(options.run_id),
+            *flags,
+        ]
+        options.say(f"\n{purpose}: {shlex.join(words)}")
 
 
 def _results_text(results: Sequence[CaseResult]) -> Iterator[str]:
@@ -134,36 +129,25 @@ def _results_text(results: Sequence[CaseResult]) -> Iterator[str]:
         is_there = status.launch > 0
         rows.append(
             (
-                *(result.case, result.run.run_id if is_there else "-", result.outcome),
+                *(result.case, result.run.run_id if is_there else "-", _painted(result.outcome)),
                 f"{status.step}{of}" if is_there else "-",
                 number(status.loss),
                 status.main_metrics or "-",
                 "-" if result.seconds is None else span(result.seconds),
             )
         )
-
-    def paint_outcome(row: int, title: str, cell: str) -> str:
-        colour = STATUS_COLOURS.get(results[row].outcome.split(",")[0])
-        return paint(cell, colour) if title == "OUTCOME" and colour else cell
-
-    yield from table(header, rows, paint_cell=paint_outcome)
+    yield from table(header, rows)
 
 
-def say(text: str, *, quiet: bool) -> None:
-    """Tell a person something."""
-    click.echo(text, err=quiet)
-
-
-def _folder(job: LoadedJob, run_id: str) -> RunFolder:
-    assert job.job is not None
-    return RunFolder.of(job.project_root, job.job.job.name, run_id)
+def _painted(outcome: str) -> str:
+    return paint(outcome, STATUS_COLOURS.get(outcome.partition(",")[0]))
 
 
 def _train(job: LoadedJob, run: RunFolder, train: Callable[[LoadedJob, RunFolder], int]) -> tuple[int, str]:
     from elasticflow.observe.runs import is_finished
 
     if is_finished(run):
-        return FINISHED, "finished before"
+        return FINISHED, _FINISHED_BEFORE
     try:
         code = train(job, run)
     except ElasticflowError as error:

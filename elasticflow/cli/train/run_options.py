@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """The command line; see `elasticflow run --help`."""
 
     job_file: Path
-    overrides: tuple[str, ...]
-    run_id: str | None
-    accept_drift: bool
-    simulate_nodes: int | None
-    scale: str | None
-    endpoint: str | None
-    node_rank: int | None
-    case: str | None
-    is_all: bool
-    log_format: str
+    overrides: tuple[str, ...] = ()
+    run_id: str | None = None
+    accept_drift: bool = False
+    simulate_nodes: int | None = None
+    scale: str | None = None
+    endpoint: str | None = None
+    node_rank: int | None = None
+    case: str | None = None
+    is_all: bool = False
+    log_format: str = "console"
 
     def check(self) -> None:
         """Raise if the options do not go together.
@@ -63,6 +63,10 @@ class RunOptions:
         from elasticflow.jobfile.diagnostics import codes
 
         return frozenset({codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS}) if self.is_simulated else frozenset()
+
+    def say(self, sentence: str) -> None:
+        """Tell a person something: on standard error where standard output belongs to records."""
+        click.echo(sentence, err=self.log_format == "json")
 
     def scale_changes(self) -> tuple[ScaleChange, ...]:
         """Return how many nodes are played from when on.

@@ -12,7 +12,7 @@ import pytest
 
 from elasticflow.cli.main import call
 from elasticflow.cli.train.run_all import run_all
-from elasticflow.cli.train.run_options import run_id_of
+from elasticflow.cli.train.run_options import RunOptions, run_id_of
 from elasticflow.errors import CaseError, StorageError
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Trainer:
 
 def sweep(train: Trainer) -> int:
     """Run all cases of the project's file with a stand-in for training."""
-    return run_all(Path("jobs/sweep.toml"), (), "tuning", (), train, is_quiet=False)
+    return run_all(RunOptions(job_file=Path("jobs/sweep.toml"), run_id="tuning"), train)
 
 
 @pytest.mark.usefixtures("project", "handlers")

@@ -1,0 +1,79 @@
+"""The options that `verify-elastic` and `chaos` have in common, and the job that they try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elasticflow.cli.output import show_warnings, warn
+from elasticflow.cli.parameters import FOLDER_ONLY, case_option, format_option, job_of, overrides_option
+from elasticflow.trials.compare_runs import TOLERANCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from elasticflow.trials.child import TriedJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialOptions:
+    """The command line that both have; see `--help`."""
+
+    job_file: Path
+    steps: int
+    case: str | None
+    overrides: tuple[str, ...]
+    tolerance: float
+    keep: Path | None
+    form: str
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether standard output belongs to JSON."""
+        return self.form == "json"
+
+    def tried_job(self) -> TriedJob:
+        """Return the job to try; warnings about it and about torch are shown.
+
+        Raises:
+            JobRefusedError: the job has errors, or a package that its modules import is not installed here.
+            TorchMissingError: there is no torch.
+        """
+        from elasticflow.compiler.inputs.missing_imports import require_importable
+        from elasticflow.launcher.launch import check_torch
+        from elasticflow.trials.child import TriedJob
+
+        loaded = job_of(self.job_file, self.overrides, self.case)
+        assert loaded.job is not None  # else it would have raised
+        show_warnings(loaded)
+        check_torch(warn)
+        require_importable(loaded)
+        return TriedJob(loaded.job, loaded.files, loaded.project_root)
+
+
+def trial_options(*, steps: str, keep: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what gives a command the options above; *steps* and *keep* are their helps."""
+    options = (
+        click.option("--steps", type=click.IntRange(1, 10**6), default=50, show_default=True, help=steps),
+        case_option,
+        overrides_option,
+        click.option(
+            "--tolerance",
+            type=click.FloatRange(0, min_open=True),
+            default=TOLERANCE,
+            show_default=True,
+            help='For consistency = "batch": how far two smoothed losses may lie apart, as a share of the largest.',
+        ),
+        click.option("--keep", metavar="DIR", type=FOLDER_ONLY, help=keep),
+        format_option,
+    )
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
