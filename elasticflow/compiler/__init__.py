@@ -2,58 +2,83 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from elasticflow.compiler.inputs.origins import Origins
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
-    from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.jobfile.tables.job import Job
 
-__all__ = ["Compiled", "compile_job"]
-
-_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+__all__ = ["CompiledJob", "compile_job"]
 
 
-class Compiled(NamedTuple):
-    """What a job file became on its way to a launch folder."""
+@dataclass(frozen=True)
+class CompiledJob:
+    """A job and what was decided for its launch; nothing is written yet.
 
-    loaded: LoadedJob
+    Attributes:
+        job: The resolved job.
+        plan: What was decided.
+        project_root: Folder that the plan's paths are relative to.
+        overrides: The `--set` values the job was resolved with.
+    """
+
+    job: Job
     plan: LaunchPlan
+    project_root: Path
+    overrides: tuple[str, ...]
+
+    def write(
+        self,
+        folder: Path,
+        *,
+        force: bool = False,
+        entry_point: str | None = None,
+        origins: Origins | None = None,
+        drift: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Write the launch folder that `elasticflow run`, torchrun or python can start; arguments as `materialize` has them.
+
+        Raises:
+            LaunchFolderError: the folder cannot be written, or holds edited or foreign files.
+            JobRefusedError: an argument of the job has no Python literal.
+        """
+        from elasticflow.compiler.launch_folder.materialize import materialize
+
+        materialize(
+            self.plan,
+            self.job,
+            folder,
+            project_root=self.project_root,
+            overrides=self.overrides,
+            force=force,
+            entry_point=entry_point,
+            origins=origins,
+            drift=drift,
+        )
 
 
 def compile_job(
-    path: Path,
-    folder: Path,
-    *,
+    job: Job,
+    files: Sequence[Path],
+    project_root: Path,
     overrides: Sequence[str] = (),
     case: str | None = None,
-    environment: Mapping[str, str] = _NO_VARIABLES,
-    force: bool = False,
-) -> Compiled:
-    """Turn a job file into a launch folder that `elasticflow run`, torchrun or python can start.
+) -> CompiledJob:
+    """Return a job with the plan of its launch: what `elasticflow compile` writes, and `run` launches.
 
     Args:
-        path: The job file.
-        folder: Where the launch folder's files go.
-        overrides: `key=value` texts that win over the file.
-        case: Which case of the file's [matrix].
-        environment: Variables that `${env:NAME}` names.
-        force: Replace files in *folder* that were edited or are not ours.
-
-    Raises:
-        JobRefusedError: the job has errors; the message shows them all.
-        LaunchFolderError: the folder cannot be written, or holds edited or foreign files.
+        job: The resolved job.
+        files: The job file and what it extends.
+        project_root: Folder the job's paths are relative to.
+        overrides: `key=value` texts that won over the file.
+        case: Which case of the file's [matrix] the job is.
     """
-    from elasticflow.compiler.launch_folder.materialize import materialize
     from elasticflow.compiler.plan.launch_plan import plan_job
-    from elasticflow.jobfile.load import require_job
 
-    loaded = require_job(path, overrides, case=case, environment=environment)
-    assert loaded.job is not None  # else it would have raised
-    root = loaded.project_root
-    plan = plan_job(loaded.job, project_root=root, job_files=loaded.files, case=case)
-    materialize(plan, loaded.job, folder, project_root=root, overrides=overrides, force=force)
-    return Compiled(loaded, plan)
+    plan = plan_job(job, project_root=project_root, job_files=files, case=case)
+    return CompiledJob(job, plan, project_root, tuple(overrides))

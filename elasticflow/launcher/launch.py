@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import torch_versions
+from elasticflow.compiler import compile_job
 from elasticflow.compiler.inputs.origins import Made, origins_now
-from elasticflow.compiler.launch_folder.materialize import materialize
-from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
 from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import resume_check
 from elasticflow.launcher.journal.post_mortem import ending_of
@@ -31,7 +30,9 @@ from elasticflow.system import records
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from elasticflow.compiler import CompiledJob
     from elasticflow.compiler.drift.compare import Difference
+    from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.rendezvous.leadership import LaunchStore
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
@@ -99,39 +100,34 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     check_torch(warn)
     check_gpus(request.job)
     check_scale(request.scale, request.job.nodes)
-    plan = plan_job(
-        request.job, project_root=request.project_root, job_files=request.files, case=request.case
-    )
+    compiled = compile_job(request.job, request.files, request.project_root, request.overrides, request.case)
+    plan = compiled.plan
     uri, prefix = snapshot_place(plan.snapshots.uri, request.folder, request.project_root)
     storage = Storage(uri, plan.snapshots.writer.options)
     storage.check_writable()
     with locked(request.folder), contextlib.closing(open_store(plan)) as store:
         writer = WriterStart(uri, request.folder.run_id, plan.snapshots.writer, prefix)
-        yield _next_launch(request, plan, Catalog(storage, prefix), writer, store, warn)
+        yield _next_launch(request, compiled, Catalog(storage, prefix), writer, store, warn)
 
 
 def _next_launch(
     request: Request,
-    plan: LaunchPlan,
+    compiled: CompiledJob,
     catalog: Catalog,
     writer: WriterStart,
     store: LaunchStore,
     warn: Callable[[str], None],
 ) -> Launch:
     """Return the run's next launch, whose folder is written; what it is made from lies beside the snapshots, too."""
-    folder = request.folder
+    folder, plan = request.folder, compiled.plan
     with _naming_files(folder):
         _check_files(folder, catalog)
         made, drift = _made(request, plan, catalog, warn)
         edited = resume_check.edited_entry_point(folder, request.project_root, drift, warn)
         catalog.newest()  # one that can be read, or none: else no generation would come to a step
     number = (folder.launch_numbers() or [0])[-1] + 1
-    materialize(
-        plan,
-        request.job,
+    compiled.write(
         folder.launch(number),
-        project_root=request.project_root,
-        overrides=request.overrides,
         entry_point=edited,
         origins=made.origins,
         drift=[difference.to_json() for difference in drift],

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.parameters import FOLDER, JOB_FILE, case_option, overrides_option
+from elasticflow.cli.parameters import FOLDER, JOB_FILE, case_option, job_of, overrides_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,10 +32,10 @@ def command(
     from elasticflow.cli.output import show_warnings
     from elasticflow.compiler import compile_job
 
-    compiled = compile_job(
-        job_file, folder, overrides=overrides, case=case, environment=os.environ, force=force
-    )
-    show_warnings(compiled.loaded)
+    loaded = job_of(job_file, overrides, case)
+    assert loaded.job is not None
+    compile_job(loaded.job, loaded.files, loaded.project_root, overrides, case).write(folder, force=force)
+    show_warnings(loaded)
     click.echo(f"wrote {folder}: train.py, torchrun.sh, torchrun.args, plan.json, job.json, sources/")
     click.echo(f"  several workers: bash {folder}/torchrun.sh")
     click.echo(f"  one process:     python {folder}/train.py")

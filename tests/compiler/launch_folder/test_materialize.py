@@ -12,6 +12,7 @@ from elasticflow.compiler.launch_folder import materialize as module
 from elasticflow.compiler.launch_folder.materialize import materialize, read_plan
 from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
 from elasticflow.errors import LaunchFolderError
+from elasticflow.jobfile.load import require_job
 from tests.compiler.jobs import is_edited, job_in, make_job
 
 if TYPE_CHECKING:
@@ -208,7 +209,11 @@ def test_compile_job_from_file_to_folder(tmp_path: Path) -> None:
         '[optimizer]\nentry = "pieces:sgd_of"\nargs = { lr = 0.1 }\n'
         '[dataset]\nentry = "pieces:Data"\nglobal_batch_size = 8\n[train]\nepochs = 1\n[nodes]\nnproc_per_node = 1\n'
     )
-    compiled = compile_job(tmp_path / "job.toml", tmp_path / "out", overrides=["train.epochs=7"])
+    overrides = ("train.epochs=7",)
+    loaded = require_job(tmp_path / "job.toml", overrides)
+    assert loaded.job is not None
+    compiled = compile_job(loaded.job, loaded.files, loaded.project_root, overrides)
+    compiled.write(tmp_path / "out")
     text = (tmp_path / "out" / "train.py").read_text()
     assert "EPOCHS = 7" in text
     assert "optimizer = sgd_of(model, lr=0.1)" in text
