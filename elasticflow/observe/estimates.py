@@ -65,8 +65,7 @@ def read_run_facts(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Pat
     except LaunchFolderError:
         return RunFacts(run.run_id, None, _facts(run), is_finished(run), {})
     now = Made(job, origins_now(job, project_root, plan.job_files, "", then.origins))
-    state = state_of(run)
-    failed = (state.get("verdict") or {}).get("class") == "user_error"
+    failed = (state_of(run).verdict or {}).get("class") == "user_error"
     drift = compare_made(then, now, after_user_error=failed)
     facts, outdated = _facts(run), {}
     changed = [each.key for each in drift]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Literal
 
 from elasticflow import events
 from elasticflow.launcher.restarts.failure_classes import OUTCOMES
 from elasticflow.observe.records import float_of, int_of, read, tail, text_of, unix_time
+from elasticflow.observe.run_state import RunState
 from elasticflow.system import records
 from elasticflow.system.records import printable_in
 
@@ -15,11 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from elasticflow.observe.records import Record
+    from elasticflow.observe.run_state import Status
     from elasticflow.run_folder import RunFolder
 
 SUPERVISOR_LOST = "supervisor_lost"
 """Class of a stop that the supervisor could not write down itself."""
-_STATUS_OF_END: dict[str, str] = {
+_STATUS_OF_END: dict[str, Status] = {
     events.RUN_FINISHED: "finished",
     events.RUN_FAILED: "failed",
     events.RUN_INTERRUPTED: "interrupted",
@@ -223,18 +226,25 @@ class History:
         """Return what the last events tell: enough for how a run is doing, however long its file is."""
         return cls.of(tail(folder.events))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> RunState:
         """Return what state.json would say, as far as events tell."""
-        state: dict[str, Any] = {"generation": self.generation, "updated": self.updated}
-        if self.launches:
-            launch = self.launches[-1]
-            name = None if launch.end is None else str(launch.end.get("event"))
-            state |= {"launch": launch.number, "started": launch.started, "pid": launch.pid}
-            state |= {"status": _STATUS_OF_END.get(name or "", "running"), "verdict": None}
-            if launch.end is not None:
-                fields = {key: value for key, value in launch.end.items() if key not in _COMMON}
-                state["verdict"] = {"event": name, **fields}
-        return {**state, "step": self.step, "steps": self.steps}
+        state = RunState(
+            generation=self.generation or 0, step=self.step or 0, steps=self.steps, updated=self.updated
+        )
+        if not self.launches:
+            return state
+        launch = self.launches[-1]
+        end = launch.end or {}
+        name = str(end.get("event"))
+        fields = {key: value for key, value in end.items() if key not in _COMMON}
+        return replace(
+            state,
+            launch=launch.number,
+            started=launch.started,
+            pid=launch.pid,
+            status=_STATUS_OF_END.get(name, "running"),
+            verdict={"event": name, **fields} if end else None,
+        )
 
 
 class _Reader:
@@ -351,12 +361,17 @@ def lost_supervisor(event: Record, at: float | None) -> Stop:
     return Stop(int_of(event, "generation"), at, SUPERVISOR_LOST, reason, step, likely=likely)
 
 
-def state_of(folder: RunFolder) -> dict[str, Any]:
+def state_of(folder: RunFolder) -> RunState:
     """Return what state.json says; where it is damaged, what events tell of that; empty if nothing does."""
     state = records.read(folder.state)
     if isinstance(state, dict):
-        return printable_in(state)
-    return {} if state is None else History.newest(folder).state()
+        return RunState.from_json(printable_in(state))
+    return RunState() if state is None else History.newest(folder).state()
+
+
+def began(folder: RunFolder) -> float | None:
+    """Return the Unix time of the run's first event; None if there is none."""
+    return History.of(islice(read(folder.events), 1)).began
 
 
 def _stop(event: Record, at: float | None, reason: str) -> Stop:

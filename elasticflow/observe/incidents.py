@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow.observe.history import Failure, History, lost_supervisor
@@ -72,9 +72,8 @@ def incidents(folder: RunFolder, history: History | None = None) -> list[Inciden
     stops = [stop for stop in history.stops if stop.is_failure]
     if not is_locked(folder) and (ending := lost_of(folder)) is not None:
         status = read_status(folder)
-        stops.append(
-            lost_supervisor({"generation": status.generation, "step": status.step, **ending}, status.updated)
-        )
+        found = {"generation": status.generation, "step": status.step, **asdict(ending)}
+        stops.append(lost_supervisor(found, status.updated))
     return [_incident(stop, folder) for stop in stops]
 
 

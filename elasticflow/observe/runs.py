@@ -7,7 +7,6 @@ from pathlib import Path
 
 from elasticflow.errors import RunNotFoundError
 from elasticflow.observe.history import state_of
-from elasticflow.observe.records import unix_time
 from elasticflow.run_folder import RUN_ID, RUNS, RunFolder
 
 
@@ -71,7 +70,7 @@ def _find_run_of_file(path: Path) -> RunFolder:
 
 def is_finished(folder: RunFolder) -> bool:
     """Return whether training reached its end; False for a run that does not exist."""
-    return state_of(folder).get("status") == "finished"
+    return state_of(folder).status == "finished"
 
 
 def newest_resumable(project_root: Path) -> RunFolder | None:
@@ -91,8 +90,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _started(folder: RunFolder) -> float:
-    state = state_of(folder)
-    return unix_time(state.get("started")) or folder.path.stat().st_mtime
+    return state_of(folder).started or folder.path.stat().st_mtime
 
 
 def _remedy(text: str, runs: list[RunFolder]) -> str:

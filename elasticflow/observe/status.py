@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import fcntl
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from elasticflow.observe.history import History, state_of
-from elasticflow.observe.records import float_of, int_of, last_of, read, tail, text_of, unix_time
-from elasticflow.observe.terminal.durations import parts_of
+from elasticflow.observe.history import History, began, state_of
+from elasticflow.observe.records import float_of, int_of, last_of, tail
 from elasticflow.observe.terminal.formats import number, rfc3339
 from elasticflow.observe.terminal.pace import Pace
 
 if TYPE_CHECKING:
+    from elasticflow.launcher.journal.post_mortem import Ending
+    from elasticflow.observe.records import Record
+    from elasticflow.observe.run_state import RunningWorker, RunState, Status
     from elasticflow.run_folder import RunFolder
-
-Status = Literal["running", "finished", "interrupted", "failed"]
-
-
-@dataclass(frozen=True)
-class RunningWorker:
-    """One worker of the generation that runs."""
-
-    rank: int
-    pid: int
-    node: str
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ class RunStatus:
         pid: The supervisor's process id while it runs.
         failure: The newest `worker.failed` event of a run that failed.
         verdict: How the newest launch ended.
-        lost: How its supervisor ended, if it could not say so: `kind`, what is `known` and what is `likely`.
+        lost: How its supervisor ended, if it could not say so.
     """
 
     folder: RunFolder
@@ -71,10 +62,10 @@ class RunStatus:
     loss: float | str | None
     restarts: int
     workers: tuple[RunningWorker, ...]
-    evaluation: dict[str, Any]
+    evaluation: Record
     evaluated_step: int | None
     weights: str | None
-    evaluation_raw: dict[str, Any]
+    evaluation_raw: Record
     best: float | None
     samples_per_s: float | None
     seconds_left: float | None
@@ -86,11 +77,11 @@ class RunStatus:
     launch_durations: dict[str, float]
     updated: float | None
     pid: int | None
-    failure: dict[str, Any] | None
-    verdict: dict[str, Any] | None
-    lost: dict[str, str | None] | None = None
+    failure: Record | None
+    verdict: Record | None
+    lost: Ending | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what `--format json` prints; times are RFC 3339 in UTC."""
         facts = {"job": self.folder.job, "run_id": self.folder.run_id, **asdict(self)}
         facts["folder"] = str(self.folder.path)
@@ -132,83 +123,59 @@ def read_status(folder: RunFolder) -> RunStatus:
     """Return the state of the run in *folder*; files that are not there yet count as empty."""
     state = state_of(folder)
     metrics = tail(folder.metrics)
-    steps = last_of(metrics, "loss")
+    last_step = (last_of(metrics, "loss") or [{}])[0]
     evaluation = (last_of(metrics, "eval") or [{}])[0]
-    now = steps[-1] if steps else {}
     status = _status(state, folder)
     is_running = status == "running"
-    total = int_of(state, "steps") or None
-    step = max(int_of(state, "step"), int_of(now, "step"))
+    step = max(state.step, int_of(last_step, "step"))
     pace = Pace()
     for record in metrics:
         pace.add(record)
     history = History.newest(folder)
     committed = [snapshot.name for snapshot in history.snapshots if snapshot.state == "committed"]
-    launched = unix_time(state.get("started")) or history.began
-    durations = state.get("durations")
-    durations = durations if isinstance(durations, dict) else {}
-    verdict = state.get("verdict")
+    launched = state.started or history.began
     measured, raw = evaluation.get("eval"), evaluation.get("eval_raw")
     return RunStatus(
         folder=folder,
         status=status,
-        launch=int_of(state, "launch") or (folder.launch_numbers() or [0])[-1],
-        generation=int_of(state, "generation"),
+        launch=state.launch or (folder.launch_numbers() or [0])[-1],
+        generation=state.generation,
         step=step,
-        steps=total,
-        epoch=state.get("epoch") if state.get("epoch") is not None else now.get("epoch"),
-        loss=state.get("loss") if state.get("loss") is not None else now.get("loss"),
-        restarts=int_of(state, "restarts"),
-        workers=_workers(state) if is_running else (),
+        steps=state.steps,
+        epoch=state.epoch if state.epoch is not None else last_step.get("epoch"),
+        loss=state.loss if state.loss is not None else last_step.get("loss"),
+        restarts=state.restarts,
+        workers=state.workers if is_running else (),
         evaluation=measured if isinstance(measured, dict) else {},
         evaluated_step=evaluation.get("step"),
         weights=evaluation.get("weights"),
         evaluation_raw=raw if isinstance(raw, dict) else {},
         best=float_of(evaluation, "best"),
         samples_per_s=pace.samples_per_s,
-        seconds_left=pace.seconds_left(step, total) if is_running and total else None,
-        snapshot=text_of(state, "snapshot") or (committed[-1] if committed else None),
-        held=int_of(state, "held") or None if is_running else None,
-        started=_began(folder) or launched,
+        seconds_left=pace.seconds_left(step, state.steps) if is_running and state.steps else None,
+        snapshot=state.snapshot or (committed[-1] if committed else None),
+        held=state.held or None if is_running else None,
+        started=began(folder) or launched,
         launched=launched,
-        durations=parts_of(durations.get("run")),
-        launch_durations=parts_of(durations.get("launch")),
-        updated=unix_time(state.get("updated")) or history.updated,
-        pid=state.get("pid") if is_running else None,
-        failure=dict(history.failures[-1].event) if history.failures and status == "failed" else None,
-        verdict=verdict if isinstance(verdict, dict) else None,
+        durations=state.durations,
+        launch_durations=state.launch_durations,
+        updated=state.updated or history.updated,
+        pid=state.pid if is_running else None,
+        failure=history.failures[-1].event if history.failures and status == "failed" else None,
+        verdict=state.verdict,
         lost=lost_of(folder) if status == "interrupted" else None,
     )
 
 
-def lost_of(folder: RunFolder) -> dict[str, str | None] | None:
+def lost_of(folder: RunFolder) -> Ending | None:
     """Return how the supervisor of a run that nobody leads ended, if it could not say so itself."""
     from elasticflow.launcher.journal.post_mortem import ending_of
 
-    found = ending_of(folder)
-    return None if found is None else asdict(found)
+    return ending_of(folder)
 
 
-def _status(state: dict[str, Any], folder: RunFolder) -> Status:
-    said = state.get("status")
-    if said in {"finished", "interrupted", "failed"}:
-        return said  # type: ignore[no-any-return]
+def _status(state: RunState, folder: RunFolder) -> Status:
+    if state.status not in {None, "running"}:
+        return state.status
     # "running" is what a supervisor wrote that may have been killed since; only the lock dies with it.
     return "running" if is_locked(folder) else "interrupted"
-
-
-def _began(folder: RunFolder) -> float | None:
-    """Return the time of the run's first event, read from the beginning of the file."""
-    first = next(read(folder.events), {})
-    return unix_time(first.get("timestamp"))
-
-
-def _workers(state: dict[str, Any]) -> tuple[RunningWorker, ...]:
-    found = state.get("workers")
-    if not isinstance(found, list):
-        return ()
-    return tuple(
-        RunningWorker(int_of(w, "rank"), int_of(w, "pid"), str(w.get("node", "")))
-        for w in found
-        if isinstance(w, dict)
-    )

@@ -74,9 +74,11 @@ def test_state_where_state_json_is_damaged(run: Path) -> None:
     (run / "state.json").write_text("{")
     state = state_of(RunFolder(run))
     assert ("finished", 1, 2, 60, 60, START, START + 6.6) == tuple(
-        state[name] for name in ("status", "launch", "generation", "step", "steps", "started", "updated")
+        getattr(state, name)
+        for name in ("status", "launch", "generation", "step", "steps", "started", "updated")
     )
-    assert ("run.finished", 1) == (state["verdict"]["event"], state["verdict"]["restarts"])
+    assert state.verdict is not None
+    assert ("run.finished", 1) == (state.verdict["event"], state.verdict["restarts"])
 
 
 odd = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers())

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.observe.status import RunningWorker, is_locked, read_status
+from elasticflow.observe.run_state import RunningWorker
+from elasticflow.observe.status import is_locked, read_status
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import START, event
 

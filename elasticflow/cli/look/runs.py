@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from elasticflow.cli.output import STATUS_COLOURS, paint, print_json, show_damage, table, terminal_width
@@ -11,12 +13,15 @@ from elasticflow.observe.runs import list_runs
 from elasticflow.observe.status import RunStatus, read_status
 from elasticflow.observe.terminal.formats import local_time, number, span
 
+if TYPE_CHECKING:
+    from elasticflow.launcher.journal.post_mortem import Kind
+
 _HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED", "TOOK")
 # Where there is no room; `status` and JSON have them all.
 _FIRST_TO_GO = ("STARTED", "LOSS", "TOOK", "EVALUATION")
 
 # What is most likely of a supervisor that could not say how it ended.
-_LOST = {
+_LOST: dict[Kind, str] = {
     "killed": "killed?",
     "out_of_memory": "out of memory?",
     "machine_restarted": "machine restarted",
@@ -46,22 +51,17 @@ def command(job: str | None, form: str) -> None:
     elif not statuses:
         click.echo(f"no runs{f' of {job}' if job else ''} in {root / 'runs'}", err=True)
     else:
-
-        def paint_status(row: int, title: str, cell: str) -> str:
-            return paint(cell, STATUS_COLOURS[statuses[row].status]) if title == "STATUS" else cell
-
-        rows = [_row(status) for status in statuses]
-        width = terminal_width()
-        lines = table(_HEADER, rows, width=width, first_to_go=_FIRST_TO_GO, paint_cell=paint_status)
-        click.echo("\n".join(lines))
+        rows = map(_row, statuses)
+        click.echo("\n".join(table(_HEADER, rows, width=terminal_width(), first_to_go=_FIRST_TO_GO)))
 
 
 def _row(status: RunStatus) -> tuple[str, ...]:
     of = "" if status.steps is None else f"/{status.steps}"
+    lost = f" ({_LOST[status.lost.kind]})" if status.lost else ""
     return (
         status.folder.run_id,
         status.folder.job,
-        status.status + (f" ({_LOST[status.lost['kind'] or '']})" if status.lost else ""),
+        paint(status.status + lost, STATUS_COLOURS[status.status]),
         f"{status.step}{of}",
         number(status.loss),
         status.main_metrics or "-",

@@ -95,8 +95,8 @@ def _times(status: RunStatus) -> list[tuple[str, str]]:
     if status.status != "running":
         rows.append(("ended", local_time(status.updated)))
     if status.lost is not None:
-        rows.append(("lost", f"the supervisor ended without a word: {status.lost['known']}"))
-        rows += [("likely", status.lost["likely"])] if status.lost["likely"] else []
+        rows.append(("lost", f"the supervisor ended without a word: {status.lost.known}"))
+        rows += [("likely", status.lost.likely)] if status.lost.likely else []
     if status.durations or status.launch_durations:
         of_one = "" if status.durations else " by the newest launch"
         rows.append(("took", took(status.durations or status.launch_durations) + of_one))

@@ -1,0 +1,99 @@
+"""What a supervisor wrote down last of its run: state.json as a record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from elasticflow.observe.records import float_of, int_of, text_of, unix_time
+from elasticflow.observe.terminal.durations import parts_of
+
+if TYPE_CHECKING:
+    from elasticflow.observe.records import Record
+
+Status = Literal["running", "finished", "interrupted", "failed"]
+_STATUSES: dict[object, Status] = {
+    "running": "running", "finished": "finished", "interrupted": "interrupted", "failed": "failed",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunningWorker:
+    """One worker of the generation that runs."""
+
+    rank: int
+    pid: int
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """The state of a run, as far as its supervisor could write it; fields of that file that are missing or odd are empty.
+
+    Attributes:
+        status: None if nothing tells. `running` may be what a supervisor wrote that was killed since.
+        launch: Number of the newest launch; 0 if nothing tells.
+        generation: Number of the newest worker group; 0 when there was none.
+        step: Last finished step.
+        steps: Steps of the whole training, once known.
+        epoch: Passes over the data, once known.
+        loss: Of the last step.
+        restarts: In the newest launch.
+        workers: Of the newest group.
+        snapshot: Name of the newest committed snapshot.
+        held: Newest step that all workers held in their node's memory; 0: none.
+        started: Unix time at which the newest launch began.
+        updated: Unix time at which this was written.
+        pid: The supervisor's process.
+        verdict: The record that ended the newest launch.
+        durations: Seconds of all launches by what went on; empty: nothing tells.
+        launch_durations: The newest launch's.
+    """
+
+    status: Status | None = None
+    launch: int = 0
+    generation: int = 0
+    step: int = 0
+    steps: int | None = None
+    epoch: int | None = None
+    loss: float | str | None = None
+    restarts: int = 0
+    workers: tuple[RunningWorker, ...] = ()
+    snapshot: str | None = None
+    held: int = 0
+    started: float | None = None
+    updated: float | None = None
+    pid: int | None = None
+    verdict: Record | None = None
+    durations: dict[str, float] = field(default_factory=dict)
+    launch_durations: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, state: Record) -> RunState:
+        """Return what these fields of state.json say."""
+        workers, verdict, durations = (state.get(name) for name in ("workers", "verdict", "durations"))
+        durations = durations if isinstance(durations, dict) else {}
+        loss = state.get("loss")
+        return cls(
+            status=_STATUSES.get(text_of(state, "status")),
+            launch=int_of(state, "launch"),
+            generation=int_of(state, "generation"),
+            step=int_of(state, "step"),
+            steps=int_of(state, "steps") or None,
+            epoch=None if float_of(state, "epoch") is None else int_of(state, "epoch"),
+            loss=loss if isinstance(loss, int | float | str) else None,
+            restarts=int_of(state, "restarts"),
+            workers=tuple(
+                RunningWorker(int_of(worker, "rank"), int_of(worker, "pid"), str(worker.get("node", "")))
+                for worker in (workers if isinstance(workers, list) else ())
+                if isinstance(worker, dict)
+            ),
+            snapshot=text_of(state, "snapshot"),
+            held=int_of(state, "held"),
+            started=unix_time(state.get("started")),
+            updated=unix_time(state.get("updated")),
+            pid=int_of(state, "pid") or None,
+            verdict=verdict if isinstance(verdict, dict) else None,
+            durations=parts_of(durations.get("run")),
+            launch_durations=parts_of(durations.get("launch")),
+        )
