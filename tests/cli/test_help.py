@@ -12,8 +12,11 @@ from pathlib import Path
 import click
 import pytest
 
-from elasticflow.cli.lazy_group import LazyGroup
+from elasticflow.cli import main
+from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
 from elasticflow.cli.main import call, group
+from elasticflow.cli.more import rendezvous as of_rendezvous
+from elasticflow.cli.snapshots import group as of_snapshots
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,9 +89,10 @@ def test_help_loads_the_one_command_and_nothing_heavy(words: tuple[str, ...]) ->
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     tops = {name.partition(".")[0] for name in loaded}
     assert tops.isdisjoint({"pydantic", "torch", "numpy", "fsspec", "structlog", "rich"})
-    path = [name.replace("-", "_") for name in words]
-    own = {f"elasticflow.cli.cmd_{'_'.join(path[: length + 1])}" for length in range(len(path))}
-    assert {name for name in loaded if name.startswith("elasticflow.cli.cmd_")} <= own
+    tables: list[dict[str, CommandEntry]] = [main.COMMANDS, of_snapshots.COMMANDS, of_rendezvous.COMMANDS]
+    modules = {f"elasticflow.cli.{entry.module}" for table in tables for entry in table.values()}
+    own = {f"elasticflow.cli.{table[name].module}" for name in words for table in tables if name in table}
+    assert loaded & modules <= own
 
 
 def test_names_of_other_commands_are_suggested(capsys: pytest.CaptureFixture[str]) -> None:
