@@ -1,29 +1,37 @@
-"""What commands print with: colours, tables, JSON, a line of progress, warnings."""
+"""What commands print with: colours, tables, JSON, a line of progress, warnings.
+
+rich is imported where a table or a line of progress is drawn: commands that draw neither start without it.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Literal, Self, TextIO
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
     from types import FrameType, TracebackType
     from typing import NoReturn
+
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
 
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
 
 STATUS_COLOURS = {"running": "cyan", "finished": "green", "interrupted": "yellow", "failed": "red"}
-_GAP = "  "
+_GAP = 2
+_WIDEST = 10_000
 _REDRAW_S = 0.1
-_ERASE_LINE = "\r\x1b[K"
 
 
 def shortest_path(path: Path) -> str:
@@ -44,36 +52,42 @@ def run_headline(status: RunStatus) -> str:
 
 def table(
     header: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Iterable[Sequence[str]],
     *,
     width: int | None = None,
-    first_to_go: Collection[str] = (),
-    paint_cell: Callable[[int, str, str], str] | None = None,
+    first_to_go: Iterable[str] = (),
+    justify: Literal["left", "right"] = "left",
 ) -> Iterator[str]:
-    """Yield the lines of a table: the header, then each row, cells padded to their column's width.
+    """Yield the lines of a table: the header, then the rows; no cell is cut or wrapped.
 
     Args:
-        header: Titles of the columns.
-        rows: As many cells as there are titles.
+        header: Titles of the columns; a title may have several lines.
+        rows: As many cells as there are titles, painted or not.
         width: Columns of the terminal; None: as wide as it takes.
         first_to_go: Titles of the columns that are left out, in this order, while the table is wider than *width*.
-        paint_cell: Takes a row's number, a column's title and the padded cell, and returns the cell in its colour.
+        justify: Where cells stand in their column.
     """
-    widths = {title: max(map(len, column)) for title, *column in zip(header, header, *rows, strict=True)}
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console(io.StringIO(), width=_WIDEST)
+    columns = {
+        title: [Text.from_ansi(cell) for cell in (paint(title, dim=True), *cells)]
+        for title, *cells in zip(header, *rows, strict=True)
+    }
+    widths = {title: max(console.measure(cell).maximum for cell in cells) for title, cells in columns.items()}
     for title in first_to_go:
-        if width is None or sum(widths.values()) + len(_GAP) * (len(widths) - 1) <= width:
+        if width is None or sum(widths.values()) + _GAP * (len(widths) - 1) <= width:
             break
         widths.pop(title, None)
-    yield paint(
-        _GAP.join(f"{title:<{widths[title]}}" for title in header if title in widths).rstrip(), dim=True
-    )
-    for number, row in enumerate(rows):
-        cells = []
-        for title, text in zip(header, row, strict=True):
-            if title in widths:
-                cell = f"{text:<{widths[title]}}"
-                cells.append(cell if paint_cell is None else paint_cell(number, title, cell))
-        yield _GAP.join(cells).rstrip()
+    grid = Table.grid(padding=(0, _GAP, 0, 0))
+    for title in widths:
+        grid.add_column(title, justify=justify, no_wrap=True)
+    for cells in zip(*(columns[title] for title in widths), strict=True):
+        grid.add_row(*cells)
+    with console.capture() as lines:
+        console.print(grid)
+    yield from (line.rstrip() for line in lines.get().splitlines())
 
 
 def terminal_width() -> int | None:
@@ -81,6 +95,26 @@ def terminal_width() -> int | None:
     import shutil
 
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _console(file: TextIO, *, width: int | None = None) -> Console:
+    """Return rich's console on *file*, which is taken for a terminal; click takes colours away where nobody wants them.
+
+    rich looks at the environment for itself, and on a pipe it cuts at 80 columns: so all of that is said here.
+    """
+    from rich.console import Console
+
+    return Console(
+        file=file,
+        width=width,
+        force_terminal=True,
+        color_system="standard",
+        no_color=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+    )
 
 
 class ProgressMeter:
@@ -105,7 +139,8 @@ class ProgressMeter:
         self._label, self._total, self._words = label, total, words or bytes_done
         self._out = out or sys.stderr
         self._began = time.monotonic()
-        self._next = self._began + _REDRAW_S
+        self._done = 0
+        self._live: Live | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -121,18 +156,33 @@ class ProgressMeter:
         return time.monotonic() - self._began
 
     def __call__(self, done: int) -> None:
-        """Say that so much is done; drawn ten times a second at most."""
-        now = time.monotonic()
-        if now >= self._next and self._out.isatty():
-            self._next = now + _REDRAW_S
-            self._out.write(f"\r{self._label}  {self._words(done, self._total, now - self._began)}\x1b[K")
-            self._out.flush()
+        """Say that so much is done; work that ends at once shows no line."""
+        self._done = done
+        if self._live is None and self.seconds >= _REDRAW_S and self._out.isatty():
+            from rich.live import Live
+
+            # What is printed meanwhile goes where it was meant to: standard output may be another file.
+            self._live = Live(
+                console=_console(self._out),
+                get_renderable=self._line,
+                refresh_per_second=1 / _REDRAW_S,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start(refresh=True)
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._out.isatty():
-            self._out.write(_ERASE_LINE)
-            self._out.flush()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _line(self) -> Text:
+        from rich.text import Text
+
+        told = self._words(self._done, self._total, self.seconds)
+        return Text(f"{self._label}  {told}", no_wrap=True, overflow="ellipsis")
 
 
 def bytes_done(done: int, total: int, seconds: float) -> str:
@@ -152,7 +202,7 @@ def steps_done(done: int, total: int, seconds: float) -> str:
     return "starting" if done == 0 else f"step {done} of {total}"
 
 
-def print_json(facts: Any) -> None:
+def print_json(facts: object) -> None:
     """Print *facts* as indented JSON."""
     click.echo(json.dumps(facts, indent=2, default=str))
 

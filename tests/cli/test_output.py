@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import io
 import time
+from typing import TYPE_CHECKING
 
-from elasticflow.cli.output import ProgressMeter, bytes_done
+import click
+
+from elasticflow.cli.output import ProgressMeter, bytes_done, table
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Terminal(io.StringIO):
@@ -23,17 +29,35 @@ def test_progress_in_words() -> None:
     assert "0 bytes of 0 bytes (100 %)" == bytes_done(0, 0, 1.0)
 
 
-def test_a_line_that_is_taken_away() -> None:
+def test_a_line_that_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal it is drawn over itself, at most ten times a second, and gone at the end."""
+    monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     with ProgressMeter("verifying", 1000, out=out) as meter:
         meter(1)
         assert "" == out.getvalue()
-        while not out.getvalue():
+        while "verifying" not in out.getvalue():
             time.sleep(0.02)
             meter(500)
-    assert out.getvalue().startswith("\rverifying  500 bytes of 1.0 kB (50 %)")
-    assert out.getvalue().endswith("\r\x1b[K")
+    assert out.getvalue().startswith("\x1b[?25lverifying  500 bytes of 1.0 kB (50 %)")
+    assert out.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), "the cursor is back, and the line is gone"
+
+
+def test_a_table_is_neither_cut_nor_interpreted() -> None:
+    """Brackets and colons are text, wide letters take two columns, colours take none, blanks do not trail."""
+    rows = [("[red]job[/]", click.style("ok", fg="green"), "x" * 300), ("名前", ":smile:", "")]
+    header, first, second = table(("JOB", "STATE", "WHY"), rows)
+    assert "JOB          STATE    WHY" == click.unstyle(header)
+    assert f"[red]job[/]  \x1b[32mok\x1b[0m       {'x' * 300}" == first
+    assert "名前         :smile:" == second
+
+
+def test_columns_go_where_there_is_no_room() -> None:
+    """In the order given, and no more of them than needed; without a width none goes."""
+    for width, expected in ((None, "A    B    C"), (11, "A    B    C"), (10, "A    C"), (3, "C")):
+        assert expected == click.unstyle(
+            next(table("ABC", [["aaa", "bbb", "c"]], width=width, first_to_go="BA"))
+        )
 
 
 def test_nothing_where_nobody_looks() -> None:

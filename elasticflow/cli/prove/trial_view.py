@@ -65,6 +65,7 @@ class TrialView:
 
     def _begin(self, label: str, trial: Trial) -> Callable[[int], None]:
         """Return what shows the steps of *trial* so far, under *label*."""
+        self._clear()
         self._meter = ProgressMeter(label, trial.steps, steps_done)
         return self._meter
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import paint, print_json
+from elasticflow.cli.output import paint, print_json, table, terminal_width
 from elasticflow.cli.snapshots.selection import find, find_rows, form_options, option_option, words_argument
-from elasticflow.observe.snapshots.table import line, notes, summary, table
+from elasticflow.observe.terminal.formats import number, plural, size, span
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from elasticflow.observe.snapshots.locate import SnapshotSource
     from elasticflow.observe.snapshots.rows import SnapshotRow
 
-COLOURS = {"committed": None, "set aside": "yellow", "damaged": "red", "unfinished": "bright_black"}
+_HEADER = (
+    "SNAPSHOT", "STEP", "EPOCHS", "SAMPLES", "SIZE", "AGE", "GEN", "WORKERS", "TRIGGER", "METRIC", "KEPT", "STATE",
+)  # fmt: skip
+# Where there is no room, these go, in this order: the name tells the generation, JSON has them all.
+_FIRST_TO_GO = ("GEN", "SAMPLES", "EPOCHS", "WORKERS", "TRIGGER", "METRIC", "SIZE", "STEP")
+_COLOURS = {"committed": None, "set aside": "yellow", "damaged": "red", "unfinished": "bright_black"}
 
 
 @click.command("list")
@@ -49,10 +54,56 @@ def command(words: tuple[str, ...], options: tuple[str, ...], form: str) -> None
 
 def _print(source: SnapshotSource, rows: list[SnapshotRow]) -> None:
     click.echo(f"{paint(source.label, bold=True)}  {summary(rows)}")
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    header, *lines = table(rows, time.time(), width)
-    click.echo(paint(line(header), dim=True))
-    for row, cells in zip(rows, lines, strict=True):
-        click.echo(paint(line(cells), COLOURS[row.state]))
-    for text in notes(rows):
-        click.echo(paint(text, dim=True))
+    click.echo("\n".join(table_of(rows, time.time(), terminal_width())))
+    for note in notes(rows):
+        click.echo(paint(note, dim=True))
+
+
+def table_of(rows: Sequence[SnapshotRow], now: float, width: int | None) -> Iterator[str]:
+    """Yield the lines of the table of snapshots.
+
+    Args:
+        rows: What is shown.
+        now: Unix time.
+        width: Columns of the terminal; None: all columns are shown.
+    """
+    says_nothing = ["STATE"] if all(row.state == "committed" for row in rows) else []
+    cells = [[paint(text, _COLOURS[row.state]) for text in _cells(row, now)] for row in rows]
+    return table(_HEADER, cells, width=width, first_to_go=(*says_nothing, *_FIRST_TO_GO))
+
+
+def notes(rows: Sequence[SnapshotRow]) -> list[str]:
+    """Return what a table has no room for: why a snapshot is not committed, and the notes of pins."""
+    reasons = [f"{row.name}  {row.state}: {row.reason}" for row in rows if row.reason]
+    return reasons + [f"{row.name}  pinned: {row.note}" for row in rows if row.note]
+
+
+def summary(rows: Sequence[SnapshotRow]) -> str:
+    """Return `5 snapshots, 4.0 MB, 1 set aside`."""
+    committed = [row for row in rows if row.state == "committed"]
+    texts = [plural(len(committed), "snapshot")]
+    if committed:
+        texts.append(size(sum(row.manifest.size for row in committed if row.manifest)))
+    counts = {
+        state: sum(row.state == state for row in rows) for state in ("set aside", "damaged", "unfinished")
+    }
+    texts += [f"{count} {state}" for state, count in counts.items() if count]
+    return ", ".join(texts)
+
+
+def _cells(row: SnapshotRow, now: float) -> tuple[str, ...]:
+    manifest = row.manifest
+    return (
+        row.name,
+        str(row.step),
+        str(manifest.epoch) if manifest else "-",
+        f"{manifest.samples:,}" if manifest else "-",
+        size(manifest.size) if manifest else "-",
+        span(max(0.0, now - manifest.created)) if manifest else "-",
+        str(row.generation),
+        str(manifest.world_size) if manifest else "-",
+        manifest.trigger if manifest else "-",
+        number(manifest.metric) if manifest else "-",
+        ", ".join(row.kept) or "-",
+        row.state,
+    )

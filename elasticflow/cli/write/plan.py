@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -100,7 +98,7 @@ def show(
         report: What `--deep` told.
         asides: What else is to be said, by the name of a fact.
     """
-    from elasticflow.cli.output import print_json
+    from elasticflow.cli.output import print_json, terminal_width
     from elasticflow.cli.write.plan_view import PlanView, lines_of
     from elasticflow.compiler.plan.forecast import forecast
     from elasticflow.compiler.plan.launch_plan import plan_job
@@ -118,8 +116,7 @@ def show(
     if form == "json":
         print_json(_facts(view))
         return
-    width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
-    click.echo("\n".join(lines_of(view, max(60, width))))
+    click.echo("\n".join(lines_of(view, max(60, terminal_width() or _WIDTH))))
 
 
 def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> None:

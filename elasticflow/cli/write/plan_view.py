@@ -7,7 +7,7 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from elasticflow.cli.output import paint
+from elasticflow.cli.output import paint, table
 from elasticflow.compiler.drift.table import lines_of as drift_lines
 from elasticflow.compiler.entry_point.values import intervals, measured_weights
 from elasticflow.observe.terminal.formats import plural, size, span
@@ -286,11 +286,7 @@ def _kept(view: PlanView) -> str:
 def _worlds_table(worlds: Sequence[WorldRow]) -> Iterator[str]:
     """Yield the header of two lines and a line for each world size."""
     header = _HEADER if worlds[0].exact is None else _HEADER + _EXACT_HEADER
-    rows = [*zip(*header, strict=True), *(_row(world) for world in worlds)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for number, row in enumerate(rows):
-        line = "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
-        yield paint(line, bold=True) if number < 2 else line
+    yield from table(["\n".join(lines) for lines in header], map(_row, worlds), justify="right")
 
 
 def _row(world: WorldRow) -> tuple[str, ...]:

@@ -1,4 +1,8 @@
-"""A run on a person's screen: one line per event that matters, one progress line; no torch."""
+"""A run on a person's screen: one line per event that matters, one progress line; no torch.
+
+Not by rich.live, which hides the cursor (a killed supervisor would leave it hidden), ends the process when nobody
+reads the pipe any more (the run must go on), and breaks or cuts long words (paths and commands are copied).
+"""
 
 from __future__ import annotations
 

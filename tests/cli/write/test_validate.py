@@ -239,7 +239,8 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.usefixtures("real_processes")
 @pytest.mark.parametrize(
-    "command", [("validate", "jobs/mnist.toml"), ("--help",), ("schema",), ("explain", "EF101")]
+    "command",
+    [("validate", "jobs/mnist.toml"), ("--help",), ("--version",), ("schema",), ("explain", "EF101")],
 )
 def test_light_commands_load_no_heavy_package(command: tuple[str, ...]) -> None:
     """torch, fsspec, structlog and rich stay out of what must start at once."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import click
 import pytest
 
+from elasticflow.cli.snapshots.list import notes, summary, table_of
 from elasticflow.observe.snapshots.lineage import LineageGeneration, draw
 from elasticflow.observe.snapshots.page import page, tensors_by_prefix
 from elasticflow.observe.snapshots.rows import SnapshotRow
-from elasticflow.observe.snapshots.table import line, notes, summary, table
 from elasticflow.snapshots.format.manifest import FileEntry, Manifest, TensorPlace
 from elasticflow.snapshots.format.policy import Keep
 
@@ -59,18 +60,18 @@ BAD = [
 )
 def test_columns_that_do_not_fit_are_left_out(width: int | None, columns: str) -> None:
     """The least telling go first; a state that all share goes before them."""
-    header, *_ = table(ROWS, NOW, width)
-    assert columns == " ".join(cell.strip() for cell in header)
-    assert width in {None, 10} or len(line(header)) <= width
+    header, *_ = map(click.unstyle, table_of(ROWS, NOW, width))
+    assert columns == " ".join(header.split())
+    assert width in {None, 10} or len(header) <= width
 
 
 def test_a_state_that_differs_is_never_left_out() -> None:
     """What cannot be restored is told at any width."""
     for width in (None, 80, 20):
-        cells = [line(cells) for cells in table([*ROWS, *BAD], NOW, width)]
-        assert cells[0].endswith("STATE")
+        header, *lines = map(click.unstyle, table_of([*ROWS, *BAD], NOW, width))
+        assert header.endswith("STATE")
         assert ["committed", "committed", "set aside", "unfinished"] == [
-            cell.rpartition("  ")[2] for cell in cells[1:]
+            line.rpartition("  ")[2] for line in lines
         ]
 
 
