@@ -140,7 +140,7 @@ def test_environment_is_light_and_has_the_schema(hook: Hook, capsys: pytest.Capt
             f"\nhook environment: {len(names)} packages, {mebibytes:.0f} MiB, installed in {hook.seconds:.0f} s"
         )
     assert {"elasticflow", "pydantic", "tomli", "click"} <= names
-    assert names.isdisjoint({"torch", "numpy", "safetensors", "s3fs", "rich"})
+    assert names.isdisjoint({"torch", "numpy", "safetensors", "s3fs"})
     assert mebibytes < 80
     program = packages.parents[2] / "bin" / "elasticflow"
     done = subprocess.run([program, "schema"], capture_output=True, text=True, timeout=60, check=True)
