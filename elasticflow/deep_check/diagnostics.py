@@ -41,7 +41,7 @@ _REMEDIES = {
 
 def diagnostics_of(report: DeepReport, source: Source) -> list[Diagnostic]:
     """Return the problems in the order of their places in the job's files."""
-    return in_order(_diagnostic(each, source) for each in report.problems)
+    return in_order(_diagnostic(problem, source) for problem in report.problems)
 
 
 def _diagnostic(problem: DeepProblem, source: Source) -> Diagnostic:

@@ -63,14 +63,14 @@ def join(
     another one is first, in whose launch it takes part then.
 
     Args:
-        request: The job as it is here; its run folder is not used.
+        request: The job as this machine has it; its run folder is not used.
         address: From `--join`.
         say: Called with what a person should know.
-        warn: Called with each sentence a person should read before.
+        warn: Called with each sentence that a person should read before this machine takes part.
         lead: Launches what it is given, and returns its exit code.
 
     Raises:
-        LaunchNotFoundError: nobody leads a run of the job there.
+        LaunchNotFoundError: nobody leads a run of the job at *address*.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
     """
     check_torch(warn)
@@ -104,7 +104,7 @@ def _check_rank(plan: LaunchPlan, node_rank: int | None) -> None:
     """Check that a static rendezvous knows this machine's rank.
 
     Raises:
-        NodeRefusedError: no rank is given, or none of the job's.
+        NodeRefusedError: no rank is given, or a rank that the job does not have.
     """
     if plan.rdzv_backend != "static":
         return
@@ -204,8 +204,8 @@ class _Node:
             plan, self.folder, launch_folder, node, store_address, request.project_root, writer, rank
         )
         say(f"joining run {invitation.run_id} at {store_address.endpoint} as node {node}")
-        self._membership = JoinedNode(node, agent, store, say)
+        self._joined_node = JoinedNode(node, agent, store, say)
 
     def take_part(self) -> int | None:
         """Return the exit code once this node has left for good; None once nobody leads the launch any more."""
-        return self._membership.run()
+        return self._joined_node.run()

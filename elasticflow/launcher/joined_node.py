@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elasticflow.protocol.control_store import ControlStore
 
 _POLL_S = 0.05
-# An agent that ends so often in a row, each time so soon, will not do better.
+# An agent that ends so many times in a row, each time so soon after its start, will not do better.
 _MOST_STARTS = 5
 _SOON_S = 60.0
 

@@ -48,8 +48,8 @@ def made_before(
 ) -> Made | None:
     """Return what the run's newest launch was made from, on whatever machine; None for a run that is new.
 
-    JOB.json beside the snapshots tells the newest launch anywhere; if that is the newest one here, its own folder tells
-    more. Where the newest record is damaged, the next best one is taken, and that is said.
+    JOB.json beside the snapshots tells of the newest launch on any machine; if that launch was made on this machine, its
+    own folder tells more. Where the newest record is damaged, the next best record is taken, and *warn* is told.
 
     Raises:
         RecordError: no record of the run can be read, and drift is not accepted.
@@ -118,7 +118,7 @@ def _last_state(folder: RunFolder) -> dict[str, Any]:
 def check_drift(
     folder: RunFolder, before: Made, now: Made, warn: Callable[[str], None], *, accept_drift: bool
 ) -> list[Difference]:
-    """Return what differs between what the run was made from and what it is to go on with; a table of it is said.
+    """Return what differs between what the run was made from and what it is to go on with; *warn* gets a table of it.
 
     Raises:
         DriftRefusedError: some difference corrupts, or changes the trajectory without consent.
@@ -149,8 +149,8 @@ def edited_entry_point(
     """Return the newest launch's train.py if it was edited by hand and still fits the job.
 
     Raises:
-        RecordError: it is there, and is no program that trains: whether that was meant cannot be known. Or an earlier
-            version wrote it, and it imports what is gone.
+        RecordError: the file is no program that trains: whether that was meant cannot be known. Or an earlier version
+            wrote it, and it imports what is gone.
     """
     numbers = folder.launch_numbers()
     before = folder.launch(numbers[-1]) if numbers else None
@@ -197,7 +197,7 @@ def _refuse_stale_imports(path: Path, text: str) -> None:
 
 
 def _is_edited(launch: Path, text: str, project_root: Path, warn: Callable[[str], None]) -> bool:
-    """Return whether *text*, train.py in the folder *launch*, is another than what was written there."""
+    """Return whether *text*, train.py in the folder *launch*, differs from what was written there."""
     written = digest_as_written(launch)
     if not isinstance(written, Damage):
         return hashlib.sha256(text.encode()).hexdigest() != written

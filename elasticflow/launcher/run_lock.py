@@ -29,11 +29,11 @@ def locked(folder: RunFolder) -> Iterator[None]:
 
     Raises:
         RunLockedError: another process holds it.
-        RecordError: something else than a file, or one that may not be used, lies in the lock's place.
+        RecordError: where the lock should be is no file, or a file that may not be used.
         StorageError: the run folder cannot be made.
     """
     is_new = not folder.path.exists()
-    descriptor = _held(folder)
+    descriptor = _lock(folder)
     try:
         yield
     except ElasticflowError as error:
@@ -44,8 +44,8 @@ def locked(folder: RunFolder) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _held(folder: RunFolder) -> int:
-    """Return the open lock file, locked."""
+def _lock(folder: RunFolder) -> int:
+    """Lock the run and return the descriptor of the open lock file."""
     while True:
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -65,11 +65,12 @@ def _held(folder: RunFolder) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # a launch that was refused removed it in this moment
+        # A launch that was refused has removed the file in this moment.
+        os.close(descriptor)
 
 
 def _is_there(folder: RunFolder, descriptor: int) -> bool:
-    """Return whether the run folder's lock still is the file that is open."""
+    """Return whether the run folder's lock is still the open file."""
     with contextlib.suppress(OSError):
         return os.path.samestat(os.fstat(descriptor), folder.lock.stat())
     return False

@@ -69,13 +69,13 @@ class RunComparison:
 
 
 def compare_bits(reference: Sequence[Record], other: Sequence[Record]) -> RunComparison:
-    """Return whether *other* has the bits of *reference* after each step, also where steps were redone.
+    """Return where *other* first has other bits than *reference* after a step, also where steps were redone.
 
     The state that a generation began with is compared with what the reference had after that step.
     """
     expected, done = _finished(reference), _finished(other)
     expected = {r.step: r for r in reference if r.loss is None} | expected
-    found = None
+    difference = None
     for record in sorted(other, key=lambda r: r.step):
         want = expected.get(record.step)
         if want is not None and (wrong := list(_differing(want, record))):
@@ -83,29 +83,29 @@ def compare_bits(reference: Sequence[Record], other: Sequence[Record]) -> RunCom
                 r.step == record.step and r.generation < record.generation and r.loss is not None
                 for r in other
             )
-            found = _difference(record, *wrong[0], others=len(wrong) - 1, is_redone=is_redone)
+            difference = _difference(record, *wrong[0], others=len(wrong) - 1, is_redone=is_redone)
             break
-    found = _earlier(found, _missing(reference, other))
+    difference = _earlier(difference, _missing(reference, other))
     values = max((len(r.digests) for r in expected.values()), default=0)
-    return RunComparison(len(expected.keys() & done.keys()), redone(other), found, values)
+    return RunComparison(len(expected.keys() & done.keys()), redone(other), difference, values)
 
 
 def without_lost_steps(records: Sequence[Record]) -> list[Record]:
     """Return the records of what the run went on from: not of steps that a later generation did again."""
     begun = {record.generation: record.step for record in records if record.loss is None}
-    found = []
+    kept = []
     for record in records:
         later = [step for generation, step in begun.items() if generation > record.generation]
         if all(record.step <= step for step in later):
-            found.append(record)
-    return found
+            kept.append(record)
+    return kept
 
 
 def compare_losses(reference: Sequence[Record], other: Sequence[Record], tolerance: float) -> RunComparison:
-    """Return whether the loss of *other*, smoothed, stays within *tolerance* of that of *reference*.
+    """Return where the smoothed loss of *other* is first further than *tolerance* from that of *reference*.
 
-    Smoothed is the mean over the last tenth of all steps up to there. The distance is a share of the reference's largest
-    smoothed loss: the one it began with, unless it grew. The samples trained on must be as many at each step.
+    A loss is smoothed as the mean over the last tenth of all steps. The distance is a share of the reference's largest
+    smoothed loss: the one it began with, unless it grew. Both must have trained on as many samples at each step.
     """
     mine, theirs = _finished(reference), _finished(other)
     both = sorted(mine.keys() & theirs.keys())
@@ -113,20 +113,20 @@ def compare_losses(reference: Sequence[Record], other: Sequence[Record], toleran
     want, have = (_smoothed([run[step].loss for step in both], window) for run in (mine, theirs))
     scale = max((abs(x) for x in want if math.isfinite(x)), default=0.0)
     distances = [_distance(a, b, scale) for a, b in zip(want, have, strict=True)]
-    found = None
+    difference = None
     for step, a, b, distance in zip(both, want, have, distances, strict=True):
         samples = mine[step].samples, theirs[step].samples
         if samples[0] != samples[1]:
-            found = _difference(theirs[step], "samples", *map(str, samples))
+            difference = _difference(theirs[step], "samples", *map(str, samples))
         elif distance > tolerance:
-            found = _difference(theirs[step], "loss", f"{a:.6g}", f"{b:.6g}")
-        if found is not None:
+            difference = _difference(theirs[step], "loss", f"{a:.6g}", f"{b:.6g}")
+        if difference is not None:
             break
     largest = max(distances, default=math.inf)
     return RunComparison(
         len(both),
         redone(other),
-        _earlier(found, _missing(reference, other)),
+        _earlier(difference, _missing(reference, other)),
         distance=largest if math.isfinite(largest) else None,
     )
 

@@ -133,15 +133,15 @@ def read_plan(path: Path, steps: int) -> FaultPlan:
     """Return the plan in the file at *path*, for a run of *steps* steps.
 
     Raises:
-        FaultPlanError: it is none, or cannot be done in so many steps; says where and what to do.
+        FaultPlanError: the file is no plan, or the plan cannot be done in so many steps; says where and what to do.
     """
     try:
         text = read_text(path, str(path))
         raw = parse_toml(text, str(path))
     except UnreadableError as error:
-        found = error.diagnostic
-        place = "" if found.line is None else f":{found.line}:{found.column}"
-        raise FaultPlanError(f"{path}{place}: {found.message}", found.help) from error
+        problem = error.diagnostic
+        where = "" if problem.line is None else f":{problem.line}:{problem.column}"
+        raise FaultPlanError(f"{path}{where}: {problem.message}", problem.help) from error
     return _Reader(str(path), text, raw).plan(steps)
 
 
@@ -218,20 +218,19 @@ class _Reader:
     def _refuse(self, path: KeyPath, reason: str, remedy: str | None = None) -> NoReturn:
         spot = self._spots.get(path) or self._spots.get(path[:-1])
         span = None if spot is None else spot.key or spot.value
-        place = "" if span is None else ":{}:{}".format(*positions.line_and_column(self._text, span.start))
-        raise FaultPlanError(f"{self._file}{place}: {reason}", remedy)
+        where = "" if span is None else ":{}:{}".format(*positions.line_and_column(self._text, span.start))
+        raise FaultPlanError(f"{self._file}{where}: {reason}", remedy)
 
 
 def draw_plan(count: int, seed: int, steps: int, world_size: int) -> FaultPlan:
     """Return *count* faults drawn from *seed*: the same for the same arguments, spread over the steps of the run."""
     random_numbers = random.Random(seed)
-    at = sorted(random_numbers.randint(1, steps - 2) for _ in range(count))
-    kinds = [
-        kind for kind in _DRAWN if world_size > 1 or kind != "flip"
-    ]  # one replica has nothing to differ from
-    found = []
-    for step in at:
+    fault_steps = sorted(random_numbers.randint(1, steps - 2) for _ in range(count))
+    # A single replica has nothing to differ from.
+    kinds = [kind for kind in _DRAWN if world_size > 1 or kind != "flip"]
+    faults = []
+    for step in fault_steps:
         what = random_numbers.choice(kinds)
         rank = random_numbers.randrange(world_size) if KINDS[what].target == "rank" else None
-        found.append(Fault(step, what, rank))
-    return FaultPlan(f"{count} faults drawn from seed {seed}", tuple(found))
+        faults.append(Fault(step, what, rank))
+    return FaultPlan(f"{count} faults drawn from seed {seed}", tuple(faults))

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 FEWEST_STEPS = 6
 """Fewer leave no room for a kill, a drain and an end."""
 
-_NEVER = "999999999 steps"  # but when it leaves
-_SNAPSHOTS = 10  # in a disturbed trial
-_HANG = "30 s"  # a stopped worker is found then at the latest
-_GRACE = "1 h"  # a drain takes one more step, and nobody waits for the machine
+# Snapshots are taken only when a launch leaves.
+_NEVER = "999999999 steps"
+# Snapshots of a disturbed trial.
+_SNAPSHOTS = 10
+# A stopped worker is noticed after this at the latest.
+_HANG = "30 s"
+# A drain takes one more step, and nobody waits for the machine.
+_GRACE = "1 h"
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
 
 
 def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
-    """Return how many steps each trial has, if the job can be tried at each of *worlds* on this machine.
+    """Return how many steps each trial has.
 
     Args:
         job: The resolved job.
@@ -150,7 +154,7 @@ def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
         gpus: That torch can use here.
 
     Raises:
-        TrialRefusedError: it cannot; says why and what to do.
+        TrialRefusedError: the job cannot be tried at each of *worlds* on this machine; says why and what to do.
     """
     largest, batch, shards = max(worlds), job.dataset.global_batch_size, job.train.virtual_shards
     if shards is not None and largest > shards:
@@ -175,7 +179,7 @@ def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
 
 
 def check_length(steps: int) -> None:
-    """Raise unless a trial of so many steps leaves room for what is done to it.
+    """Check that a trial of so many steps leaves room for what is done to it.
 
     Raises:
         TrialRefusedError: the steps are too few.

@@ -66,10 +66,11 @@ def verify(
 ) -> Iterator[TrialOutcome]:
     """Yield what came of each trial as soon as it is over: one at each of *worlds*, the first being the reference.
 
-    Then a restarted one: at the first world size a worker is killed, and it is drained and goes on with as many. In either
-    mode its bits are compared, for that is where lost state shows. If they differ and the job is not exact, the reference is
-    repeated: where that has other bits, too, the machine cannot repeat the job, and the losses are compared.
-    Last, if there are several world sizes, a disturbed one: it begins at the last, a worker is killed, and it goes on at the first.
+    Then comes a restarted trial: at the first world size a worker is killed, the launch is drained, and the run goes on
+    with as many workers. In either mode its bits are compared, for that is where lost state shows. If the bits differ and
+    the job is not exact, the reference is repeated: where the repetition has other bits, too, the machine cannot repeat the
+    job, and the losses are compared. If there are several world sizes, a disturbed trial comes last: it begins at the last
+    world size, a worker is killed, and the run goes on at the first.
 
     Args:
         subject: The job; its own runs and snapshots are left alone.
@@ -86,10 +87,10 @@ def verify(
     """
     verifying = _Verifying(subject, worlds, tolerance, scratch, begin, is_kept=is_kept)
     for number, world_size in enumerate(worlds, 1):
-        found = verifying.outcome(trials.undisturbed(number, world_size, steps))
-        yield found
+        outcome = verifying.outcome(trials.undisturbed(number, world_size, steps))
+        yield outcome
         if number == 1:
-            steps = found.steps
+            steps = outcome.steps
             trials.check_length(steps)
     yield verifying.outcome(trials.restarted(len(worlds) + 1, worlds[0], steps), asks_for_bits=True)
     if worlds[-1] != worlds[0]:
@@ -130,9 +131,9 @@ class _Verifying:
             self._reference = records
             return None, "bits" if self._is_exact else "curve"
         if asks_for_bits:
-            found = compare_runs.compare_bits(self._reference, records)
-            if self._is_exact or found.difference is None or self._can_be_repeated():
-                return found, "bits"
+            comparison = compare_runs.compare_bits(self._reference, records)
+            if self._is_exact or comparison.difference is None or self._can_be_repeated():
+                return comparison, "bits"
         return compare_runs.compare_losses(self._reference, records, self._tolerance), "curve"
 
     def _can_be_repeated(self) -> bool:
@@ -168,9 +169,9 @@ def scratch_folder(keep: Path | None) -> Iterator[Scratch]:
             keep.mkdir(parents=True, exist_ok=True)
         path = Path(tempfile.mkdtemp(prefix="elasticflow-trials-")) if keep is None else keep.resolve()
     except OSError as error:
-        place = keep or tempfile.gettempdir()
+        parent = keep or tempfile.gettempdir()
         raise TrialRefusedError(
-            f"cannot make a folder for the trials in {place}: {error.strerror}"
+            f"cannot make a folder for the trials in {parent}: {error.strerror}"
         ) from error
     scratch = Scratch(path, is_kept=keep is not None)
     try:
@@ -182,9 +183,9 @@ def scratch_folder(keep: Path | None) -> Iterator[Scratch]:
 
 
 def count_gpus() -> int:
-    """Return how many GPUs torch can use here; without a driver it need not be asked, which takes seconds."""
+    """Return how many GPUs torch can use here; torch, which takes seconds to import, is asked only where there is a driver."""
     if not Path("/dev/nvidiactl").exists():
         return 0
     code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    return int(found.stdout) if found.returncode == 0 else 0
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return int(answer.stdout) if answer.returncode == 0 else 0

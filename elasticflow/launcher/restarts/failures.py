@@ -166,19 +166,21 @@ def classify(
 def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Failure | None:
     """Return the root cause among *reports*, or None when no worker failed by itself.
 
-    *is_finished* says that training had reached its end: workers leave then.
+    A rank that died or raised on its own goes before a rank that only noticed: errors of collectives whose peer is gone
+    count as a cause only when there is nothing else. Among the rest the earliest is first.
 
-    A rank that died or raised on its own goes before one that only noticed: errors of collectives whose
-    peer is gone count as a cause only when there is nothing else. Among the rest the earliest is first.
+    Args:
+        reports: Of all workers of a generation that have ended.
+        is_finished: Training had reached its end: workers leave then.
     """
     failed = [r for r in reports if r.exit_code != 0 and not r.ended_by_us]
     if not failed:
         return None
     own = [r for r in failed if not _noticed(r)]
-    # One that left in good order while the others needed it is what they noticed.
+    # What the others noticed is a rank that left in good order while they needed it.
     left = [] if is_finished else [r for r in reports if r.exit_code == 0 and not r.ended_by_us]
     first = min(own or left or failed, key=lambda r: (_time(r), r.rank))
-    kind = classify(
+    failure_class = classify(
         first.exit_code, first.raised, hung=first.hung, oom_killed=first.oom_killed, stderr=first.stderr
     )
     return Failure(
@@ -186,7 +188,7 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
         node=first.node,
         pid=first.pid,
         exit_code=first.exit_code,
-        failure_class="crash" if kind == "peer" else kind,
+        failure_class="crash" if failure_class == "peer" else failure_class,
         error=describe(first),
         traceback=_traceback(first),
         others=_fold(first, [r for r in failed if r is not first]),

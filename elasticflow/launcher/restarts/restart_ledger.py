@@ -102,7 +102,7 @@ def _parsed(line: bytes) -> object:
         return None
 
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
+_TYPES: dict[str, type | tuple[type, ...]] = {
     "time": (int, float),
     "failure_class": str,
     "step": (int, NoneType),
@@ -116,10 +116,11 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def _entry(record: object) -> LedgerEntry | None:
+    """Return the entry that *record* is the JSON of; None if it is anything else."""
     try:
-        fields = dict(record)  # type: ignore[call-overload]  # anything else is no entry
+        fields = dict(record)  # type: ignore[call-overload]  # what is no mapping raises
         entry = LedgerEntry(failure_class=fields.pop("class"), **fields)
     except (ValueError, TypeError, KeyError):
         return None
-    is_right = all(isinstance(getattr(entry, name), kind) for name, kind in _KINDS.items())
+    is_right = all(isinstance(getattr(entry, name), types) for name, types in _TYPES.items())
     return entry if is_right else None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Ingest:
-    """Takes in the messages that tell, as against those that ask for a decision."""
+    """Takes in lines and reports, from which nothing follows for the launch."""
 
     def __init__(self, journal: Journal, metrics: Metrics, environment: EnvironmentRecord) -> None:
         self._journal = journal

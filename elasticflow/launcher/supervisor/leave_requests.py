@@ -7,15 +7,16 @@ import time
 
 from elasticflow.system.processes import leave_signals
 
-_ONE_REQUEST_S = 0.2  # `timeout` signals us and then our group; a closed terminal does, too
+# Signals within this time are one request: `timeout` signals a process and then its group, as a closed terminal does.
+_ONE_REQUEST_S = 0.2
 
 
 class LeaveRequests:
-    """What this process was asked by signals, from `listen` on.
+    """Requests to leave that came as signals, from `listen` on.
 
     Attributes:
-        numbers: The signal of each request; several at once are one.
-        first_at: When the first came, on the monotonic clock.
+        numbers: The signal of each request.
+        first_at: When the first request came, on the monotonic clock.
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LocalAgents:
-    """Starts agents, starts them again when they die, and lets them come and go on cue.
+    """Starts agents, starts them again when they die, and has nodes come and go on cue.
 
     Args:
         launch: Whose agents they are.
@@ -37,7 +37,7 @@ class LocalAgents:
         self._changes = list(launch.scale)
         self._agents: dict[str, AgentProcess] = {}
         self._leaving: set[str] = set()
-        self._orphans = Orphans(lambda: unclaimed(launch.folder), self._tell_left_behind)
+        self._orphans = Orphans(lambda: unclaimed(launch.folder), self._record_left_behind)
         self._count = 0
         self._began = 0.0
 
@@ -67,7 +67,7 @@ class LocalAgents:
             self._follow(self._changes.pop(0), lifecycle, tell)
 
     def kill(self, node: str) -> bool:
-        """Kill the agent of *node* with all that lives from it; return whether it is one of ours."""
+        """Kill the agent of *node* with all below it; return whether it is an agent of this machine."""
         agent = self._agents.get(node)
         if agent is not None:
             agent.end()
@@ -85,19 +85,16 @@ class LocalAgents:
 
     @property
     def not_reached(self) -> list[ScaleChange]:
-        """What was to happen at a time that has not come."""
+        """Changes whose time has not come."""
         return [change for change in self._changes if change.cue is None]
 
     def end(self) -> None:
-        """Return when all agents are gone; those that are not are killed, with everything below them.
-
-        What their workers have left behind is ended, too.
-        """
+        """Kill the agents that are left, with everything below them, and end what their workers have left behind."""
         for agent in self._agents.values():
             agent.end()
         self._orphans.end()
 
-    def _tell_left_behind(self, process: EndedOrphan) -> None:
+    def _record_left_behind(self, process: EndedOrphan) -> None:
         self._journal.event(events.PROCESS_LEFT_BEHIND, node=None, **asdict(process))
 
     def _add(self) -> str:

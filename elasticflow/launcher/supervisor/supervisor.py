@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
 from elasticflow.compiler.inputs.job_json import job_to_json
@@ -48,21 +48,24 @@ from elasticflow.snapshots.writer.committer import FENCED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elasticflow.events import EventRecord
     from elasticflow.launcher.supervisor.commands import LifecycleEvent
     from elasticflow.launcher.supervisor.launch_record import Launch
     from elasticflow.launcher.supervisor.outcomes import Verdict
     from elasticflow.protocol.messages import Message
 
 _POLL_S = 0.01
-_NOTICE_S = 2.0  # of machines that joined, to read the exit code
-_LEAVE_S = 5.0  # of agents that have nothing to wait for
+# Machines that joined have so long to read the exit code.
+_NOTICE_S = 2.0
+# Agents that have nothing to wait for have so long to leave.
+_LEAVE_S = 5.0
 _SECOND_SIGNAL = Interrupted("a second signal", errors.KILLED_BY_USER)
 
 
 class Supervisor:
     """Runs one launch to its verdict."""
 
-    def __init__(self, launch: Launch, show: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, launch: Launch, show: Callable[[EventRecord], None]) -> None:
         self._launch = launch
         self._display = DisplayThread(show)
         self._journal = Journal(launch.folder, launch.number, self._display)
@@ -86,7 +89,8 @@ class Supervisor:
             code = self._lead()
         except OSError as error:
             self._display.close()
-            while isinstance(error.__context__, OSError):  # what came first; the files fail to be closed, too
+            # The first error is the cause: the files fail to be closed, too.
+            while isinstance(error.__context__, OSError):
                 error = error.__context__
             path = error.filename or self._launch.folder.path
             raise RunFolderError(
@@ -94,11 +98,12 @@ class Supervisor:
                 "once there is room again and the run folder is there, the same command goes on from the newest snapshot",
             ) from error
         if not self._display.close():
-            os._exit(code)  # nobody reads our standard output, and its last flush would wait for ever, too
+            # Nobody reads our standard output: its last flush would wait for ever, too.
+            os._exit(code)
         return code
 
     def _lead(self) -> int:
-        with contextlib.ExitStack() as at_end:  # last first, and each even if another one fails
+        with contextlib.ExitStack() as at_end:
             for number, handler in self._asked.listen().items():
                 at_end.callback(signal.signal, number, handler)
             for end in (self._journal.close, self._environment.close, self._metrics.close, self._agents.end):
@@ -185,7 +190,8 @@ class Supervisor:
         self._look_at_signals(tell)
         self._agents.turn(self._lifecycle, tell)
         for node in channel.silent_nodes():
-            if not self._agents.kill(node):  # one of ours hangs or was stopped: seen to at the next turn
+            # An agent of this machine that hangs or was stopped: its end is seen at the next turn.
+            if not self._agents.kill(node):
                 tell(NodeLost(node, "node_lost", "it has given no sign of life"))
         tell(TimePassed())
 
@@ -213,8 +219,12 @@ class Supervisor:
             tell(LeaveAsked(signal.Signals(self._asked.numbers[0]).name))
 
     def _see_off(self, tell: Callable[[LifecycleEvent], None], verdict: Verdict) -> Verdict:
-        """Return once the agents have left, whose writers may still be writing a snapshot; a signal cuts that short."""
-        asked = 1 if verdict.status == "interrupted" else 0  # signals that led to the verdict
+        """Wait for the agents to leave, whose writers may still be writing a snapshot; return the verdict.
+
+        A signal cuts the wait short, and may change the verdict.
+        """
+        # Signals that led to the verdict.
+        asked = 1 if verdict.status == "interrupted" else 0
         grace_s = self._launch.plan.restarts.grace_s
         began = time.monotonic()
         deadline = max(began + _LEAVE_S, (self._asked.first_at or began) + grace_s)
@@ -229,7 +239,7 @@ class Supervisor:
     def _close(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None], verdict: Verdict) -> int:
         """End the agents, take in what they still have to say, and write the verdict."""
         self._launch.store.outlive_store()
-        # What others are told and say is lost with the store; how the launch ended is not.
+        # Messages from and to others are lost with the store; how the launch ended is not.
         with contextlib.suppress(StoreLostError):
             channel.stop(verdict.exit_code)
         if self._lifecycle.is_idle:
@@ -254,7 +264,8 @@ class Supervisor:
         if verdict.status == "finished" and (left := self._agents.not_reached):
             changes = [str(change) for change in left]
             self._journal.event(events.SCALE_NOT_REACHED, changes=changes, seconds=fields["seconds"])
-        if verdict.status == "interrupted":  # the writer has told of its last snapshot by now
+        if verdict.status == "interrupted":
+            # The writer has reported its last snapshot by now.
             fields["goes_on_from"] = step_of(self._journal.state["snapshot"])
         figures = {"exit_code": verdict.exit_code, "event": verdict.event, **fields}
         self._journal.update(status=verdict.status, workers=[], verdict=figures)
