@@ -24,7 +24,6 @@ from elasticflow.launcher.launch import Request, launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, ScaleChange
 from elasticflow.observe.history import History, state_of
 from elasticflow.protocol import trajectory_record, worker_environment
-from elasticflow.protocol.messages import StartedWorker
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.processes import die_with_parent
 from elasticflow.trials import fault_actions
@@ -156,7 +155,7 @@ class TrialRun:
         while self._process.poll() is None:
             if is_so():
                 return True
-            tell(int(state_of(self.run).get("step") or 0))
+            tell(state_of(self.run).step)
             time.sleep(_POLL_S)
         return False
 
@@ -165,29 +164,28 @@ class TrialRun:
         if act.what == "drain":
             self._process.send_signal(signal.SIGTERM)  # it is held until its workers have been told
             return
-        if not self._await(lambda: bool(self._workers()), lambda _: None):
+        if not self._await(lambda: bool(state_of(self.run).workers), lambda _: None):
             return
         if act.what == "faults":
             self._do_faults(act.step)
         else:
-            os.kill(max(self._workers(), key=lambda worker: worker.rank).pid, signal.SIGKILL)
+            last = max(state_of(self.run).workers, key=lambda worker: worker.rank)
+            os.kill(last.pid, signal.SIGKILL)
 
     def _do_faults(self, step: int) -> None:
         assert self._process is not None
         assert self._trial.plan is not None
-        actor = fault_actions.FaultActor(self.run, self._process.pid, self._workers(), self._records)
+        workers = state_of(self.run).workers
+        actor = fault_actions.FaultActor(self.run, self._process.pid, workers, self._records)
         done = actor.do_all(self._trial.plan, step)
         self.done += done
         # Where the number of nodes changes, a drain or the node's end lets the run go on.
         if not any(KINDS[done_fault.fault.what].nodes for done_fault in done):
             trajectory_record.held_file(self._records, step).unlink(missing_ok=True)
 
-    def _workers(self) -> list[StartedWorker]:
-        return [StartedWorker(**worker) for worker in state_of(self.run).get("workers") or ()]
-
     def _failure(self, trial_launch: TrialLaunch) -> TrialFailedError:
         assert self._process is not None
-        verdict = state_of(self.run).get("verdict") or {}
+        verdict = state_of(self.run).verdict or {}
         said = self._log.read_text(encoding="utf-8", errors="replace").strip()
         why = verdict.get("error") or said or f"it ended with code {self._process.returncode}"
         failures = History.read(self.run).failures

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from elasticflow.protocol.messages import StartedWorker
+    from elasticflow.observe.run_state import RunningWorker
     from elasticflow.run_folder import RunFolder
     from elasticflow.trials.fault_plan import Fault, FaultPlan
 
@@ -69,7 +69,7 @@ class FaultActor:
         folder: Where cues are given.
     """
 
-    def __init__(self, run: RunFolder, launch: int, workers: Sequence[StartedWorker], folder: Path) -> None:
+    def __init__(self, run: RunFolder, launch: int, workers: Sequence[RunningWorker], folder: Path) -> None:
         self._run, self._launch, self._folder = run, launch, folder
         self._workers = sorted(workers, key=lambda worker: worker.rank)
 
@@ -98,7 +98,7 @@ class FaultActor:
             _signal(worker.pid, signal.SIGKILL)
         return worker.rank
 
-    def _worker(self, rank: int | None) -> StartedWorker:
+    def _worker(self, rank: int | None) -> RunningWorker:
         """Return the worker of *rank*; the last one where there is none."""
         return next((worker for worker in self._workers if worker.rank == rank), self._workers[-1])
 
