@@ -16,6 +16,7 @@ from elasticflow.deep_check import child_process
 from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
 from elasticflow.launcher.agent.stack_dumps import parse
 from elasticflow.protocol.deep_messages import (
+    MESSAGES,
     DatasetTable,
     DeepJob,
     DeepRequest,
@@ -28,8 +29,8 @@ from elasticflow.protocol.deep_messages import (
     OptimizerTable,
     Problem,
     SchedulerTable,
-    message_from_json,
 )
+from elasticflow.protocol.json_codec import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from elasticflow.deep_check.child_process import ChildEnd
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.protocol.deep_messages import DeepMessage
 
 LIMIT_S = 60.0
 # What torchrun tells a worker: the job's modules may read it when they are imported.
@@ -109,7 +111,7 @@ def try_out(
     request = request_of(job, project_root, takes_step=takes_step)
     environment = {**os.environ, **{each.name: each.value for each in variables(job)}, **_ALONE}
     argv = [sys.executable, "-X", "faulthandler", "-m", "elasticflow.runtime.deep.main", str(os.getpid())]
-    ended = child_process.run(argv, request.to_json(), environment, limit_s)
+    ended = child_process.run(argv, to_json(request), environment, limit_s)
     return report_of(ended, request.own, limit_s)
 
 
@@ -170,7 +172,7 @@ def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport
     facts: dict[str, Any] = {}
     notes: list[str] = []
     doing, key, is_whole = "starting Python and torch", "model.entry", False
-    for sent in map(message_from_json, ended.messages):
+    for sent in map(_message, ended.messages):
         match sent:
             case Doing():
                 doing, key = sent.what, sent.key
@@ -179,7 +181,7 @@ def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport
                 problem = DeepProblem(kind, sent.key, sent.message, sent.frames, sent.help, is_warning)
                 problems.append(problem)
             case Facts():
-                facts |= sent.values
+                facts |= {name: value for name, value in vars(sent).items() if value is not None}
             case Note():
                 notes.append(sent.text)
             case Done():
@@ -195,6 +197,14 @@ def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport
         remedy = "they were ended; in a run they would outlive their worker"
         problems.append(DeepProblem("left", "model.entry", message, remedy=remedy, is_warning=True))
     return DeepReport(tuple(dict.fromkeys(problems)), facts, tuple(dict.fromkeys(notes)))
+
+
+def _message(content: dict[str, Any]) -> DeepMessage | None:
+    """Return the message that has come as *content*; None if the job's own code wrote something else to the pipe."""
+    try:
+        return MESSAGES.from_json(content)
+    except ValueError:
+        return None
 
 
 def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_s: float) -> DeepProblem:

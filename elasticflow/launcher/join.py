@@ -18,6 +18,7 @@ from elasticflow.launcher.launch import check_torch
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, store_address_of
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, join_store
+from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
@@ -181,7 +182,7 @@ class _Node:
         self, request: Request, plan: LaunchPlan, store_address: StoreAddress, say: Callable[[str], None]
     ) -> None:
         store = join_store(store_address, looks_at="")
-        invitation = Invitation(**json.loads(store.get(INVITATION)))
+        invitation = from_json(Invitation, json.loads(store.get(INVITATION)))
         invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
         uri, prefix = snapshot_place(plan.snapshots.uri, self.folder, request.project_root)

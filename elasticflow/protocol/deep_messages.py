@@ -1,16 +1,14 @@
 """What the child process of `--deep` is asked, and what it reports.
 
-The request is one JSON object on standard input, each message one JSON object on a line of a pipe, whose `type` says
-which it is. `elasticflow/deep_check` asks, `elasticflow/runtime/deep` answers.
+The request is one JSON object on standard input, each message one on a line of a pipe (`json_codec.py`).
+`elasticflow/deep_check` asks, `elasticflow/runtime/deep` answers.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from elasticflow.protocol.json_codec import MessageCodec
 
 
 @dataclass(frozen=True)
@@ -89,21 +87,6 @@ class DeepJob:
     include: dict[str, str]
     ignore: tuple[str, ...]
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> DeepJob:
-        """Return the job that `dataclasses.asdict` turned into JSON."""
-        scheduler, evaluation = content["lr_scheduler"], content["evaluation"]
-        if evaluation is not None:
-            evaluation = EvaluationTable(**{**evaluation, "metrics": tuple(evaluation["metrics"])})
-        tables = {
-            "model": ModelTable(**content["model"]),
-            "optimizer": OptimizerTable(**content["optimizer"]),
-            "lr_scheduler": None if scheduler is None else SchedulerTable(**scheduler),
-            "dataset": DatasetTable(**content["dataset"]),
-            "evaluation": evaluation,
-        }
-        return cls(**{**content, **tables, "ignore": tuple(content["ignore"])})
-
 
 @dataclass(frozen=True)
 class DeepRequest:
@@ -124,15 +107,6 @@ class DeepRequest:
     own: list[str]
     takes_step: bool
     is_to_be_apart: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the request as JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> DeepRequest:
-        """Return the request that `to_json` turned into JSON."""
-        return cls(**{**content, "job": DeepJob.from_json(content["job"])})
 
 
 @dataclass(frozen=True)
@@ -178,9 +152,29 @@ class Note:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found out, by name; see `deep_check.DeepReport`."""
+    """Something that was found out; None: nothing of it.
 
-    values: dict[str, Any]
+    Attributes:
+        samples: Of the training data.
+        evaluation_samples: Of the evaluation's.
+        sample: What the first training sample is, in words.
+        parameters: Numbers in the model.
+        trainable: Those of them that take a gradient.
+        snapshot_bytes: Of a whole snapshot.
+        model_bytes: Of the model in it.
+        optimizer_bytes: Of the optimizers in it.
+        loss: Of the first step, as Python writes it.
+    """
+
+    samples: int | None = None
+    evaluation_samples: int | None = None
+    sample: str | None = None
+    parameters: int | None = None
+    trainable: int | None = None
+    snapshot_bytes: int | None = None
+    model_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    loss: str | None = None
 
 
 @dataclass(frozen=True)
@@ -190,27 +184,6 @@ class Done:
 
 DeepMessage = Doing | Problem | Note | Facts | Done
 
-_TYPES: dict[str, type[DeepMessage]] = {
-    "doing": Doing,
-    "problem": Problem,
-    "note": Note,
-    "facts": Facts,
-    "done": Done,
-}
-_NAMES = {message_type: name for name, message_type in _TYPES.items()}
-
-
-def message_to_json(message: DeepMessage) -> dict[str, Any]:
-    """Return *message* as JSON."""
-    return {"type": _NAMES[type(message)], **asdict(message)}
-
-
-def message_from_json(content: Mapping[str, Any]) -> DeepMessage | None:
-    """Return the message that `message_to_json` turned into JSON; None if the job's own code wrote something else."""
-    fields = dict(content)
-    message_type = _TYPES.get(str(fields.pop("type", None)))
-    if message_type is None:
-        return None
-    if "frames" in fields:
-        fields["frames"] = tuple(fields["frames"])
-    return message_type(**fields)
+MESSAGES: MessageCodec[DeepMessage] = MessageCodec(
+    "type", {"doing": Doing, "problem": Problem, "note": Note, "facts": Facts, "done": Done}
+)

@@ -1,18 +1,16 @@
 """What the processes of a launch tell one another through its control store: one frozen dataclass for each message.
 
-Agents, and machines that joined, send a `Message` to the supervisor, which answers with an `Order`. Each is one JSON
-object whose `type` says which it is; `message_to_json` and `message_from_json`, `order_to_json` and `order_from_json`
-are the only places that know that form. Whoever takes messages in matches on their types, with `assert_never` at the end.
+Agents, and machines that joined, send a `Message` to the supervisor, which answers with an `Order`; `MESSAGES` and
+`ORDERS` write and read them. The receiver matches on the types of messages, with `assert_never` at the end.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from elasticflow.events import EventRecord
+from elasticflow.events import EventRecord  # noqa: TC001  # the codec reads the fields' types
+from elasticflow.protocol.json_codec import MessageCodec
 
 GenerationRequest = Literal["drain", "stop", "stacks"]
 """What a supervisor asks of a generation: leave after a step, be killed now, tell where its workers stand."""
@@ -224,18 +222,21 @@ Message = (
     | Stacks
     | WorkersEnded
 )
-_MESSAGES: dict[str, type[Message]] = {
-    "node": NodeReady,
-    "leaving": NodeLeaving,
-    "died": AgentDied,
-    "workers": WorkersStarted,
-    "lines": LogLines,
-    "writer": WriterReports,
-    "left_behind": ProcessLeftBehind,
-    "standstill": Standstill,
-    "stacks": Stacks,
-    "ended": WorkersEnded,
-}
+MESSAGES: MessageCodec[Message] = MessageCodec(
+    "type",
+    {
+        "node": NodeReady,
+        "leaving": NodeLeaving,
+        "died": AgentDied,
+        "workers": WorkersStarted,
+        "lines": LogLines,
+        "writer": WriterReports,
+        "left_behind": ProcessLeftBehind,
+        "standstill": Standstill,
+        "stacks": Stacks,
+        "ended": WorkersEnded,
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -259,53 +260,4 @@ class EndLaunch:
 
 
 Order = FormGeneration | EndLaunch
-_ORDERS: dict[str, type[Order]] = {"form": FormGeneration, "end": EndLaunch}
-
-
-def message_to_json(message: Message) -> str:
-    """Return the form in which *message* is sent."""
-    return _to_json(message, _MESSAGES)
-
-
-def message_from_json(text: bytes | str) -> Message:
-    """Return the message that `message_to_json` gave that form."""
-    fields: dict[str, Any] = json.loads(text)
-    message_type = _MESSAGES[fields.pop("type")]
-    if message_type is NodeReady:
-        fields["refused"] = tuple(RefusedModule(*module) for module in fields["refused"])
-    elif message_type is WorkersStarted:
-        fields["workers"] = tuple(StartedWorker(**worker) for worker in fields["workers"])
-    elif message_type is WorkersEnded:
-        fields["workers"] = tuple(WorkerEnd(**worker) for worker in fields["workers"])
-    elif message_type is Stacks:
-        fields["workers"] = tuple(map(_stalled_worker, fields["workers"]))
-    elif message_type is LogLines:
-        fields["lines"] = tuple(fields["lines"])
-    elif message_type is WriterReports:
-        fields["reports"] = tuple(fields["reports"])
-    return message_type(**fields)
-
-
-def order_to_json(order: Order) -> str:
-    """Return the form in which *order* is published."""
-    return _to_json(order, _ORDERS)
-
-
-def order_from_json(text: bytes | str) -> Order:
-    """Return the order that `order_to_json` gave that form."""
-    fields: dict[str, Any] = json.loads(text)
-    order_type = _ORDERS[fields.pop("type")]
-    if order_type is FormGeneration:
-        fields["nodes"] = tuple((node, nproc) for node, nproc in fields["nodes"])
-    return order_type(**fields)
-
-
-def _to_json(sent: Message | Order, types: dict[str, type[Message]] | dict[str, type[Order]]) -> str:
-    (name,) = (name for name, known_type in types.items() if known_type is type(sent))
-    return json.dumps({"type": name, **vars(sent)}, default=vars)
-
-
-def _stalled_worker(fields: dict[str, Any]) -> StalledWorker:
-    frames = tuple(Frame(*frame) for frame in fields["frames"])
-    loaders = tuple(LoaderStack(pid, tuple(Frame(*f) for f in stack)) for pid, stack in fields["loaders"])
-    return StalledWorker(**{**fields, "frames": frames, "loaders": loaders})
+ORDERS: MessageCodec[Order] = MessageCodec("type", {"form": FormGeneration, "end": EndLaunch})

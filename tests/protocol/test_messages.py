@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from elasticflow.protocol import messages
 from elasticflow.protocol.messages import (
     AgentDied,
     EndLaunch,
@@ -28,10 +29,6 @@ from elasticflow.protocol.messages import (
     WorkersEnded,
     WorkersStarted,
     WriterReports,
-    message_from_json,
-    message_to_json,
-    order_from_json,
-    order_to_json,
 )
 
 FRAME = Frame("/r/examples/net.py", 12, "forward")
@@ -77,13 +74,13 @@ def test_every_message_is_tried() -> None:
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_message_arrives_as_it_was(message: Message) -> None:
     """It is one JSON object with a type; tuples, which JSON does not know, are tuples again."""
-    text = message_to_json(message)
+    text = messages.MESSAGES.encode(message)
 
     assert isinstance(json.loads(text)["type"], str)
-    assert message == message_from_json(text.encode())
+    assert message == messages.MESSAGES.decode(text.encode())
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
 def test_order_arrives_as_it_was(order: Order) -> None:
     """Agents read what the supervisor published."""
-    assert order == order_from_json(order_to_json(order).encode())
+    assert order == messages.ORDERS.decode(messages.ORDERS.encode(order).encode())

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
 from elasticflow.protocol import worker_environment
+from elasticflow.protocol.json_codec import to_json
+from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.system.processes import is_killed_from_outside, signal_or_code
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.protocol.store_address import StoreAddress
     from elasticflow.run_folder import RunFolder
-    from elasticflow.snapshots.format.writer_config import WriterStart
 
 # Bytes: enough for a traceback.
 _LAST_WORDS = 2000
@@ -55,13 +55,9 @@ class AgentConfig:
     start_method: str
     hang_timeout_s: float
     grace_s: float
-    writer: dict[str, Any] = field(default_factory=dict)
+    writer: WriterStart
     node_rank: int | None = None
     seed: int = 0
-
-    def to_json(self) -> str:
-        """Return the form that is sent."""
-        return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ class AgentProcess:
             )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(self._config.to_json().encode())
+            stdin.write(to_json(self._config).encode())
 
     def exit_code(self) -> int | None:
         """Return how the agent ended, or None while it lives."""
@@ -185,7 +181,7 @@ def build_agent_process(
         start_method=plan.start_method,
         hang_timeout_s=plan.restarts.hang_timeout_s,
         grace_s=plan.restarts.grace_s,
-        writer=writer.to_json(),
+        writer=writer,
         node_rank=node_rank,
         seed=plan.seed,
     )

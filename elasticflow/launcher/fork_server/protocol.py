@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
 
-from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
-from elasticflow.protocol.messages import RefusedModule
+from elasticflow.launcher.fork_server.torchrun_arguments import (
+    TorchrunOptions,  # noqa: TC001  # the codec reads the fields' types
+)
+from elasticflow.protocol.json_codec import MessageCodec
+from elasticflow.protocol.messages import RefusedModule  # noqa: TC001
 
 if TYPE_CHECKING:
     import socket
@@ -77,26 +79,9 @@ class Exited:
 
 
 Message = Setup | Spawn | Ready | Started | Exited
-_TYPES: dict[str, type[Message]] = {
-    message_type.__name__: message_type for message_type in (Setup, Spawn, Ready, Started, Exited)
-}
-
-
-def to_json(message: Message) -> str:
-    """Return the line that *message* is sent as, without its end."""
-    return json.dumps({"kind": type(message).__name__, **asdict(message)})
-
-
-def from_json(line: bytes) -> Message:
-    """Return the message that was sent as *line*."""
-    fields: dict[str, Any] = json.loads(line)
-    message_type = _TYPES[fields.pop("kind")]
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    if message_type is Ready:
-        fields["refused"] = tuple(RefusedModule(*module) for module in fields["refused"])
-        if fields["options"] is not None:
-            fields["options"] = TorchrunOptions.from_json(fields["options"])
-    return message_type(**fields)
+MESSAGES: MessageCodec[Message] = MessageCodec(
+    "kind", {message_class.__name__: message_class for message_class in get_args(Message)}
+)
 
 
 class MessageChannel:
@@ -108,7 +93,7 @@ class MessageChannel:
 
     def send(self, message: Message) -> None:
         """Send one message."""
-        self.connection.sendall(to_json(message).encode() + b"\n")
+        self.connection.sendall(MESSAGES.encode(message).encode() + b"\n")
 
     def read(self) -> list[Message] | None:
         """Return the messages of one `recv`, or None at the end of the stream."""
@@ -116,4 +101,4 @@ class MessageChannel:
         if not data:
             return None
         *whole, self._rest = (self._rest + data).split(b"\n")
-        return [from_json(line) for line in whole]
+        return [MESSAGES.decode(line) for line in whole]

@@ -6,8 +6,10 @@ import contextlib
 import io
 import json
 import os
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elasticflow.protocol.json_codec import from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,16 +32,6 @@ class TorchrunOptions:
     shown_stdouts: tuple[int, ...] = ()
     shown_stderrs: tuple[int, ...] = ()
     numa: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the form that is sent."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> TorchrunOptions:
-        """Return the options that `to_json` gave that form."""
-        shown = {name: tuple(fields[name]) for name in ("shown_stdouts", "shown_stderrs")}
-        return cls(**{**fields, **shown})
 
 
 class TorchrunRefusedError(RuntimeError):
@@ -119,17 +111,17 @@ class ArgumentsReader:
         answer = json.loads(text)
         if "refused" in answer:
             raise TorchrunRefusedError(answer["refused"])
-        return TorchrunOptions.from_json(answer)
+        return from_json(TorchrunOptions, answer)
 
 
 def _answer_and_end(arguments: Sequence[str], descriptor: int) -> None:
     """Write the answer to *descriptor* and leave without unwinding into the server's frames."""
     try:
         try:
-            answer = read(arguments).to_json()
+            answer = to_json(read(arguments))
         except TorchrunRefusedError as error:
-            answer = {"refused": error.reason}
+            answer = json.dumps({"refused": error.reason})
         with os.fdopen(descriptor, "w") as pipe:
-            json.dump(answer, pipe)
+            pipe.write(answer)
     finally:
         os._exit(0)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Invitation:
-    """Read by a machine that joins; holds no secret: each machine has its own.
+    """What a machine that joins has to know; no secrets: each machine has its own.
 
     Attributes:
-        run_id: The run's.
+        run_id: The run's id.
         job: The resolved job, as job.json has it.
         entry_point: Text of train.py, which may have been edited by hand.
-        versions: Of what must be the same on all nodes, by name.
-        sources: SHA-256 of the job's own code, by path from the project's root.
+        versions: What `versions` returns on the machine that leads.
+        sources: SHA-256 of each file of the job's own code, by path from the project's root.
     """
 
     run_id: str
@@ -38,39 +37,31 @@ class Invitation:
     versions: dict[str, str]
     sources: dict[str, str] = field(default_factory=dict)
 
-    def to_json(self) -> str:
-        """Return the form that is sent."""
-        return json.dumps(asdict(self))
-
     def check(self, job: Job, project_root: Path) -> None:
-        """Return if a machine with *job*, its code under *project_root*, may take part.
-
-        Raises:
-            NodeRefusedError: it would train something else, or with other code.
-        """
-        here = versions()
-        for name, there in self.versions.items():
-            if here.get(name) != there:
+        """Raise NodeRefusedError if this machine, with *job* and its code under *project_root*, would train something else."""
+        own_versions = versions()
+        for name, version_there in self.versions.items():
+            if (own := own_versions.get(name)) != version_there:
                 raise NodeRefusedError(
-                    f"the run uses {name} {there}, this machine has {here.get(name)}",
-                    f"install {name} {there} here",
+                    f"the run uses {name} {version_there}, this machine has {own}",
+                    f"install {name} {version_there} here",
                 )
         differences = [d for d in compare(job_from_json(self.job), job) if d.weight != "harmless"]
         if differences:
-            told = "; ".join(f"{d.key} is {d.old!r} there, {d.new!r} here" for d in differences)
+            listed = "; ".join(f"{d.key} is {d.old!r} there, {d.new!r} here" for d in differences)
             raise NodeRefusedError(
-                f"the job file here is not the run's: {told}",
+                f"the job file here is not the run's: {listed}",
                 "check the same commit out on all machines, and give the same --set to all",
             )
-        other = [name for name, digest in self.sources.items() if digest_of(project_root / name) != digest]
-        if other:
+        changed = [name for name, digest in self.sources.items() if digest_of(project_root / name) != digest]
+        if changed:
             raise NodeRefusedError(
-                f"the job's code here is not the run's: {', '.join(other)}",
+                f"the job's code here is not the run's: {', '.join(changed)}",
                 "check the same commit out on all machines, with the same changes",
             )
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that all nodes of a run have in common."""
+    """Return the versions, by name, that must be the same on all nodes of a run."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return {"elasticflow": elasticflow.__version__, "torch": version("torch"), "python": python}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
 from elasticflow.launcher.rendezvous.store_keys import ORDER_COUNT, OUTBOX_COUNT, message_key, order_key
-from elasticflow.protocol.messages import EndLaunch, FormGeneration, message_to_json, order_from_json
+from elasticflow.protocol.messages import MESSAGES, ORDERS, EndLaunch, FormGeneration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ class Outbox:
         between `add` and `set` would leave a gap at which the supervisor waits for ever.
         """
         self._posted += 1
-        self._store.set(message_key(self.number, self._posted), message_to_json(message))
+        self._store.set(message_key(self.number, self._posted), MESSAGES.encode(message))
 
 
 class Orders:
@@ -109,7 +109,7 @@ class Orders:
         while True:
             self._wait_for(order_key(self._seen + 1), may_wait)
             self._seen += 1
-            order = order_from_json(self._store.get(order_key(self._seen)))
+            order = ORDERS.decode(self._store.get(order_key(self._seen)))
             match order:
                 case EndLaunch():
                     return None

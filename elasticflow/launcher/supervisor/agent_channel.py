@@ -21,13 +21,8 @@ from elasticflow.launcher.rendezvous.store_keys import (
     release_key,
     request_key,
 )
-from elasticflow.protocol.messages import (
-    EndLaunch,
-    FormGeneration,
-    NodeReady,
-    message_from_json,
-    order_to_json,
-)
+from elasticflow.protocol.json_codec import to_json
+from elasticflow.protocol.messages import MESSAGES, ORDERS, EndLaunch, FormGeneration, NodeReady
 from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
@@ -61,7 +56,7 @@ class AgentChannel:
             self._taken += [0] * (int(self._store.get(OUTBOX_COUNT)) - len(self._taken))
         for index in range(len(self._taken)):
             while self._store.check([key := message_key(index + 1, self._taken[index] + 1)]):
-                message = message_from_json(self._store.get(key))
+                message = MESSAGES.decode(self._store.get(key))
                 if isinstance(message, NodeReady):
                     self._outboxes[message.node] = index + 1
                     self._silences.pop(message.node, None)
@@ -91,7 +86,7 @@ class AgentChannel:
 
     def invite(self, invitation: Invitation) -> None:
         """Tell other machines what they need to take part."""
-        self._store.set(INVITATION, invitation.to_json())
+        self._store.set(INVITATION, to_json(invitation))
 
     def stop(self, exit_code: int = 0) -> None:
         """Have every agent leave, and machines that joined with *exit_code*."""
@@ -118,5 +113,5 @@ class AgentChannel:
 
     def _publish(self, order: Order) -> None:
         self._order_count += 1
-        self._store.set(order_key(self._order_count), order_to_json(order))
+        self._store.set(order_key(self._order_count), ORDERS.encode(order))
         self._store.set(ORDER_COUNT, str(self._order_count))

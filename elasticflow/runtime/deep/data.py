@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import default_collate
 
 from elasticflow.errors import DatasetError
+from elasticflow.protocol.deep_messages import Facts
 from elasticflow.runtime.data import notes, overlap
 from elasticflow.runtime.data.dataset import checked_length, fingerprint_of
 from elasticflow.runtime.data.shard_reader import require_iterable
@@ -134,9 +135,9 @@ class Data:
             lambda: checked_length(dataset, name, None),
         )
         if not self._is_training:
-            report.facts(evaluation_samples=length)
+            report.facts(Facts(evaluation_samples=length))
             return length
-        report.facts(samples=length)
+        report.facts(Facts(samples=length))
         try:
             checked_length(dataset, name, table.samples)
         except DatasetError as error:
@@ -190,7 +191,7 @@ class Data:
                 raise
 
         if self._is_training:
-            report.facts(sample=notes.form(samples[0]))
+            report.facts(Facts(sample=notes.form(samples[0])))
         batch = report.call("collate", key, f"making a batch of {self._table}", make)
         if loss is not None and not (isinstance(batch, list | tuple) and len(batch) == 2):
             message = f"model.loss is called on batches of (inputs, targets), and a batch of {self._table} is {notes.form(batch)}"

@@ -24,6 +24,7 @@ import torch
 from elasticflow import StopTraining
 from elasticflow.errors import StateError
 from elasticflow.protocol.deep_messages import DeepRequest
+from elasticflow.protocol.json_codec import from_json
 from elasticflow.runtime.deep.data import Data
 from elasticflow.runtime.deep.report import BrokenError, Report
 from elasticflow.runtime.deep.state import build, count, materialize, require_held, step_without_data
@@ -155,7 +156,7 @@ def main() -> None:
     """Look at one job and leave; what the job's code left running is the parent's to end."""
     die_with_parent(int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported, not kept
-    request = DeepRequest.from_json(json.load(sys.stdin))
+    request = from_json(DeepRequest, json.load(sys.stdin))
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123  # a descriptor is wanted
         os.dup2(nothing.fileno(), 0)
     report = Report(int(sys.argv[2]), request.own)

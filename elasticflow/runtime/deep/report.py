@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from elasticflow import StopTraining
 from elasticflow.errors import ElasticflowError, StepResultError
-from elasticflow.protocol.deep_messages import Doing, Done, Facts, Note, Problem, message_to_json
+from elasticflow.protocol.deep_messages import MESSAGES, Doing, Done, Note, Problem
 from elasticflow.runtime.process import failure
 from elasticflow.runtime.training import replicable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elasticflow.protocol.deep_messages import DeepMessage
+    from elasticflow.protocol.deep_messages import DeepMessage, Facts
 
 T = TypeVar("T")
 
@@ -117,16 +116,16 @@ class Report:
         """Report how something was found out, or why it was not."""
         self._send(Note(text))
 
-    def facts(self, **values: Any) -> None:
+    def facts(self, facts: Facts) -> None:
         """Report what was found out."""
-        self._send(Facts(values))
+        self._send(facts)
 
     def end(self) -> None:
         """Report that everything was tried."""
         self._send(Done())
 
     def _send(self, message: DeepMessage) -> None:
-        line = json.dumps(message_to_json(message)).encode() + b"\n"
+        line = MESSAGES.encode(message).encode() + b"\n"
         while line:
             line = line[os.write(self._fd, line) :]
 

@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import StateError
+from elasticflow.protocol.deep_messages import Facts
 from elasticflow.run_folder import path_from_root
 from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.snapshot import reachable, unsaved
@@ -196,8 +197,10 @@ def count(report: Report, job: DeepJob, trained: Trained) -> State:
     """
     parameters = [p for p in trained.model.parameters() if not isinstance(p, UninitializedParameter)]
     report.facts(
-        parameters=sum(p.numel() for p in parameters),
-        trainable=sum(p.numel() for p in parameters if id(p) not in trained.frozen),
+        Facts(
+            parameters=sum(p.numel() for p in parameters),
+            trainable=sum(p.numel() for p in parameters if id(p) not in trained.frozen),
+        )
     )
     include = included(report, job)
     report.doing("reading the state", "model.entry")
@@ -216,9 +219,11 @@ def count(report: Report, job: DeepJob, trained: Trained) -> State:
         raise BrokenError from error
     sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
     report.facts(
-        snapshot_bytes=sum(sizes.values()),
-        model_bytes=sum(size for key, size in sizes.items() if key.startswith("model/")),
-        optimizer_bytes=sum(size for key, size in sizes.items() if several_optimizers.is_of_optimizer(key)),
+        Facts(
+            snapshot_bytes=sum(sizes.values()),
+            model_bytes=sum(size for key, size in sizes.items() if key.startswith("model/")),
+            optimizer_bytes=sum(size for key, size in sizes.items() if several_optimizers.is_of_optimizer(key)),
+        )
     )
     return state
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from elasticflow.protocol.deep_messages import Facts
 from elasticflow.runtime.deep import restart
 from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.deep.state import moves_optimizers
@@ -61,7 +62,7 @@ def train(
     result, loss = report.call("step", key, "a training step", lambda: first(batch))
     if isinstance(result, dict) and (unused := loss_weights.unused_keys(result)):
         report.note(f"the training step's dict also holds {', '.join(unused)}, which nobody reads")
-    report.facts(loss=repr(loss))
+    report.facts(Facts(loss=repr(loss)))
     if not math.isfinite(loss):
         what = f"the loss of the first step is {loss}"
         report.warn("step", key, what, "look at the data and the initial weights")

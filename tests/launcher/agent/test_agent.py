@@ -36,6 +36,7 @@ from elasticflow.protocol.messages import (
 )
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
+from elasticflow.snapshots.format.writer_config import WriterStart
 from tests.launcher.conftest import Warm, is_alive, wait_until
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
         start_method="fork",
         hang_timeout_s=HANG_S,
         grace_s=1,
+        writer=WriterStart(str(folder.path), folder.run_id),
     )
     channel = AgentChannel(StoreServer(listener).store(address.prefix))
     readable, writable = os.pipe()  # a writer that never says anything

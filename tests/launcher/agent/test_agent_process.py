@@ -15,6 +15,8 @@ from elasticflow.errors import PortTakenError
 from elasticflow.launcher.agent.agent_process import AgentConfig, AgentEnd, AgentProcess
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST, HelperLostError
 from elasticflow.launcher.rendezvous.network import listen
+from elasticflow.protocol.json_codec import from_json, to_json
+from elasticflow.snapshots.format.writer_config import WriterConfig, WriterStart
 from tests.launcher.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ CONFIG = AgentConfig(
     start_method="fork",
     hang_timeout_s=1.5,
     grace_s=30.0,
-    writer={"uri": "s3://bucket", "options": {"secret": "s3cr3t"}},
+    writer=WriterStart("s3://bucket", "run", WriterConfig(options={"secret": "s3cr3t"})),
 )
 
 
@@ -51,7 +53,7 @@ def _program(folder: Path, text: str) -> None:
 
 def test_configuration_comes_back_as_it_was() -> None:
     """What the agent reads is what the supervisor wrote."""
-    assert AgentConfig(**json.loads(CONFIG.to_json())) == CONFIG
+    assert from_json(AgentConfig, json.loads(to_json(CONFIG))) == CONFIG
 
 
 def test_agent_gets_its_configuration_where_nobody_else_reads_it(agent: AgentProcess, tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_agent_gets_its_configuration_where_nobody_else_reads_it(agent: AgentPro
 
     assert 4 == agent.exit_code()
     assert f"-m elasticflow.launcher.agent.main {os.getpid()}\n" == (tmp_path / "argv").read_text()
-    assert f"run\n{CONFIG.to_json()}" == agent.last_words()
+    assert f"run\n{to_json(CONFIG)}" == agent.last_words()
 
 
 def test_agent_leads_a_session_of_its_own(agent: AgentProcess, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from elasticflow.launcher.fork_server.protocol import Ready, from_json, to_json
+from elasticflow.launcher.fork_server.protocol import MESSAGES, Ready
 from elasticflow.launcher.fork_server.torchrun_arguments import (
     ArgumentsReader,
     TorchrunOptions,
@@ -97,4 +97,4 @@ def test_options_travel_in_the_message_that_the_server_is_ready() -> None:
     """What is sent is what arrives: tuples and all."""
     options = TorchrunOptions(2, "trainer", (0,), (0, 1), "node")
     for message in (Ready((RefusedModule("a", "b"),), options), Ready((), None, "why")):
-        assert message == from_json(to_json(message).encode())
+        assert message == MESSAGES.decode(MESSAGES.encode(message).encode())
