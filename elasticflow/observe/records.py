@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.system import records
+from elasticflow.system.json_lines import lines_of
 from elasticflow.system.records import BadJsonError, Damage
 
 if TYPE_CHECKING:
@@ -69,11 +69,8 @@ def parse(line: bytes | str) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole records of *path*, in order; none if it does not exist or cannot be read (`damages_of`)."""
-    with suppress(OSError), path.open("rb") as file:
-        for line in file:
-            if (record := parse(line)) is not None:
-                yield record
+    """Return the whole records of *path*, in order; none if it does not exist or cannot be read (`damages_of`)."""
+    return (record for line in lines_of(path) if (record := parse(line)) is not None)
 
 
 def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
@@ -113,39 +110,6 @@ def damages_of(folder: RunFolder) -> list[Damage]:
         if bad:
             found.append(Damage(str(path), f"has {bad} damaged line{'s' * (bad > 1)} at its end"))
     return found
-
-
-class Follower:
-    """A growing file, read on from where the last look ended.
-
-    Only whole lines are returned; one without its newline waits for it. A file that shrank is read from its
-    new end: what was cut off has been seen.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
-        self._rest = b""
-
-    def lines(self) -> list[bytes]:
-        """Return the lines completed since the last call, without their newlines."""
-        try:
-            with self._path.open("rb") as file:
-                size = file.seek(0, 2)
-                if size < self._at:
-                    self._at, self._rest = size, b""
-                file.seek(self._at)
-                data = file.read()
-        except OSError:  # not there yet, or damaged
-            return []
-        self._at += len(data)
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        return whole
-
-    def last(self) -> list[bytes]:
-        """Return the line that never got its newline, for use when nobody writes any more."""
-        rest, self._rest = self._rest, b""
-        return [rest] if rest else []
 
 
 def last_of(records: list[dict[str, Any]], key: str, count: int = 1) -> list[dict[str, Any]]:

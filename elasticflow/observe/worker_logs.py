@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.errors import LogsNotFoundError
-from elasticflow.observe.records import Follower, parse, unix_time
+from elasticflow.observe.records import parse, unix_time
+from elasticflow.system.json_lines import FollowedLines
 from elasticflow.system.records import damage_of, printable
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def follow(
 
     Ends when *is_live* is no longer true and all that was written has been read.
     """
-    followers: dict[Path, tuple[int, int, Stream, Follower]] = {}
+    followers: dict[Path, tuple[int, int, Stream, FollowedLines]] = {}
     while True:
         alive = is_live()
         there = [g for g in generations(folder)[-2:] if generation is None] or [generation or 0]
@@ -109,16 +110,26 @@ def follow(
         first = min((entry[0] for entry in followers.values()), default=there[-1])
         for number in there:
             for of_rank, stream, path in _files(folder, number, rank) if number >= first else []:
-                followers.setdefault(path, (number, of_rank, stream, Follower(path)))
+                followers.setdefault(path, (number, of_rank, stream, FollowedLines(path)))
         new = [
             _line(number, of_rank, stream, line)
             for number, of_rank, stream, follower in followers.values()
-            for line in [*follower.lines(), *([] if alive else follower.last())]
+            for line in [*_new_lines(follower), *([] if alive else follower.unended())]
         ]
         yield from sorted(new, key=lambda line: (line.generation, line.stream != "jsonl", line.time))
         if not alive:
             return
         pause(POLL_S)
+
+
+def _new_lines(follower: FollowedLines) -> list[bytes]:
+    """Return the lines since the last look; between two looks the files are closed: there may be many."""
+    try:
+        return follower.lines()
+    except OSError:  # damaged
+        return []
+    finally:
+        follower.close()
 
 
 def _files(folder: RunFolder, generation: int, rank: int | None) -> list[tuple[int, Stream, Path]]:

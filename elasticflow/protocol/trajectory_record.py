@@ -11,9 +11,12 @@ is done at a step that is known, however short its steps are.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from elasticflow.protocol.json_codec import from_json, to_json
+from elasticflow.system.json_lines import lines_of
+from elasticflow.system.records import parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +46,7 @@ class Record:
 
     def line(self) -> bytes:
         """Return the record as one line of its file."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+        return to_json(self).encode() + b"\n"
 
 
 def records_file(folder: Path, generation: int) -> Path:
@@ -63,8 +66,7 @@ def held_file(folder: Path, step: int) -> Path:
 
 def read_records(folder: Path) -> list[Record]:
     """Return all records in the order they were written: steps that were redone come again."""
-    found = []
+    records = []
     for path in sorted(folder.glob("g*.jsonl"), key=lambda path: int(path.stem[1:])):
-        lines = path.read_bytes().splitlines(keepends=True)
-        found += [Record(**json.loads(line)) for line in lines if line.endswith(b"\n")]
-    return found
+        records += [from_json(Record, parse(line)) for line in lines_of(path) if line.endswith(b"\n")]
+    return records

@@ -26,20 +26,29 @@ def sync_folder(folder: Path) -> None:
 
 
 def write(path: Path, parts: Iterable[Part], mode: int = 0o666) -> int:
-    """Put *parts* at *path*, replacing what was there, and return their bytes.
+    """Put *parts* at *path*, replacing what was there, and return their bytes; its folder is made.
 
-    The file's permissions are *mode* less the umask. A crash leaves the old file or the new one, and at worst a hidden temporary file beside it. The
-    temporary file lies in the same folder, since a rename between file systems is a copy.
+    The file's permissions are *mode* less the umask. A crash leaves the old file or the new one, and at worst a hidden
+    temporary file beside it. The temporary file lies in the same folder, since a rename between file systems is a copy.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    size = replace(path, parts, mode)
+    sync_folder(path.parent)
+    return size
+
+
+def replace(path: Path, parts: Iterable[Part], mode: int = 0o666, *, sync: bool = True) -> int:
+    """Do as `write` in a folder that exists, without waiting until the disk has the file's name.
+
+    Unless *sync* is true the disk may not have its content either: a power cut may leave an empty file.
+    """
     temporary = temporary_beside(path)
     try:
-        size = _fill(temporary, parts, mode)
+        size = _fill(temporary, parts, mode, sync=sync)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
     return size
 
 
@@ -84,7 +93,7 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(temporary_name(path.name))
 
 
-def _fill(path: Path, parts: Iterable[Part], mode: int = 0o666) -> int:
+def _fill(path: Path, parts: Iterable[Part], mode: int = 0o666, *, sync: bool = True) -> int:
     size = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -94,5 +103,6 @@ def _fill(path: Path, parts: Iterable[Part], mode: int = 0o666) -> int:
                 done = file.write(rest)
                 size += done
                 rest = rest[done:]
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
     return size

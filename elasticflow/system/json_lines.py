@@ -1,16 +1,18 @@
-"""Files of JSON lines: appended whole, mended where a crash tore their end, followed while they grow."""
+"""Files of JSON lines: appended whole, mended where a crash tore their end, read, followed while they grow."""
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.system.records import BadJsonError, Damage, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 # Bytes at the end of a file in which damage is looked for.
@@ -98,7 +100,7 @@ class AppendedLines:
 
 
 class FollowedLines:
-    """The lines of a file that grows, and that may not be there yet.
+    """The lines of a file that grows, and that may not be there yet; of one that shrinks, those after its new end.
 
     Args:
         path: Where it is, or will be.
@@ -109,16 +111,21 @@ class FollowedLines:
     def __init__(self, path: Path, ends: re.Pattern[bytes] = _NEWLINE, longest: int | None = None) -> None:
         self._path, self._ends, self._longest = path, ends, longest
         self._fd: int | None = None
+        self._offset = 0
         self._rest = b""
 
     def lines(self) -> list[bytes]:
-        """Return the lines completed since the last call, without their ends."""
+        """Return the lines completed since the last call, without their ends; the file stays open."""
         if self._fd is None:
-            if not self._path.exists():
+            try:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
                 return []
-            self._fd = os.open(self._path, os.O_RDONLY)
+        if (size := os.fstat(self._fd).st_size) < self._offset:
+            self._offset, self._rest = size, b""
         data = self._rest
-        while chunk := os.read(self._fd, 1 << 20):
+        while chunk := os.pread(self._fd, 1 << 20, self._offset):
+            self._offset += len(chunk)
             data += chunk
         *whole, self._rest = self._ends.split(data)
         if self._longest is not None and len(self._rest) > self._longest:
@@ -126,13 +133,34 @@ class FollowedLines:
             self._rest = b""
         return whole
 
-    def close(self) -> bytes:
-        """Stop following; return what stood behind the last line."""
+    def unended(self) -> list[bytes]:
+        """Return the line that has no end yet, if there is one, for use when nobody writes any more."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
+    def close(self) -> None:
+        """Close the file; `lines` opens it again, and goes on where it was."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-        rest, self._rest = self._rest, b""
-        return rest
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """Yield the lines of *path* with their ends, as far as it can be read; none if it is absent."""
+    with suppress(OSError), path.open("rb") as file:
+        yield from file
+
+
+def lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of *path* from the last to the first, each after its end's offset; reads only what is asked for."""
+    if path.stat().st_size == 0:  # mmap refuses it
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        end = len(data)
+        while end > 0:
+            start = data.rfind(b"\n", 0, end - 1) + 1
+            yield end, data[start:end]
+            end = start
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.observe.records import Follower, last_of, parse, read, tail
+from elasticflow.observe.records import last_of, parse, read, tail
+from elasticflow.system.json_lines import FollowedLines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,22 +30,22 @@ def test_tail_reads_whole_lines_of_the_end(tmp_path: Path) -> None:
 def test_follower_waits_for_the_newline(tmp_path: Path) -> None:
     """Half a line is given out once it is whole, or as the last one."""
     path = tmp_path / "log"
-    follower = Follower(path)
+    follower = FollowedLines(path)
     assert follower.lines() == []
     path.write_bytes(b"one\ntw")
     assert follower.lines() == [b"one"]
     with path.open("ab") as file:
         file.write(b"o\nthr")
     assert follower.lines() == [b"two"]
-    assert follower.last() == [b"thr"]
-    assert follower.last() == []
+    assert follower.unended() == [b"thr"]
+    assert follower.unended() == []
 
 
 def test_follower_survives_a_cut(tmp_path: Path) -> None:
     """After a file was cut, reading goes on with what is written next."""
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo\nthree\n")
-    follower = Follower(path)
+    follower = FollowedLines(path)
     assert len(follower.lines()) == 3
     path.write_bytes(b"one\n")
     assert follower.lines() == []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
 from elasticflow import events, logs
 from elasticflow.system.json_lines import FollowedLines
+from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,11 +38,10 @@ def _followed(line: bytes) -> EventRecord | None:
     if not any(mark in line for mark in _MARKS):
         return None
     try:
-        record = json.loads(line)
-    except ValueError:  # not ours: user code may write anything into its own log
+        record = parse(line)
+    except BadJsonError:  # not ours: user code may write anything into its own log
         return None
-    is_ours = isinstance(record, dict) and record.get("origin") == logs.OURS
-    return record if is_ours and record.get("event") in FOLLOWED else None
+    return record if record.get("origin") == logs.OURS and record.get("event") in FOLLOWED else None
 
 
 def tail(path: Path, size: int = 8192) -> str:

@@ -79,8 +79,8 @@ class _Shown:
 
     def close(self) -> None:
         self.show()
-        rest = self._file.close()
-        self._write([rest] if rest else [])
+        self._write(self._file.unended())
+        self._file.close()
 
     def _write(self, lines: list[bytes]) -> None:
         if lines:

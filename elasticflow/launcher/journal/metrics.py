@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from elasticflow import events, logs
-from elasticflow.system.json_lines import AppendedLines
+from elasticflow.system.json_lines import AppendedLines, lines_from_end, lines_of
 from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
@@ -112,15 +110,14 @@ def _key(record: EventRecord) -> tuple[int, bool]:
 
 def _metrics_in(log: Path) -> list[EventRecord]:
     """Return the metrics lines of a rank's log; none if there is no log that can be read."""
-    found = []
-    with suppress(OSError), log.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n") and (b'"step"' in line or b'"evaluation"' in line):
-                record = _record(line) or {}
-                is_ours = record.get("origin") == logs.OURS
-                if is_ours and record.get("event") in (events.STEP, events.EVALUATION):
-                    found.append(_metrics_of(record))
-    return found
+    metrics = []
+    for line in lines_of(log):
+        if line.endswith(b"\n") and (b'"step"' in line or b'"evaluation"' in line):
+            record = _record(line) or {}
+            is_ours = record.get("origin") == logs.OURS
+            if is_ours and record.get("event") in (events.STEP, events.EVALUATION):
+                metrics.append(_metrics_of(record))
+    return metrics
 
 
 def _generations(folder: RunFolder) -> list[int]:
@@ -129,33 +126,18 @@ def _generations(folder: RunFolder) -> list[int]:
 
 
 def _after(path: Path, step: int) -> tuple[int, list[EventRecord]]:
-    """Return the size of the part up to *step* and the records beyond it; reads the tail only."""
-    if path.stat().st_size == 0:
-        return 0, []
+    """Return the size of the part up to *step* and the records beyond it."""
     beyond: list[EventRecord] = []
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        end = len(data)
-        while end > 0:
-            start = data.rfind(b"\n", 0, end - 1) + 1
-            record = _record(data[start:end])
-            if record is not None and record["step"] <= step:
-                break
-            if record is not None:
-                beyond.append(record)
-            end = start
-    return end, beyond[::-1]
+    for end, line in lines_from_end(path):
+        record = _record(line)
+        if record is not None and record["step"] <= step:
+            return end, beyond[::-1]
+        if record is not None:
+            beyond.append(record)
+    return 0, beyond[::-1]
 
 
 def _last_step(path: Path) -> int:
     """Return the step of the last step line; 0 if there is none."""
-    if path.stat().st_size == 0:
-        return 0
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        end = len(data)
-        while end > 0:
-            start = data.rfind(b"\n", 0, end - 1) + 1
-            record = _record(data[start:end])
-            if record is not None and "eval" not in record:
-                return int(record["step"])
-            end = start
-    return 0
+    records = (_record(line) for _, line in lines_from_end(path))
+    return next((int(record["step"]) for record in records if record is not None and "eval" not in record), 0)
