@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import selectors
@@ -11,8 +10,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import psutil
+
+from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,20 +43,20 @@ class ChildEnd(NamedTuple):
 
 
 def run(
-    argv: Sequence[str], request: Mapping[str, Any], environment: Mapping[str, str], limit_s: float
+    argv: Sequence[str], request: str, environment: Mapping[str, str], limit_s: float
 ) -> ChildEnd:
     """Run a child to its end, or to the limit; nothing it started lives afterwards.
 
     Args:
         argv: Command; the number of the pipe for messages is added at the end.
-        request: Given as JSON on standard input.
+        request: Given on standard input.
         environment: Of the child.
         limit_s: Seconds.
     """
     mark = secrets.token_hex(8)
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as stdin, os.fdopen(reading, "rb", buffering=0) as told:
-        stdin.write(json.dumps(request).encode())
+        stdin.write(request.encode())
         stdin.seek(0)
         process = subprocess.Popen(
             [*argv, str(writing)],
@@ -117,11 +119,11 @@ class _ChildPipes:
 
     def messages(self) -> list[dict[str, Any]]:
         """Return what the child told; a torn line is left out."""
-        found = []
+        messages = []
         for line in self._told.split(b"\n"):
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-        return [each for each in found if isinstance(each, dict)]
+            with contextlib.suppress(BadJsonError):
+                messages.append(parse(bytes(line)))
+        return messages
 
 
 def _left(session: int, mark: str) -> list[str]:
@@ -132,9 +134,6 @@ def _left(session: int, mark: str) -> list[str]:
 
 
 def _end_all(session: int, mark: str) -> None:
-    if not Path("/proc/self").exists():  # macOS: what left the group is not found
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(session, signal.SIGKILL)
     for _ in range(100):  # what forks faster than it is found ends with the last of them
         found = _others(session, mark)
         if not found:
@@ -147,13 +146,10 @@ def _end_all(session: int, mark: str) -> None:
 
 def _others(session: int, mark: str) -> dict[int, str]:
     """Return pid and name of what lives of the session, or left it with our mark."""
-    found: dict[int, str] = {}
-    sign = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            name, _, rest = (folder / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
-            state, _, _, of_session = rest.split()[:4]
-            is_ours = int(of_session) == session or sign in (folder / "environ").read_bytes().split(b"\0")
-            if is_ours and state not in "ZX":
-                found[int(folder.name)] = name
-    return found
+    names: dict[int, str] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            is_ours = os.getsid(process.pid) == session or process.environ().get(MARK) == mark
+            if is_ours and process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
+                names[process.pid] = process.name()
+    return names

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from elasticflow.doctor.check import CheckResult, Needs, ok
 from elasticflow.observe.terminal.formats import plural, size
 
@@ -65,9 +67,10 @@ def _cores(needs: Needs, cgroup: Path) -> CheckResult:
 
 
 def _memory(needs: Needs, cgroup: Path) -> CheckResult:
-    free = _meminfo("MemAvailable")
+    memory = psutil.virtual_memory()
+    free = memory.available
     limit, used = (_number(cgroup / name) for name in ("memory.max", "memory.current"))
-    fact = f"{size(free)} free of {size(_meminfo('MemTotal'))}"
+    fact = f"{size(free)} free of {size(memory.total)}"
     if limit is not None:
         free = min(free, max(0, limit - (used or 0)))
         fact += f"; the container may use {size(limit)}, of which {size(free)} are left"
@@ -169,13 +172,6 @@ def _clock() -> CheckResult:
 
 def _limit(number: int) -> str:
     return "no limit" if number < 0 or number >= _UNLIMITED else f"{number:,}"
-
-
-def _meminfo(name: str) -> int:
-    for line in _text(Path("/proc/meminfo")).splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return _UNLIMITED
 
 
 def _number(path: Path) -> int | None:

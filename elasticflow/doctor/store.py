@@ -20,6 +20,7 @@ from elasticflow.run_folder import RUNS, RunFolder, snapshot_place
 from elasticflow.storage import urls
 from elasticflow.storage.retry import Patience
 from elasticflow.storage.storage import Storage
+from elasticflow.system.mounts import file_system_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +73,7 @@ def _folder(name: str, wanted: Path) -> Iterator[CheckResult]:
     finally:
         shutil.rmtree(probe, ignore_errors=True)
     yield _space(name, existing)
-    system = _file_system_of(existing)
+    system = file_system_of(existing) or "unknown"
     if system.startswith(_NETWORK):
         meaning = "locks and times are the server's; two machines see each other's files late where it caches"
         remedy = "mount with lookupcache=none or noac, keep run folders local, or set snapshots.uri to an object store"
@@ -173,20 +174,3 @@ def _space(name: str, folder: Path) -> CheckResult:
     )
     verdict: Verdict = "problem" if free < _TOO_LITTLE else "warning"
     return CheckResult(_TOPIC, f"{name}: space", verdict, fact, meaning, "make room, or lower snapshots.keep")
-
-
-def _file_system_of(folder: Path) -> str:
-    """Return the type of the file system that *folder* lies on."""
-    deepest, system = "", "unknown"
-    try:
-        lines = Path("/proc/mounts").read_text().splitlines()
-    except OSError:
-        return system
-    path = str(folder.resolve())
-    for line in lines:
-        _, mount_point, mounted, *_ = line.split(" ")
-        mount_point = mount_point.replace("\\040", " ")
-        is_inside = path == mount_point or path.startswith(mount_point.rstrip("/") + "/")
-        if is_inside and len(mount_point) >= len(deepest):
-            deepest, system = mount_point, mounted
-    return system

@@ -1,4 +1,4 @@
-"""Processes: what ends them, and what the kernel tells of them.
+"""Processes: what ends them, and what the kernel tells of them beyond psutil.
 
 A process ends with its parent here: without that, a killed launcher leaves orphans.
 
@@ -19,6 +19,7 @@ from pathlib import Path
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 # linux/sched.h
 _PF_EXITING = 0x4
 
@@ -52,6 +53,12 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
+def adopt_orphans() -> None:
+    """Have descendants whose parent ends become children of this process; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def leave_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that ask a command to leave: SIGHUP is none where `nohup` has it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -74,7 +81,7 @@ def is_killed_from_outside(exit_code: int | None) -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Return whether the process is on its way out: the kernel is closing what it held. False where that is not told."""
+    """Return whether the kernel is closing what the process held; False where that is not told."""
     fields = _stat(pid)
     return bool(fields) and bool(int(fields[6]) & _PF_EXITING)
 
@@ -93,14 +100,11 @@ def started_at(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
-def parent_of(pid: int) -> int:
-    """Return the process id of the parent; 0 if there is none, or where that is not told."""
-    fields = _stat(pid)
-    return int(fields[1]) if fields else 0
-
-
 def children_of(pid: int) -> list[int]:
-    """Return the process ids of the children that any thread of the process has; none where that is not told."""
+    """Return the process ids of the children that any thread of the process has; none where that is not told.
+
+    psutil would read all processes of the machine, on the way of each restart.
+    """
     children = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -109,30 +113,8 @@ def children_of(pid: int) -> list[int]:
     return children
 
 
-def all_processes() -> list[int]:
-    """Return the process ids of this machine; none where that is not told."""
-    with suppress(OSError):
-        return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    return []
-
-
-def command_line(pid: int) -> str:
-    """Return the command line of the process, its words parted by blanks; empty where that is not told."""
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        return " ".join(words).strip()
-    return ""
-
-
-def variables_of(pid: int) -> frozenset[bytes]:
-    """Return the environment that the process was started with, each as `NAME=value`; none where that is not told."""
-    with suppress(OSError):
-        return frozenset(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-    return frozenset()
-
-
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Return whether the process has a handler for the signal; True where that is not told (macOS)."""
+    """Return whether the process has a handler for the signal, which psutil cannot tell; True on macOS, which does not."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -142,7 +124,10 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat behind the command's name, whatever that holds; none if the process is gone."""
+    """Return the fields of /proc/<pid>/stat behind the command's name, whatever that holds; none if the process is gone.
+
+    psutil has neither the flags nor the kernel's own names of states, and its times change when the clock is set.
+    """
     with suppress(OSError):
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return text.rpartition(")")[2].split()

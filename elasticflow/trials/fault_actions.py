@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import psutil
 
 from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
-from elasticflow.system.processes import parent_of
 from elasticflow.trials.fault_plan import KINDS
 
 if TYPE_CHECKING:
@@ -104,8 +106,11 @@ class FaultActor:
 
     def _below_launch(self, pid: int) -> int:
         """Return the process between the launch and the worker *pid* that is the launch's own child: its agent."""
-        while (parent := parent_of(pid)) not in (self._launch, 0):
-            pid = parent
+        with suppress(psutil.NoSuchProcess):
+            for parent in psutil.Process(pid).parents():
+                if parent.pid == self._launch:
+                    break
+                pid = parent.pid
         return pid
 
     def _damage(self, *, cuts: bool) -> None:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(elasticflow.__file__).parents[1]
 CORE = (
-    *("annotated_types", "click", "fsspec", "pydantic", "pydantic_core", "structlog", "tomli"),
+    *("annotated_types", "click", "fsspec", "psutil", "pydantic", "pydantic_core", "structlog", "tomli"),
     *("typing_extensions.py", "typing_inspection"),
 )
 

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.agent_process import AgentConfig
-from elasticflow.launcher.agent.orphans import adopt_orphans
 from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
 from elasticflow.launcher.fork_server.client import ForkServer
 from elasticflow.launcher.fork_server.helpers import STORE_LOST, HelperLostError
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
+from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.snapshots.client.writer_process import WriterNotStartedError, start_writer
-from elasticflow.snapshots.format.writer_config import WriterStart
-from elasticflow.system.processes import die_with_parent
+from elasticflow.system.processes import adopt_orphans, die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +31,7 @@ def main() -> None:
     """Serve until the supervisor stops the launch or dies."""
     die_with_parent(int(sys.argv[1]))
     adopt_orphans()
-    config = AgentConfig(**json.load(sys.stdin))
+    config = from_json(AgentConfig, json.load(sys.stdin))
     # Signals to the whole process group must not end the agent: the supervisor asks for drains.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -75,7 +74,7 @@ def _end_of(serve: Callable[[], None]) -> int:
 
 def _serve(config: AgentConfig, server: ForkServer, heartbeats: WorkerHeartbeats) -> None:
     try:
-        writer = start_writer(WriterStart.from_json(config.writer))
+        writer = start_writer(config.writer)
     except WriterNotStartedError as error:
         if error.ended_with is None:
             raise

@@ -12,14 +12,17 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class OomKills:
-    """The kills for memory since this was made, in this process' memory group if it has one, else on this machine."""
+    """Kills for memory since this object was made: in this process' control group, or on the machine if it has none."""
 
     def __init__(self) -> None:
         self._file = next((path for path in _counters() if _count(path) is not None), None)
         self._before = self._now()
 
     def includes(self, pid: int) -> bool:
-        """Return whether the process that ended as *pid*, or a child of it, was killed for memory, as far as can be told."""
+        """Return whether the process that ended as *pid*, or a child of it, was killed for memory.
+
+        Where this process may not read the kernel's log, any kill that was counted meanwhile is taken for that.
+        """
         return self._now() > self._before or is_in_log(pid)
 
     def _now(self) -> int:
@@ -28,38 +31,41 @@ class OomKills:
 
 def counts_of_kills() -> dict[str, int]:
     """Return the kernel's counts of processes killed for memory, by file, the group of this process first."""
-    found = {str(path): _count(path) for path in _counters()}
-    return {file: count for file, count in found.items() if count is not None}
+    counts = {str(path): _count(path) for path in _counters()}
+    return {file: count for file, count in counts.items() if count is not None}
 
 
 def _counters() -> list[Path]:
-    """Return where the kernel may count, the closest first: cgroup version 2, version 1, the whole machine."""
-    found = []
+    """Return the files in which the kernel may count, the closest first: cgroup version 2, version 1, the whole machine."""
+    paths = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, names, path = line.split(":", 2)
             inside = path.lstrip("/")
             if names == "":
-                found += [_GROUPS / inside / "memory.events", _GROUPS / "memory.events"]
-            elif "memory" in names.split(","):  # in a container, the second is its own group
-                found += [_GROUPS / "memory" / part / "memory.oom_control" for part in (inside, "")]
-    return [*found, Path("/proc/vmstat")]
+                paths += [_GROUPS / inside / "memory.events", _GROUPS / "memory.events"]
+            elif "memory" in names.split(","):
+                # In a container the second one is its own group.
+                paths += [_GROUPS / "memory" / part / "memory.oom_control" for part in (inside, "")]
+    return [*paths, Path("/proc/vmstat")]
 
 
 def _count(path: Path) -> int | None:
     try:
-        found = _COUNT.search(path.read_text(encoding="utf-8"))
+        match = _COUNT.search(path.read_text(encoding="utf-8"))
     except OSError:
         return None
-    return None if found is None else int(found[1])
+    return None if match is None else int(match[1])
 
 
 def is_in_log(pid: int, since_s: float = 0.0) -> bool:
-    """Return whether the kernel's log says that it killed the process for memory, *since_s* after the machine's start.
+    """Return whether the kernel's log says that it killed the process for memory; False where it may not be read.
 
-    False where this process may not read it.
+    Args:
+        pid: The process.
+        since_s: Seconds after the machine's start; earlier lines are about another process with the same id.
     """
-    said = f"Killed process {pid} (".encode()
+    report = f"Killed process {pid} (".encode()
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -68,20 +74,19 @@ def is_in_log(pid: int, since_s: float = 0.0) -> bool:
         while True:
             try:
                 line = os.read(log, 8192)
-                if said in line and _microseconds(line) >= since_s * 1e6:
+                if report in line and _microseconds(line) >= since_s * 1e6:
                     return True
-            except (
-                BrokenPipeError
-            ):  # that line was overwritten meanwhile; the next read gives the oldest there is
+            except BrokenPipeError:
+                # That line was overwritten meanwhile; the next read gives the oldest there is.
                 continue
-    except OSError:  # its end: nothing more to be read now
+    except OSError:  # the end of the log
         return False
     finally:
         os.close(log)
 
 
 def _microseconds(line: bytes) -> float:
-    """Return when a line of the log was written, after the machine's start: its third field."""
+    """Return how long after the machine's start a line of the log was written: its third field."""
     try:
         return float(line.split(b";", 1)[0].split(b",")[2])
     except (IndexError, ValueError):

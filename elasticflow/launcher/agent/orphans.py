@@ -1,51 +1,37 @@
 """Processes that workers leave behind: found once their parents are gone, asked to end, then killed. Linux only.
 
-A child that leads a session of its own escapes the signals that end a worker's session. It bears the run's mark in its
-environment, as everything that descends from an agent does, unless whoever started it took `ELASTICFLOW_RUN_ID` out of
-that: then it is meant to outlive the run, and is left alone. An agent is given such orphans by the kernel
-(`adopt_orphans`); a supervisor looks for those that no agent has (`unclaimed`), since an agent may have been killed.
+A child that leads a session of its own escapes the signals that end a worker's session. It has the run's mark in its
+environment, as everything that descends from an agent does, unless its parent took `ELASTICFLOW_RUN_ID` out of that:
+then it is meant to outlive the run, and is left alone. The kernel makes such orphans children of the agent
+(`processes.adopt_orphans`); a supervisor looks for those that no agent has (`unclaimed`), since an agent may have been
+killed.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import psutil
 
 from elasticflow.protocol import worker_environment
-from elasticflow.system import processes
+from elasticflow.system.processes import children_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from elasticflow.run_folder import RunFolder
 
-# linux/prctl.h
-_PR_SET_CHILD_SUBREAPER = 36
 # What dies with its parent is dead by then, and need not be told of.
 _SETTLE_S = 0.2
 GRACE_S = 3.0
 _POLL_S = 0.02
 _LONGEST_COMMAND = 120
 _AGENT = "elasticflow.launcher.agent.main"
-
-
-def adopt_orphans() -> None:
-    """Have descendants whose parent ends become children of this process."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-class Process(NamedTuple):
-    """A process that no other can be taken for: its id and when it was started, in clock ticks."""
-
-    pid: int
-    started: int
 
 
 @dataclass(frozen=True)
@@ -81,28 +67,30 @@ class Orphans:
 
     def __init__(self, find: Callable[[], Iterable[int]], tell: Callable[[EndedOrphan], None]) -> None:
         self._find, self._tell = find, tell
-        self._asked: dict[Process, _Asked] = {}
+        self._asked: dict[psutil.Process, _Asked] = {}
 
     def look(self, now: float) -> None:
         """Take in those that are there now. To be called while workers of the run have none that are meant to live."""
         for pid in self._find():
-            if (started := _started(pid)) is not None:
-                self._asked.setdefault(Process(pid, started), _Asked(_command(pid), now))
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if _is_alive(process):
+                    self._asked.setdefault(process, _Asked(_command(process), now))
 
     def pursue(self, now: float) -> bool:
         """Ask those that were found to end, kill those that had their grace; return whether any is left."""
         for process, asked in list(self._asked.items()):
             _reap(process.pid)
-            if _started(process.pid) != process.started:
+            if not _is_alive(process):
                 if asked.is_told:
                     self._tell(EndedOrphan(process.pid, asked.command, asked.is_killed))
                 del self._asked[process]
             elif not asked.is_told and now >= asked.since + _SETTLE_S:
                 asked.is_told = True
-                _send(process.pid, signal.SIGTERM)
+                _send(process, signal.SIGTERM)
             elif not asked.is_killed and now >= asked.since + _SETTLE_S + GRACE_S:
                 asked.is_killed = True
-                _send(process.pid, signal.SIGKILL)
+                _send(process, signal.SIGKILL)
         return bool(self._asked)
 
     def end(self) -> None:
@@ -120,47 +108,59 @@ def adopted(run: RunFolder, own: Collection[int]) -> list[int]:
 
     Their descendants are among them. Dead ones are let go.
     """
-    found: list[int] = []
-    waiting = [pid for pid in processes.children_of(os.getpid()) if pid not in own]
+    orphans: list[int] = []
+    waiting = [pid for pid in children_of(os.getpid()) if pid not in own]
     for pid in waiting:
         if _is_marked(pid, run):
-            found.append(pid)
-            waiting += processes.children_of(pid)
-        elif _started(pid) is None:
+            orphans.append(pid)
+            waiting += children_of(pid)
+        else:
             _reap(pid)
-    return found
+    return orphans
 
 
 def unclaimed(run: RunFolder) -> list[int]:
     """Return the processes of this machine with the mark of *run* that descend from no agent."""
-    marked = {pid for pid in processes.all_processes() if _is_marked(pid, run)} - {os.getpid()}
-    roots = [pid for pid in marked if processes.parent_of(pid) not in marked and _AGENT not in _command(pid)]
-    for pid in roots:
-        roots += [child for child in processes.children_of(pid) if child in marked]
-    return roots
+    parents: dict[psutil.Process, int] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):
+            if process.pid != os.getpid() and _is_marked(process.pid, run):
+                parents[process] = process.ppid()
+    marked = {process.pid for process in parents}
+    orphans = [
+        process.pid
+        for process, parent in parents.items()
+        if parent not in marked and _AGENT not in _command(process)
+    ]
+    for orphan in orphans:
+        orphans += [process.pid for process, parent in parents.items() if parent == orphan]
+    return orphans
 
 
 def _is_marked(pid: int, run: RunFolder) -> bool:
-    # Another project may have a run of the same id.
-    marks = {
-        f"{worker_environment.RUN_ID}={run.run_id}".encode(),
-        f"{worker_environment.RUN_FOLDER}={run.path}".encode(),
-    }
-    return marks <= processes.variables_of(pid)
+    with suppress(psutil.Error, OSError):
+        variables = psutil.Process(pid).environ()
+        # Another project may have a run of the same id.
+        folder = variables.get(worker_environment.RUN_FOLDER)
+        return variables.get(worker_environment.RUN_ID) == run.run_id and folder == str(run.path)
+    return False
 
 
-def _started(pid: int) -> int | None:
-    """Return when the process was started; None if it is gone, or a zombie."""
-    return None if processes.state_of(pid) in ("", "Z", "X") else processes.started_at(pid)
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
 
 
-def _command(pid: int) -> str:
-    return processes.command_line(pid)[:_LONGEST_COMMAND]
+def _command(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())[:_LONGEST_COMMAND]
+    return ""
 
 
-def _send(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.Error):
+        process.send_signal(number)
 
 
 def _reap(pid: int) -> None:

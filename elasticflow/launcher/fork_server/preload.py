@@ -14,8 +14,8 @@ from elasticflow.protocol.messages import RefusedModule
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# What every worker needs and what torch imports lazily at the worst moment: `torch._dynamo` costs
-# 0.8 s in the first optimizer step of each generation when it is not here.
+# What every worker needs, also what torch imports lazily at the worst moment: `torch._dynamo` would cost
+# 0.8 s in the first optimizer step of each generation.
 WARM = (
     "numpy",
     "torch",
@@ -34,21 +34,21 @@ WARM = (
     "elasticflow.runtime.state.state",
 )
 
-# Read at import, they would freeze one worker's value for all ranks.
+# A module that reads one of these at import would freeze one value for all ranks.
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def warm_up(seed: int) -> None:
-    """Import what every job's workers need; what the job's own modules draw at import follows from *seed* from now on."""
+    """Import what every job's workers need; random numbers that the job's modules draw at import follow from *seed* then."""
     for name in WARM:
         importlib.import_module(name)
     sys.modules["elasticflow.runtime.process.seeded_imports"].install(seed)
 
 
 def preload(modules: Sequence[str], path: Sequence[str]) -> list[RefusedModule]:
-    """Import the job's modules that workers share; return the job's modules that have to be imported in each worker instead.
+    """Import the job's modules that workers share; return those that each worker has to import for itself.
 
-    A module that fails here fails again in the worker, where its traceback belongs to a rank. After one that makes
+    A module that fails here fails again in the worker, where its traceback belongs to a rank. After a module that makes
     this process unsafe to fork nothing more is imported: every worker is started anew then.
 
     Args:
@@ -76,7 +76,7 @@ def preload(modules: Sequence[str], path: Sequence[str]) -> list[RefusedModule]:
 
 @contextlib.contextmanager
 def _rank_variables_watched() -> Iterator[set[str]]:
-    """Yield the set of rank variables that are asked for inside the block."""
+    """Yield the set of the rank variables that the block reads."""
     read: set[str] = set()
     get = type(os.environ).__getitem__
 
@@ -93,16 +93,18 @@ def _rank_variables_watched() -> Iterator[set[str]]:
 
 
 def unsafe_to_fork() -> str | None:
-    """Return why this process must not fork workers that use what was just imported, if so."""
+    """Return why this process must not fork workers after what it has imported; None if it may."""
+    import psutil
+
     if any(target.startswith("/dev/nvidia") for target in _open_files()):
         return "touches the accelerator at import"
-    tasks = Path("/proc/self/task")
-    if tasks.is_dir() and len(list(tasks.iterdir())) > 1:
+    if psutil.Process().num_threads() > 1:
         return "starts threads at import"
     return None
 
 
 def _open_files() -> list[str]:
+    """Return what this process has open; psutil leaves devices out."""
     folder = Path("/proc/self/fd")
     targets = []
     for descriptor in folder.iterdir() if folder.is_dir() else ():
@@ -112,7 +114,7 @@ def _open_files() -> list[str]:
 
 
 def _forget(modules: set[str], path: Sequence[str]) -> None:
-    """Forget those that lie in *path*: the job's own, any of which may hold what is frozen.
+    """Forget those of *modules* that lie in *path*: the job's own, any of which may hold a frozen value.
 
     Libraries stay: many, torch's extensions among them, cannot be loaded twice.
     """

@@ -1,7 +1,7 @@
-"""What became of a supervisor that ended without a word: what is known, and what is only likely; free of torch.
+"""What became of a supervisor that ended without a word: what is known, and what is only likely.
 
-A supervisor writes down at launch on which machine it runs. Whoever finds its run not led by anybody, though its state
-says `running`, compares that with the machine as it is now.
+A supervisor writes down at launch on which machine it runs. Where a run's state says `running` and no process leads the
+run, that record is compared with the machine as it is now.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 MACHINE = "machine"  # in state.json
 Kind = Literal["killed", "out_of_memory", "machine_restarted", "container_restarted", "elsewhere"]
-# A machine takes about this long to come up; a supervisor silent for longer before may have ended before that.
+# A machine comes up within this; if the supervisor was silent for longer, it may have ended before the machine did.
 _BOOT_S = 600.0
 _PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that a supervisor runs on, as far as it tells.
+    """The machine that a supervisor runs on; None for what it does not tell.
 
     Attributes:
         host: Its name.
         boot_id: Another one after each start of the machine.
-        init_started: When the first process of its container or machine began, in clock ticks after the machine did.
+        init_started: When the first process of the container or machine began, in clock ticks after the machine's start.
         process_started: When this process began, in the same ticks.
-        booted: Unix time at which the machine was started.
+        booted: Unix time of the machine's start.
         memory_kills: How many processes the kernel has killed for memory, by the file that counts them.
     """
 
@@ -69,7 +69,7 @@ class Machine:
 
     @classmethod
     def from_json(cls, record: object) -> Machine | None:
-        """Return what a supervisor wrote; None if it wrote nothing of the kind, as earlier versions did."""
+        """Return what `to_json` gave; None for anything else: earlier versions wrote no machine."""
         if not isinstance(record, dict) or not isinstance(host := record.get("host"), str):
             return None
         counts = record.get("memory_kills")
@@ -86,7 +86,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a supervisor ended that could not say so.
+    """How a supervisor ended that wrote nothing about it.
 
     Attributes:
         kind: What is most likely.
@@ -105,7 +105,7 @@ class Ending:
 
 
 def ending_of(folder: RunFolder) -> Ending | None:
-    """Return how the supervisor of the newest launch ended, whose lock nobody holds; None if it said so itself."""
+    """Return how the supervisor of the newest launch ended; None if its state says so. No process holds the run's lock."""
     state = read(folder.state)
     if not isinstance(state, dict) or state.get("status") != "running":
         return None
@@ -124,11 +124,11 @@ def explain(
     """Return what became of a supervisor on *then*, looked at from *now*.
 
     Args:
-        then: Where it ran; None if it did not say.
-        now: The machine that asks.
+        then: Where it ran; None: unknown.
+        now: This machine.
         updated: Unix time of its last sign of life.
-        is_logged: Takes seconds after the machine's start; returns whether the kernel's log says that it killed the
-            supervisor for memory since.
+        is_logged: Whether the kernel's log says that it killed the supervisor for memory after so many seconds from the
+            machine's start.
     """
     if then is None:
         return Ending("killed", "the supervisor ended without a word", "killed, or the machine went down")
@@ -168,7 +168,7 @@ def _of_counts(then: Machine, now: Machine) -> Ending:
     known = "the machine has not been started again"
     for file, before in then.memory_kills.items():
         after = now.memory_kills.get(file)
-        if after is None:  # its group is gone, and the count with it
+        if after is None:  # the control group is gone, and its count with it
             continue
         if after > before:
             whose = "on this machine" if file.startswith(str(_PROC)) else "in its control group"
@@ -193,9 +193,11 @@ def _text(path: Path) -> str | None:
 
 
 def _booted() -> float | None:
-    lines = (_text(_PROC / "stat") or "").splitlines()
-    found = next((line.split()[1] for line in lines if line.startswith("btime ")), None)
-    return None if found is None else float(found)
+    import psutil
+
+    with suppress(OSError, RuntimeError):  # a sandbox need not tell
+        return psutil.boot_time()
+    return None
 
 
 def _whole(value: object) -> int | None:

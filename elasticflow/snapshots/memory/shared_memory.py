@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from pathlib import Path
 
 
 def memory_file(name: str) -> int:
@@ -18,10 +17,9 @@ def memory_file(name: str) -> int:
 
 def available() -> int:
     """Return the bytes that the machine can give without swapping; no limit where it does not say."""
+    import psutil
+
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return psutil.virtual_memory().available
     except OSError:
         return sys.maxsize
-    return next(
-        (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), sys.maxsize
-    )

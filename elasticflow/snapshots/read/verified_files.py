@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from elasticflow.errors import SnapshotError
+from elasticflow.system.mounts import file_system_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +57,9 @@ class VerifiedFiles:
         many, or one of them cannot be opened.
         """
         places = list(locations)
-        if not storage.is_local or len(places) > MOST or not _is_own(storage.local_path(folder)):
+        if not storage.is_local or len(places) > MOST:
+            return None
+        if file_system_of(storage.local_path(folder)) not in _OWN_KINDS:
             return None
         descriptors: list[int] = []
         try:
@@ -138,21 +139,3 @@ def _changed(location: str) -> SnapshotError:
 def _close_all(descriptors: Iterable[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def _is_own(folder: Path) -> bool:
-    """Return whether *folder* is on a file system that this machine alone writes, as far as is known."""
-    try:
-        lines = (
-            Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        )
-    except OSError:
-        return False
-    place, depth, kind = Path(os.path.realpath(folder)), -1, ""
-    for line in lines:
-        mount, _, about = line.partition(" - ")
-        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mount.split()[4]))
-        # Of several file systems mounted there, the last one hides the others.
-        if place.is_relative_to(point) and len(point.parts) >= depth:
-            depth, kind = len(point.parts), about.split()[0]
-    return kind in _OWN_KINDS
