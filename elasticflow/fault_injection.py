@@ -1,14 +1,21 @@
 """Faults on cue: named points in the code where a test kills, stops, delays or fails the process.
 
-`reach("point")` does nothing unless the process' main armed it from `ELASTICFLOW_FAULTS`, a list of clauses:
+For tests: `reach("point")` does nothing unless the process' main has armed the point from the environment variable
+`ELASTICFLOW_FAULTS`, a list of clauses, which is no part of the command's interface:
 
     commit.before_manifest=kill@2, shares.mid_write=stall:3@1 rank=0, storage.write=raise:ENOSPC@3-5 cue=/tmp/cue
 
-A clause names a point and an act. `kill` is SIGKILL of the process itself, `stop` SIGSTOP, `stall:S` sleeps S seconds,
-`raise:ERRNO` raises that OSError, `flip` flips a bit of what the process exposed. `@N` or `@N-M` says at which arrivals in this process it acts (every one without
-it), `rank=R` in which worker, `generation=G` in which generation's workers. With `cue=PATH` it acts only if that file is
-there, and takes it away by renaming it to PATH.<process id>: whoever comes later is left alone, and the test knows whom
-it met. For tests; the variable is no part of the command's interface.
+A clause names a point and an act:
+
+    kill         SIGKILL to this process
+    stop         SIGSTOP to this thread
+    stall:S      sleep S seconds
+    raise:ERRNO  raise that OSError
+    flip         flip a bit of what the process exposed
+
+Without more the clause acts at every arrival in every process. `@N` or `@N-M` limits it to these arrivals in a process,
+`rank=R` to a worker, `generation=G` to a generation's workers. With `cue=PATH` it acts only if that file exists, and
+renames it to PATH.<process id> first: it acts once, and the test knows in which process.
 """
 
 from __future__ import annotations
@@ -88,13 +95,15 @@ class _Fault:
     cue: str | None
     arrivals: int = 0
 
-    def is_now(self) -> bool:
-        self.arrivals += 1
-        if self.first is not None and not self.first <= self.arrivals <= (self.last or self.first):
-            return False
-        return self.cue is None or _take(self.cue)
+    def arrive(self, point: str) -> None:
+        """Count an arrival at *point*, and act if the clause says so now."""
+        with _lock:  # released before the act: a stall delays its own thread only
+            self.arrivals += 1
+            is_meant = self.first is None or self.first <= self.arrivals <= (self.last or self.first)
+        if is_meant and (self.cue is None or _take(self.cue)):
+            self._act(point)
 
-    def strike(self, point: str) -> None:
+    def _act(self, point: str) -> None:
         match self.act:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -117,48 +126,41 @@ _lock = threading.Lock()
 
 
 def arm(environment: Mapping[str, str]) -> None:
-    """Have the points that `ELASTICFLOW_FAULTS` in *environment* names act from now on; without it, none does.
+    """Have exactly the points act that `ELASTICFLOW_FAULTS` in *environment* names.
 
     Raises:
         ValueError: a clause is not understood, or names no point.
     """
     _armed.clear()
     for clause in filter(None, map(str.strip, environment.get(VARIABLE, "").split(","))):
-        found = _CLAUSE.fullmatch(clause)
-        if found is None or found["point"] not in POINTS:
+        match = _CLAUSE.fullmatch(clause)
+        if match is None or match["point"] not in POINTS:
             raise ValueError(f"{VARIABLE}: cannot act on `{clause}`")
-        here = environment.get("RANK"), environment.get("ELASTICFLOW_GENERATION")
-        wanted = found["rank"], found["generation"]
-        if any(want is not None and want != is_ for want, is_ in zip(wanted, here, strict=True)):
+        variables = {"rank": "RANK", "generation": "ELASTICFLOW_GENERATION"}
+        if any(match[key] not in (None, environment.get(name)) for key, name in variables.items()):
             continue
-        first, last = (None if found[key] is None else int(found[key]) for key in ("first", "last"))
-        act, seconds = found["act"].partition(":")[0], float(found["seconds"] or 0)
-        fault = _Fault(act, seconds, found["name"] or "", first, last, found["cue"])
-        _armed.setdefault(found["point"], []).append(fault)
+        first, last = (None if match[key] is None else int(match[key]) for key in ("first", "last"))
+        act, seconds = match["act"].partition(":")[0], float(match["seconds"] or 0)
+        fault = _Fault(act, seconds, match["name"] or "", first, last, match["cue"])
+        _armed.setdefault(match["point"], []).append(fault)
 
 
 def expose(action: Callable[[], None]) -> None:
-    """Have *action*, which flips a bit of what this process holds, called by the act `flip`."""
+    """Have the act `flip` call *action*, which flips a bit of what this process holds."""
     _exposed.append(action)
 
 
 def reach(point: str) -> None:
-    """Act if a test asked for it at *point*, a key of POINTS; otherwise this costs one look at an empty dict."""
+    """Act at *point*, a key of POINTS, if a test asked for it; otherwise this costs one look at an empty dict."""
     if _armed:
-        _strike(point)
+        for fault in _armed.get(point, ()):
+            fault.arrive(point)
 
 
-def _strike(point: str) -> None:
-    for fault in _armed.get(point, ()):
-        with _lock:  # released before the act: a stall delays its own thread only
-            is_now = fault.is_now()
-        if is_now:
-            fault.strike(point)
-
-
-def _take(path: str) -> bool:
+def _take(cue: str) -> bool:
+    """Take the cue file away; return whether this process has it: another one may have been first."""
     try:
-        os.rename(path, f"{path}.{os.getpid()}")  # noqa: PTH104  # one act, so that one process has it
+        os.rename(cue, f"{cue}.{os.getpid()}")  # noqa: PTH104  # one act, so that one process has it
     except FileNotFoundError:
         return False
     return True

@@ -17,12 +17,14 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _OPTIONS = "snapshots.options"
-_REFERENCES = re.compile(r"\s*[\"']?(?:\$\{env:[^{}]*\})+[\"']?\s*")  # looked up where the job runs
-_LEAST = 4  # shorter values stand in too many words
+# References to the environment are looked up where the job runs.
+_REFERENCES = re.compile(r"\s*[\"']?(?:\$\{env:[^{}]*\})+[\"']?\s*")
+# Characters; shorter values are parts of too many words.
+_SHORTEST = 4
 
 
 def is_secret(key: str) -> bool:
-    """Return whether an option of this name holds a secret, as far as names tell."""
+    """Return whether the option called *key* holds a secret, to judge by its name."""
     return _SECRET.search(key) is not None
 
 
@@ -33,38 +35,38 @@ def mask_url(url: str) -> str:
 
 
 def mask(text: str, url: str, options: Mapping[str, Any]) -> str:
-    """Return *text* with the secrets of *url* and of *options* as `***`, also where they are quoted or cut out."""
+    """Return *text* with the secrets of *url* and of *options* as `***`, also where they stand alone or quoted."""
     text = text.replace(url, mask_url(url))
     for value in sorted({*_in_url(url), *_secrets(options)}, key=len, reverse=True):
         for form in (value, quote(value, safe=""), quote(value), unquote(value)):
-            text = text.replace(form, "***") if len(form) >= _LEAST else text
+            text = text.replace(form, "***") if len(form) >= _SHORTEST else text
     return text
 
 
 def without_secrets(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a `snapshots` table as it may be recorded: what is left out comes from the environment."""
+    """Return a `snapshots` table without secrets, as it may be recorded; a later launch takes them from the environment."""
     uri = table["uri"]
     public = None if uri is None else without_password(uri)
     return {**table, "uri": public, "options": _public(table["options"])}
 
 
 def public_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the `--set` values as they may be recorded: without those that set a secret."""
-    kept = []
+    """Return those of the `--set` values that set no secret, as they may be recorded."""
+    public = []
     for text in overrides:
         key, equals, value = text.partition("=")
         if key.strip() == "snapshots.uri" and not _REFERENCES.fullmatch("".join(_in_url(value)) or "-"):
             value = without_password(value)
-        tells = key.strip().startswith(_OPTIONS) and (
+        has_secret = key.strip().startswith(_OPTIONS) and (
             is_secret(key.rpartition(".")[2].strip()) or _holds_secret(value)
         )
-        if not tells or _REFERENCES.fullmatch(value):
-            kept.append(f"{key}{equals}{value}")
-    return tuple(kept)
+        if not has_secret or _REFERENCES.fullmatch(value):
+            public.append(f"{key}{equals}{value}")
+    return tuple(public)
 
 
 def _holds_secret(value: str) -> bool:
-    """Whether an inline table, like `{ secret = "x" }`, names a secret."""
+    """Return whether *value* is an inline table, like `{ secret = "x" }`, that names a secret."""
     return any(is_secret(name) for name in re.findall(r"[\w-]+(?=[\"']?\s*=)", value))
 
 
@@ -77,7 +79,7 @@ def _public(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_password(url: str) -> str:
-    """Return *url* without the password in it and without signatures in its query."""
+    """Return *url* without its password and without the signatures in its query."""
     url = _PASSWORD.sub(r"\g<user>@", url)
     return _QUERY.sub(lambda m: f"{m['name']}=" if is_secret(m["name"]) else m[0], url)
 
@@ -88,13 +90,13 @@ def _in_url(url: str) -> Iterator[str]:
     yield from (m["value"] for m in _QUERY.finditer(url) if is_secret(m["name"]))
 
 
-def _secrets(options: Mapping[str, Any], *, all_of_it: bool = False) -> Iterator[str]:
+def _secrets(options: Mapping[str, Any], *, are_all_secret: bool = False) -> Iterator[str]:
     for key, value in options.items():
-        hidden = all_of_it or is_secret(key)
+        is_hidden = are_all_secret or is_secret(key)
         if isinstance(value, dict):
-            yield from _secrets(value, all_of_it=hidden)
-        elif isinstance(value, str) and hidden:
+            yield from _secrets(value, are_all_secret=is_hidden)
+        elif isinstance(value, str) and is_hidden:
             yield value
-            # Azure's `AccountName=me;AccountKey=...`: an error may tell the key alone.
+            # Azure's `AccountName=me;AccountKey=...`: an error may show the key alone.
             pairs = (part.partition("=") for part in value.split(";"))
             yield from (secret for name, _, secret in pairs if is_secret(name.strip()))
