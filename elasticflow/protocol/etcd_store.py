@@ -1,8 +1,8 @@
-"""The keys of a launch in etcd, by its v2 API: the same few operations as those that a supervisor serves.
+"""The control store of a launch in etcd, by its v2 API.
 
-torch 2.13 has an `EtcdStore` of its own. It reads the whole folder for every look at one key, has no `delete_key`,
-and a lost connection ends it; agents and the supervisor look hundreds of times a second. Here those who look often
-keep a copy of the folder that they look at, and follow etcd's own watch.
+torch 2.13 has an `EtcdStore` of its own. It reads a whole folder for every look at one key, has no `delete_key`, and a
+lost connection ends it; agents and the supervisor look hundreds of times a second. Here a process that looks often keeps
+a copy of the folder, and etcd's own watch keeps the copy up to date.
 
 Keys and values are base64, so that they may hold anything: etcd hides names that begin with an underscore.
 """
@@ -27,19 +27,21 @@ if TYPE_CHECKING:
 
     from elasticflow.protocol.store_address import StoreAddress
 
-PATIENCE_S = 10.0  # an election among etcd's members, or the restart of a lone one
+# An election among etcd's members, or the restart of a lone one.
+PATIENCE_S = 10.0
 _REQUEST_S = 5.0
 _WATCH_S = 5.0
 _AGAIN_S = 0.1
 _LOOK_S = 0.005
 _GET_S = 300.0
+# Errors that are etcd's answer: asking again would not change it.
 _ANSWERS = (
-    etcd.EtcdKeyError,  # not there, there already, no folder
+    etcd.EtcdKeyError,  # absent, there already, or no folder
     etcd.EtcdValueError,  # another value than expected
     etcd.EtcdEventIndexCleared,
     etcd.EtcdWatchTimedOut,
 )
-# It logs every request that fails, also those that are tried again.
+# The library logs every request that fails, also those that are tried again.
 logging.getLogger("etcd").addHandler(logging.NullHandler())
 logging.getLogger("etcd").propagate = False
 
@@ -48,8 +50,8 @@ class EtcdControlStore:
     """The keys below an address.
 
     Args:
-        address: Where; its prefix is theirs.
-        mirrored: First words of keys that this process looks at often: `check` and `get` of them see what etcd had a
+        address: The address of etcd, and the prefix of the keys.
+        mirrored: First words of keys that this process looks at often: their `check` and `get` see what etcd had a
             moment ago, and cost no request.
         patience_s: How long a lost connection is tried again.
     """
@@ -66,7 +68,11 @@ class EtcdControlStore:
 
     @property
     def own_address(self) -> str:
-        """Address of this machine towards etcd."""
+        """Address of this machine towards etcd.
+
+        Raises:
+            StoreLostError: etcd does not answer.
+        """
         try:
             address = (self._address.host, self._address.port)
             with socket.create_connection(address, timeout=self._patience_s) as connection:
@@ -105,7 +111,7 @@ class EtcdControlStore:
                 total, expected = int(_bytes(before)) + number, {"prevValue": before}
             try:
                 self._ask(self._client.write, path, _text(str(total)), **expected)
-            except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed):  # another one was first
+            except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed):  # another process was first
                 continue
             return total
 
@@ -136,7 +142,7 @@ class EtcdControlStore:
             return None
 
     def _path(self, key: str) -> str:
-        """Return the path of *key*: its first word is a folder, all of it a name there."""
+        """Return the path of *key*: the folder is its first word, the name there all of it."""
         name = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
         return f"/{self._address.prefix}/{key.partition('/')[0]}/k{name}"
 
@@ -156,7 +162,7 @@ class EtcdControlStore:
 
 
 class _Mirror:
-    """What a folder holds, followed by a thread of its own for as long as there is a mirror."""
+    """A copy of a folder, kept up to date by a thread that ends with this object."""
 
     def __init__(self, client: Any, folder: str, patience_s: float) -> None:
         self._client, self._folder, self._patience_s = client, folder, patience_s
@@ -167,25 +173,29 @@ class _Mirror:
         ).start()
 
     def value(self, path: str) -> bytes | None:
-        """Return the value of *path*, if it has one; while etcd does not answer it may have any, so this waits."""
+        """Return the value of *path*, None if it has none; waits while etcd does not answer.
+
+        Raises:
+            StoreLostError: etcd has not answered for too long.
+        """
         if not self._is_current.wait(self._patience_s):
             raise StoreLostError(f"etcd has not answered for {self._patience_s:g} s")
         return self._values.get(path)
 
     def advance(self, index: int | None) -> int | None:
-        """Wait for the next change and take it in.
+        """Wait for the next change and take it into the copy.
 
         Args:
-            index: Of etcd's state that the copy has; None reads all anew.
+            index: The index of etcd's state that the copy has; None: read the whole folder.
 
         Returns:
-            The index that the copy has then, or None if all has to be read anew.
+            The index that the copy has then, or None if the whole folder has to be read.
         """
         try:
             if index is not None:
                 return self._next_change(index)
             index = self._read_all()
-        except etcd.EtcdEventIndexCleared:  # etcd remembers a thousand changes, wherever they were
+        except etcd.EtcdEventIndexCleared:  # etcd remembers a thousand changes, of all folders
             return None
         except etcd.EtcdException:
             self._is_current.clear()
@@ -195,21 +205,21 @@ class _Mirror:
         return index
 
     def _read_all(self) -> int:
-        """Return the index of etcd's state that the copy has now."""
+        """Copy the whole folder; return the index of etcd's state that the copy has then."""
         try:
-            found = self._client.read(self._folder, recursive=True)
+            folder = self._client.read(self._folder, recursive=True)
         except etcd.EtcdKeyNotFound as error:
             self._values = {}
             return int(error.payload["index"])
-        self._values = {leaf.key: _bytes(leaf.value) for leaf in found.leaves if not leaf.dir}
-        return int(found.etcd_index)
+        self._values = {leaf.key: _bytes(leaf.value) for leaf in folder.leaves if not leaf.dir}
+        return int(folder.etcd_index)
 
     def _next_change(self, index: int) -> int:
         try:
             change = self._client.watch(self._folder, index=index + 1, timeout=_WATCH_S, recursive=True)
         except etcd.EtcdWatchTimedOut:
             return index
-        if change.dir:  # it was removed with all that was in it
+        if change.dir:  # the folder was removed with all that was in it
             self._values = {}
         elif change.value is None:
             self._values.pop(change.key, None)
@@ -219,7 +229,7 @@ class _Mirror:
 
 
 def _follow(reference: weakref.ref[_Mirror]) -> None:
-    """Keep a mirror up to date until nobody has it any more."""
+    """Keep a mirror up to date for as long as somebody uses it."""
     index = None
     while (mirror := reference()) is not None:
         index = mirror.advance(index)
