@@ -24,7 +24,7 @@ def new_run_id(now: datetime | None = None) -> str:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Places inside `runs/<job>/<run id>/`; nothing is created by asking for a path."""
+    """Paths inside `runs/<job>/<run id>/`; nothing is created."""
 
     path: Path
 
@@ -110,7 +110,7 @@ def path_from_root(uri: str) -> str | None:
 def snapshot_place(uri: str | None, folder: RunFolder, project_root: Path) -> tuple[str, str]:
     """Return the URI of the run's snapshots and the run's prefix under it.
 
-    Without *uri* (`snapshots.uri`) the run folder itself is the place; a relative path starts at the project root.
+    Without *uri* (`snapshots.uri`) that is the run folder itself; a relative path starts at the project root.
     """
     if uri is None:
         return str(folder.path), ""
@@ -120,8 +120,8 @@ def snapshot_place(uri: str | None, folder: RunFolder, project_root: Path) -> tu
 
 def step_of(name: str | None) -> int:
     """Return the step of the snapshot called *name*; 0 for none, or for a name that no snapshot has."""
-    found = SNAPSHOT_NAME.fullmatch(name or "")
-    return int(found["step"]) if found else 0
+    match = SNAPSHOT_NAME.fullmatch(name or "")
+    return int(match["step"]) if match else 0
 
 
 def snapshot_name(step: int, generation: int, id8: str) -> str:

@@ -20,7 +20,7 @@ class ControlStore(Protocol):
         """Give *key* a value."""
 
     def get(self, key: str, /) -> bytes:
-        """Return the value of *key*, once it has one; a client waits for five minutes."""
+        """Return the value of *key*, once it has one; a client waits for five minutes at most."""
 
     def add(self, key: str, number: int, /) -> int:
         """Add *number* to the value of *key*, 0 at first; return the sum."""
@@ -33,7 +33,7 @@ class ControlStore(Protocol):
 
 
 class RemoteControlStore(ControlStore, Protocol):
-    """Keys that another process serves."""
+    """A control store that another process serves."""
 
     def forget(self) -> None:
         """Remove all keys below the address's prefix."""
@@ -43,7 +43,7 @@ class RemoteControlStore(ControlStore, Protocol):
         """Address of this machine towards the store."""
 
     def get(self, key: str, /, limit_s: float = ...) -> bytes:
-        """Return the value of *key*, once it has one, within *limit_s*; five minutes unless told otherwise."""
+        """Return the value of *key*, once it has one, within *limit_s*: five minutes by default."""
 
 
 def connect(
@@ -52,12 +52,12 @@ def connect(
     """Return a client of the store at *address*.
 
     Args:
-        address: Where, and below which prefix.
-        mirrored: First words of keys that are looked at all the time: their changes are told, not asked for.
-        answer_s: Seconds that a server other than etcd has to answer in.
+        address: Where it is served, and below which prefix its keys lie.
+        mirrored: First words of keys that this process looks at all the time: the store sends their changes.
+        answer_s: Seconds within which a server other than etcd has to answer.
 
     Raises:
-        StoreLostError: it does not.
+        StoreLostError: it does not answer.
     """
     if address.backend == "etcd-v2":
         from elasticflow.protocol.etcd_store import EtcdControlStore

@@ -1,4 +1,4 @@
-"""Where agents and workers of a launch meet: the store's address, and the part of it that is the launch's."""
+"""Where a launch's control store is, and which of its keys are the launch's."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ PREFIX = "elasticflow"
 
 
 class StoreLostError(RuntimeError):
-    """The store does not answer any more; a RuntimeError, as torch's own for this is."""
+    """The store does not answer any more; a RuntimeError, as torch raises for its own store."""
 
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """A store of keys that several processes see.
+    """The address of a control store.
 
     Attributes:
-        host: Where it is served.
+        host: Host that serves it.
         port: Its port.
-        prefix: What all keys of those who meet begin with.
+        prefix: What all keys begin with.
         backend: `c10d`, as torchrun calls what a launch serves itself (`protocol/tcp_store.py`), or `etcd-v2`.
         options: How to talk to it; etcd's are `protocol`, `ca_cert`, `ssl_cert` and `ssl_cert_key`.
     """
@@ -32,7 +32,7 @@ class StoreAddress:
     options: dict[str, str] = field(default_factory=dict)
 
     def under(self, name: str) -> StoreAddress:
-        """Return the part of this address that is called *name*."""
+        """Return the address of the keys below *name*."""
         return replace(self, prefix=f"{self.prefix}/{name}")
 
     @property
@@ -42,7 +42,7 @@ class StoreAddress:
 
     @property
     def url(self) -> str:
-        """All of it in one word, for an environment variable."""
+        """The whole address in one word, for an environment variable."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         query = urlencode(self.options)
         return f"{self.backend}://{host}:{self.port}/{self.prefix}" + (f"?{query}" if query else "")

@@ -1,8 +1,9 @@
-"""The keys of a launch in a store that its supervisor, or `elasticflow rendezvous serve`, serves by TCP.
+"""A client of the control store that a supervisor, or `elasticflow rendezvous serve`, serves by TCP.
 
 Needs no torch, so that neither the supervisor nor the agents have to import it. Both sides begin with the same line,
-`HELLO`. Then frames: four bytes of length, one byte that says what it is (`Request` or `Answer`), and parts, each
-after four bytes of its length. A connection has one request under way at a time; one that watches is told changes.
+`HELLO`. Then they send frames: four bytes of length, one byte for the kind (`Request` or `Answer`), and parts, each
+after four bytes of its length. A connection has one request under way at a time; the server sends changes to a
+connection that watches.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
     from elasticflow.protocol.store_address import StoreAddress
 
-# The number is that of what is spoken: one that has changed is refused by name.
+# The number is the protocol's version: another one is refused by name.
 HELLO = b"elasticflow keys 1\n"
-# Bytes; a stranger's first four may announce gigabytes.
+# Bytes; the first four of a client that speaks something else may announce gigabytes.
 _LONGEST_FRAME = 1 << 26
 _LENGTH = struct.Struct("!I")
 _GET_S = 300.0
@@ -63,13 +64,13 @@ def frame(kind: Request | Answer, *parts: bytes) -> bytes:
 
 
 class Frames:
-    """Takes bytes as they arrive, gives frames."""
+    """Makes frames of bytes as they arrive."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def take(self, data: bytes) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield kind and parts of each frame that is whole by now.
+        """Yield kind and parts of each frame that *data* completes.
 
         Raises:
             ValueError: what has arrived is no frame.
@@ -104,16 +105,16 @@ class TcpControlStore:
     """The keys below an address; may be used by several threads.
 
     Args:
-        address: Where; its prefix is theirs.
-        mirrored: First words of keys that this process looks at often: the server tells their changes, so that `check`
-            and `get` of them see what it had a moment ago and cost no request.
-        answer_s: Seconds that the server has to answer in.
+        address: The store's address, and the prefix of the keys.
+        mirrored: First words of keys that this process looks at often: the server sends their changes, so that their
+            `check` and `get` see what it had a moment ago and cost no request.
+        answer_s: Seconds within which the server has to answer.
 
     Attributes:
         close: Ends the connections; what this process has set stays.
 
     Raises:
-        StoreLostError: nobody answers there, or something that is no such store.
+        StoreLostError: nobody answers at *address*, or something else than such a store.
     """
 
     def __init__(self, address: StoreAddress, mirrored: Iterable[str] = (), answer_s: float = 60.0) -> None:
@@ -125,7 +126,7 @@ class TcpControlStore:
             word: _Mirror(address, self._path(f"{word}/").decode(), answer_s) for word in mirrored
         }
         connections = [self._socket, *(mirror.socket for mirror in self._mirrors.values())]
-        # As those of torch's store do, they end with the last that holds this object.
+        # The connections end with the last reference to this object, as those of torch's store do.
         self.close = weakref.finalize(self, _close, connections)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -185,13 +186,13 @@ class TcpControlStore:
                     for answer in self._frames.take(_received(self._socket)):
                         return answer
             except (OSError, ValueError) as error:
-                # An answer that comes later would be taken for that to the next request.
+                # An answer that comes later would be taken for the answer to the next request.
                 self._socket.close()
                 raise _lost(self._address, error) from error
 
 
 class _Mirror:
-    """What the keys that begin with *prefix* hold, as far as the server has told."""
+    """A copy of the keys that begin with *prefix*, as far as the server has sent them."""
 
     def __init__(self, address: StoreAddress, prefix: str, answer_s: float) -> None:
         self._address = address
@@ -215,7 +216,7 @@ class _Mirror:
                 raise _lost(address, TimeoutError(f"no answer in {answer_s:g} s"))
 
     def value(self, path: str) -> bytes | None:
-        """Return the value of *path*, if it has one."""
+        """Return the value of *path*; None if it has none."""
         self._follow(0.0)
         return self._values.get(path)
 
@@ -230,7 +231,7 @@ class _Mirror:
         return value
 
     def _follow(self, limit_s: float) -> None:
-        """Take in what has been told, waiting at most *limit_s* seconds for the first of it."""
+        """Take in what the server has sent, waiting at most *limit_s* seconds for the first frame."""
         with self._lock:
             try:
                 while self._poll.poll(max(0.0, limit_s) * 1000):
@@ -250,7 +251,7 @@ class _Mirror:
 
 
 def _connect(address: StoreAddress, answer_s: float) -> socket.socket:
-    """Return a connection to the store at *address*, which has said that it is one; tried again: a link may flap."""
+    """Return a connection to the store at *address*, whose server has said `HELLO`; tried again: a link may flap."""
     deadline = time.monotonic() + min(answer_s, _CONNECT_S)
     while True:
         try:
@@ -269,10 +270,10 @@ def _connect_once(address: StoreAddress, answer_s: float) -> socket.socket:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.sendall(HELLO)
-        said = b""
-        while len(said) < len(HELLO) and HELLO.startswith(said):
-            said += _received(connection, len(HELLO) - len(said))
-        if said != HELLO:
+        hello = b""
+        while len(hello) < len(HELLO) and HELLO.startswith(hello):
+            hello += _received(connection, len(HELLO) - len(hello))
+        if hello != HELLO:
             raise StoreLostError(
                 f"what answers at {address.endpoint} is no store that this version of elasticflow can use"
             )

@@ -1,12 +1,12 @@
-"""What a run did, step by step: the record that two runs are compared by, and where it lies.
+"""What a run did, step by step: the record by which two runs are compared, and where it lies.
 
-A run that is asked to (`ELASTICFLOW_WITNESS` names a folder) keeps one file per generation there, written by rank 0
-alone: one JSON line for the state it began with and one after every finished step. A worker that is killed leaves at
-most a last line without its newline, which no reader takes in.
+If `ELASTICFLOW_WITNESS` names a folder, rank 0 writes one file there for each generation: one JSON line for the state
+with which it began and one after every finished step. A worker that is killed leaves at most a last line without its
+newline, which no reader takes in.
 
-Whoever asks may also have the run *held* after a step: rank 0 renames `hold-STEP` to `held-STEP` when it gets there and
-waits until that file is taken away, or its worker is asked to leave, or killed; whoever does that step again is not held. So what is done to a run
-is done at a step that is known, however short its steps are.
+A trial may also have the run *held* after a step, so that what it does to the run it does at a known step, however short
+the steps are: rank 0 renames `hold-STEP` to `held-STEP` after that step and waits until that file is removed, or its
+worker is asked to leave, or killed. A later worker that does the step again is not held.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ HOLD = "hold-"
 
 @dataclass(frozen=True)
 class Record:
-    """What there is after one finished step, or where a generation begins.
+    """The state after one finished step, or where a generation begins.
 
     Attributes:
         step: Finished optimizer steps.
         samples: Samples trained on.
         loss: Mean over the global batch of that step; None where a generation begins.
-        generation: Who recorded it.
+        generation: Number of the generation that recorded it.
         world_size: Workers of that generation.
         digests: CRC-32 of the bytes of each tensor, by name, and each plain number as text.
     """
@@ -55,17 +55,17 @@ def records_file(folder: Path, generation: int) -> Path:
 
 
 def hold_file(folder: Path, step: int) -> Path:
-    """Return the file that has the run held after *step*."""
+    """Return the file whose existence has the run held after *step*."""
     return folder / f"{HOLD}{step}"
 
 
 def held_file(folder: Path, step: int) -> Path:
-    """Return the file that says that the run is held after *step*."""
+    """Return the file whose existence says that the run is held after *step*."""
     return folder / f"held-{step}"
 
 
 def read_records(folder: Path) -> list[Record]:
-    """Return all records in the order they were written: steps that were redone come again."""
+    """Return all records in the order in which they were written; steps that were done again come again."""
     records = []
     for path in sorted(folder.glob("g*.jsonl"), key=lambda path: int(path.stem[1:])):
         records += [from_json(Record, parse(line)) for line in lines_of(path) if line.endswith(b"\n")]

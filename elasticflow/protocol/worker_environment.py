@@ -1,7 +1,7 @@
 """What agent and workers agree on: environment variables, and the memory of heartbeats.
 
-The variables are read in `runtime/worker.py` only; set by the agent, by `torchrun.sh`, or by nobody (plain
-`python train.py`).
+The agent or `torchrun.sh` sets the variables; with a plain `python train.py` nobody does. Only `runtime/worker.py` reads
+them.
 """
 
 from __future__ import annotations

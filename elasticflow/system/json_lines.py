@@ -21,9 +21,9 @@ _NEWLINE = re.compile(rb"\n")
 
 
 class AppendedLines:
-    """A file of JSON lines with one writer; each call is one `write`, so no reader sees half a batch of one line.
+    """A file of JSON lines with one writer; each call is one `write`, so no reader sees half a line.
 
-    What a power cut or a bad disk left at the file's end and is no whole record is moved aside when it is opened.
+    Opening the file moves aside what a power cut or a bad disk left at its end and is no whole record.
 
     Args:
         path: The file.
@@ -31,7 +31,7 @@ class AppendedLines:
 
     Attributes:
         damage: What was moved aside, and where it is now; None if all lines at the end were whole.
-        damaged_at: Where in the file the first of it stood.
+        damaged_at: Offset of the first line that was moved aside.
     """
 
     def __init__(self, path: Path, is_right: Callable[[dict[str, Any]], bool] = bool) -> None:
@@ -87,7 +87,7 @@ class AppendedLines:
         self.damage = Damage(str(self.path), why)
 
     def _last_lines(self) -> tuple[int, list[bytes]]:
-        """Return where the file's last lines begin, and these lines."""
+        """Return the offset of the file's last lines, and these lines."""
         size = os.fstat(self._fd).st_size
         reach = _LOOKED_AT
         while True:
@@ -164,9 +164,9 @@ def lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one line to the file at *path*, which is made if it is not there; it is on disk when this returns.
+    """Append one line to the file at *path*, which is made if it is absent; the line is on disk afterwards.
 
-    A line that a crash has torn is ended first, so that it does not swallow this one.
+    A line that a crash has torn is ended first, so that it does not swallow the new one.
     """
     line = json.dumps(record) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,11 @@ def file_system_of(folder: Path) -> str:
         text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return ""
-    place, depth, kind = Path(os.path.realpath(folder)), -1, ""
+    real, depth, kind = Path(os.path.realpath(folder)), -1, ""
     for line in text.splitlines():
         mount, _, about = line.partition(" - ")
         point = Path(_ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), mount.split()[4]))
-        # Of several file systems mounted there, the last one hides the others.
-        if place.is_relative_to(point) and len(point.parts) >= depth:
+        # Of several file systems mounted at one point, the last one hides the others.
+        if real.is_relative_to(point) and len(point.parts) >= depth:
             depth, kind = len(point.parts), about.split()[0]
     return kind

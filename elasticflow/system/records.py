@@ -1,7 +1,7 @@
 """Files of JSON that a run keeps: whole, absent or damaged, told apart in one place.
 
-A record is one JSON object that is a file. An appended log has one JSON object on each line. Nothing here raises for what
-lies in a file or for how it lies there: damage is a value, which says what is wrong and where.
+A record is one JSON object that is a file. An appended log has one JSON object on each line. What lies in a file raises
+nothing: damage is a value, which says what is wrong and where.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Damage:
     """Why a file that is there cannot be used.
 
     Attributes:
-        place: The file, as people are told of it.
+        place: The file, as messages name it.
         why: What is wrong with it, as the rest of a sentence that begins with the file.
     """
 
@@ -49,7 +49,7 @@ class Damage:
 
     @property
     def remedy(self) -> str | None:
-        """What makes the file usable where its content is not what is wrong."""
+        """What makes the file usable; None if its content is wrong."""
         return next((text for start, text in _REMEDIES.items() if self.why.startswith(start)), None)
 
 
@@ -61,7 +61,7 @@ def parse(data: bytes | str) -> dict[str, Any]:
     """
     try:
         text = data.decode() if isinstance(data, bytes) else data
-        found = json.loads(text)
+        value = json.loads(text)
     except UnicodeDecodeError as error:
         raise BadJsonError(f"is not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -71,9 +71,9 @@ def parse(data: bytes | str) -> dict[str, Any]:
         raise BadJsonError("is nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits
         raise BadJsonError(f"is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BadJsonError(f"holds {_KINDS.get(type(found), 'a number')}, not an object")
-    return found
+    if not isinstance(value, dict):
+        raise BadJsonError(f"holds {_KINDS.get(type(value), 'a number')}, not an object")
+    return value
 
 
 _KINDS = {list: "a list", str: "a text", type(None): "null", bool: "a truth value"}
@@ -121,12 +121,11 @@ def damage_of(path: Path, error: OSError) -> Damage:
 
 
 def require_usable(appended: Iterable[Path], replaced: Iterable[Path]) -> None:
-    """Return if this process may read and write on in each of *appended*, and put a file in place of each of *replaced*.
+    """Raise RecordError if a file of a run is there and cannot be used; the error says which, why and what to do.
 
-    What is absent is no trouble.
-
-    Raises:
-        RecordError: one of them is something else than a file, or may not be used; says which, why and what to do.
+    Args:
+        appended: Files that this process reads and appends to.
+        replaced: Files that it puts new ones in the place of.
     """
     replaceable = set(replaced)
     for path in (*appended, *replaceable):
@@ -151,18 +150,18 @@ def _obstacle(path: Path, *, is_replaced: bool) -> Damage | None:
 
 
 def printable(value: object) -> str:
-    """Return *value* as text that does nothing to a terminal: control characters are written out, but for line ends.
+    """Return *value* as text that does nothing to a terminal: control characters but line ends are written out.
 
-    Sequences that colour text are left out: what a library printed in colour stays readable.
+    Sequences that colour text are left out, so that what a library printed in colour stays readable.
     """
     text = value if isinstance(value, str) else f"{value!r:.200}"
     if text.isprintable():
         return text
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", _COLOUR.sub("", text))
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", _COLOUR.sub("", text))
 
 
 def printable_in(record: dict[str, Any]) -> dict[str, Any]:
-    """Return *record*, as JSON has it, with all text in it printable."""
+    """Return *record*, which is parsed JSON, with all text in it printable."""
     return {printable(key): _printable_in(item) for key, item in record.items()}
 
 
@@ -183,5 +182,5 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open without waiting for a writer where a pipe lies in the file's place."""
+    """Open *path*; do not wait for a writer if it is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
