@@ -42,9 +42,7 @@ class ChildEnd(NamedTuple):
     left: list[str]
 
 
-def run(
-    argv: Sequence[str], request: str, environment: Mapping[str, str], limit_s: float
-) -> ChildEnd:
+def run(argv: Sequence[str], request: str, environment: Mapping[str, str], limit_s: float) -> ChildEnd:
     """Run a child to its end, or to the limit; nothing it started lives afterwards.
 
     Args:

@@ -89,7 +89,9 @@ def test_a_missing_field_is_refused() -> None:
         from_json(Outer, content)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '"outer"', "{}", '{"type": "inner"}', '{"type": ["outer"]}', b"\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '"outer"', "{}", '{"type": "inner"}', '{"type": ["outer"]}', b"\xff"]
+)
 def test_something_else_is_no_message(text: str | bytes) -> None:
     """No JSON, no object, or none of the names."""
     with pytest.raises(ValueError):  # noqa: PT011  # JSON's own errors are among them

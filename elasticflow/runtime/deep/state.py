@@ -222,7 +222,9 @@ def count(report: Report, job: DeepJob, trained: Trained) -> State:
         Facts(
             snapshot_bytes=sum(sizes.values()),
             model_bytes=sum(size for key, size in sizes.items() if key.startswith("model/")),
-            optimizer_bytes=sum(size for key, size in sizes.items() if several_optimizers.is_of_optimizer(key)),
+            optimizer_bytes=sum(
+                size for key, size in sizes.items() if several_optimizers.is_of_optimizer(key)
+            ),
         )
     )
     return state
