@@ -189,11 +189,11 @@ def require_same(
         DatasetError: the training data's fingerprint or length differs, or may hide that it does.
     """
     began_otherwise = began_otherwise or {}
-    for name, mark in marks.items():
-        if name == EVALUATION_DATA:  # the weights do not depend on it
-            continue
+    # No weight depends on the evaluation's data. An edited train.py may train on data without a fingerprint.
+    for name in sorted({TRAINING_DATA, *marks} - {EVALUATION_DATA}):
+        mark = marks.get(name)
         differences = []
-        if marks_then.get(name, mark) != mark:
+        if mark is not None and marks_then.get(name, mark) != mark:
             differences.append(f"fingerprint {mark}, not {marks_then[name]}")
         if name == TRAINING_DATA and samples != samples_then:
             differences.append(f"{samples} samples, not {samples_then}")

@@ -184,8 +184,8 @@ class IndexSchedule:
         if self.tail == "spill":
             return -(-(self._epochs * n - position.offset) // size)
         left = n - position.offset % n
-        here = left // size if self.tail == "drop" else -(-left // size)
-        return here + (self._epochs - position.offset // n - 1) * self._steps_per_epoch
+        in_this_epoch = left // size if self.tail == "drop" else -(-left // size)
+        return in_this_epoch + (self._epochs - position.offset // n - 1) * self._steps_per_epoch
 
     def batch(self, position: Position) -> tuple[int, int, Position]:
         """Return the next step: offset of its first sample, number of its samples, position after it."""

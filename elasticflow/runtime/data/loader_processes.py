@@ -52,7 +52,7 @@ class Wait(Protocol):
         """Called several times a second while a batch is long in coming; an exception ends the wait."""
 
     def end(self) -> None:
-        """Called once it is there."""
+        """Called once the batch has come."""
 
 
 class LoaderProcesses:
@@ -64,7 +64,7 @@ class LoaderProcesses:
         reads: What to read; asked for some batches ahead of those yielded.
         num_workers: How many processes.
         pins_memory: Batches lie in page-locked memory.
-        wait: Told while a batch is long in coming, and when it is there.
+        wait: Called while a batch is long in coming, and once it has come.
 
     Raises:
         Exception: while iterating, what dataset or collate raised; its cause is the traceback there.
@@ -87,12 +87,12 @@ class LoaderProcesses:
         self._name, self._wait = notes.name_of(dataset), wait
         self._at = context.RawArray("q", [_NOTHING] * num_workers)
         loader: DataLoader[Any] = DataLoader(
-            _ReaderThere(reader, self._at),  # type: ignore[arg-type]  # map-style by __getitems__ alone
+            _ReaderInProcess(reader, self._at),  # type: ignore[arg-type]  # map-style by __getitems__ alone
             batch_sampler=reads,  # type: ignore[arg-type]
             num_workers=num_workers,
             collate_fn=_as_it_is,
             pin_memory=pins_memory,
-            worker_init_fn=_Become(os.getpid()),
+            worker_init_fn=_EnterProcess(os.getpid()),
             generator=torch.Generator(),  # leaves the global generator alone
             multiprocessing_context=context,
             timeout=_LOOK_S,
@@ -114,7 +114,7 @@ class LoaderProcesses:
         has_waited = False
         while True:
             try:
-                found = next(self._batches)
+                batch = next(self._batches)
             except _ENDING as error:
                 if LOADER_TIMED_OUT in str(error):
                     has_waited = True
@@ -125,9 +125,9 @@ class LoaderProcesses:
                 raise
             if has_waited and self._wait is not None:
                 self._wait.end()
-            if isinstance(found, _Failed):
-                raise found.error()
-            return found
+            if isinstance(batch, _Failed):
+                raise batch.error()
+            return batch
 
     def _refuse_deaths(self) -> None:
         ended = connection.wait([process.sentinel for process in self._processes], timeout=_DYING_S)
@@ -158,7 +158,7 @@ def _death(pid: int, code: int, name: str, sample: int) -> WorkerError:
     return LoaderProcessError(f"loader process {pid} of {name} was killed by {how}{where}", remedy)
 
 
-class _ReaderThere:
+class _ReaderInProcess:
     """A reader in a loader process: what it raises becomes its result."""
 
     def __init__(self, reader: SampleReader, at: Any) -> None:
@@ -210,7 +210,7 @@ class _Failed(NamedTuple):
         return error
 
 
-class _Become:
+class _EnterProcess:
     """Makes a process a loader process of *parent*; picklable, for platforms that do not fork."""
 
     def __init__(self, parent: int) -> None:

@@ -34,7 +34,7 @@ def of_samples(error: Exception, dataset: Any, indices: Sequence[int]) -> None:
 def of_batch(error: Exception, dataset: Any, indices: Sequence[int], samples: Sequence[Any]) -> None:
     """Note on *error* which samples make no batch, and what they are."""
     forms = [form(sample) for sample in samples]
-    odd = next((i for i, found in enumerate(forms) if found != forms[0]), None)
+    odd = next((i for i, other in enumerate(forms) if other != forms[0]), None)
     if odd is None:
         what = f"sample {indices[0]} is {forms[0]}" if forms else "there are no samples"
     else:

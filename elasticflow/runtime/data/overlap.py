@@ -100,11 +100,11 @@ def compare(training: Any, evaluation: Any, limit_s: float) -> Overlap:
 def warn(worker: Worker, training: Any, evaluation: Any) -> None:
     """Log a warning if the evaluation's samples are trained on; one rank."""
     try:
-        found = compare(training, evaluation, RUN_LIMIT_S)
-    except Exception:  # noqa: BLE001  # whoever reads that sample for its use tells
+        overlap = compare(training, evaluation, RUN_LIMIT_S)
+    except Exception:  # noqa: BLE001  # whoever reads that sample for its use raises it again
         return
-    if found.is_leak:
-        facts = found._asdict()
+    if overlap.is_leak:
+        facts = overlap._asdict()
         del facts["doubt"], facts["is_natural"]
         worker.event(events.OVERLAP_FOUND, **facts)
 
@@ -124,8 +124,8 @@ def _by_number(training: Any, evaluation: Any) -> Overlap | None:
     pair = None
     if both.size:
         pair = int(np.flatnonzero(measured == both[0])[0]), int(np.flatnonzero(trained == both[0])[0])
-    found = int(np.isin(measured, both).sum())
-    return Overlap(found, len(measured), len(trained), len(trained), pair)
+    leaked = int(np.isin(measured, both).sum())
+    return Overlap(leaked, len(measured), len(trained), len(trained), pair)
 
 
 def _without_transforms(dataset: Any) -> Any:
@@ -168,10 +168,10 @@ def _are_one_set(base: Any, other: Any) -> bool:
         return False
     reader, other_reader = _Reader(base), _Reader(other)
     count = min(_BASE_SAMPLES, len(base))
-    places = [i * (len(base) - 1) // max(1, count - 1) for i in range(count)]
-    digests = [reader.digest(place) for place in places]
+    indices = [i * (len(base) - 1) // max(1, count - 1) for i in range(count)]
+    digests = [reader.digest(index) for index in indices]
     is_varied = len(set(digests)) > count // 2
-    return is_varied and digests == [other_reader.digest(place) for place in places]
+    return is_varied and digests == [other_reader.digest(index) for index in indices]
 
 
 def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
@@ -204,18 +204,18 @@ def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
         doubt = "samples are drawn at random when they are read, so equal ones may look different"
     elif compared < len(training):
         doubt = f"{compared:,} of {len(training):,} training samples were looked at in {limit_s:g} s"
-    found = Overlap(len(pairs), len(wanted), compared, len(training), pair, doubt)
-    return _weighed(found, sum(read[digest] for digest in pairs), read.total(), seen)
+    overlap = Overlap(len(pairs), len(wanted), compared, len(training), pair, doubt)
+    return _weighed(overlap, sum(read[digest] for digest in pairs), read.total(), seen)
 
 
-def _weighed(found: Overlap, twins: int, read: int, seen: Counter[bytes]) -> Overlap:
-    """Return what was *found*, said to be natural if it is."""
+def _weighed(overlap: Overlap, twins: int, read: int, seen: Counter[bytes]) -> Overlap:
+    """Return *overlap*, marked as natural if it is."""
     is_natural = _are_twins(twins, read, seen)
-    return found._replace(is_natural=True, doubt=_REPEATED) if is_natural else found
+    return overlap._replace(is_natural=True, doubt=_REPEATED) if is_natural else overlap
 
 
 def _are_twins(found: int, read: int, seen: Counter[bytes]) -> bool:
-    """Return if a part held out of the training data would have as many twins in the rest of it.
+    """True if a part held out of the training data would have as many twins in the rest of it.
 
     A sample from where the training data is from has one there about as often as one of the training samples has one
     among the others; by how much the two shares differ by chance is Esty's variance of that estimate (Good and Turing's)
@@ -261,9 +261,9 @@ class _Reader:
         """Return a digest of a sample's content."""
         if not self._generators.can_look:
             random_streams.seed_all(_SEED)
-        found = blake2b(digest_size=16)
-        add_content(self._dataset[index] if self._many is None else self._many([index])[0], found.update)
+        hashed = blake2b(digest_size=16)
+        add_content(self._dataset[index] if self._many is None else self._many([index])[0], hashed.update)
         if self._generators.can_look and self._generators.have_moved():
             self.draws = True
             self._generators.rest()
-        return found.digest()
+        return hashed.digest()

@@ -53,7 +53,7 @@ class SampleReader:
         self._many = getattr(dataset, "__getitems__", None)
         self._is_careful = False
         self._generators: Generators
-        self._each: Callable[[list[int]], Iterable[int]] = iter
+        self._iterate: Callable[[list[int]], Iterable[int]] = iter
         if generators is not None:
             self._adopt(generators)
 
@@ -62,11 +62,11 @@ class SampleReader:
         self._is_careful = not generators.can_look
         self._of_samples, self._of_collate = Draws(generators), Draws(generators)
 
-    def enter_process(self, each: Callable[[list[int]], Iterable[int]]) -> None:
-        """Read in this process from now on, which does nothing else; *each* yields the indices it is given."""
+    def enter_process(self, iterate: Callable[[list[int]], Iterable[int]]) -> None:
+        """Read in this process from now on, which does nothing else; *iterate* yields the indices it is given."""
         generators = Generators(self._seed, torch.device("cpu"))
         generators.rest()
-        self._each = each
+        self._iterate = iterate
         self._adopt(generators)
 
     def read(self, place: int, indices: list[int]) -> Any:
@@ -95,13 +95,13 @@ class SampleReader:
     def _read_seeded(self, place: int, indices: list[int]) -> list[Any]:
         draws = self._of_samples
         if not draws:  # as far as is known, only collate draws
-            found = self._read(indices)
+            samples = self._read(indices)
             if not draws.are_more():
-                return found
+                return samples
             self._generators.after_data()
         return [
             self._read_alone(at // self._length, index)
-            for at, index in zip(count(place), self._each(indices), strict=False)
+            for at, index in zip(count(place), self._iterate(indices), strict=False)
         ]
 
     def _read_alone(self, epoch: int, index: int) -> Any:
@@ -119,24 +119,24 @@ class SampleReader:
     def _read(self, indices: list[int]) -> list[Any]:
         if self._many is not None:
             return self._read_at_once(indices)
-        found: list[Any] = []
+        samples: list[Any] = []
         try:
-            found.extend(map(getitem, repeat(self._dataset), self._each(indices)))
+            samples.extend(map(getitem, repeat(self._dataset), self._iterate(indices)))
         except Exception as error:
-            notes.of_sample(error, self._dataset, indices[len(found)])
+            notes.of_sample(error, self._dataset, indices[len(samples)])
             raise
-        return found
+        return samples
 
     def _read_at_once(self, indices: list[int]) -> list[Any]:
         many = self._many
         assert many is not None
-        next(iter(self._each(indices)))  # the first one stands for all
+        next(iter(self._iterate(indices)))  # the first one stands for all
         try:
-            found: list[Any] = many(indices)
+            samples: list[Any] = many(indices)
         except Exception as error:
             self._note_culprit(error, indices)
             raise
-        return found
+        return samples
 
     def _note_culprit(self, error: Exception, indices: list[int]) -> None:
         assert self._many is not None

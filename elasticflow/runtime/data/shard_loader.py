@@ -1,7 +1,7 @@
 """Datasets that can only be read in order: opened as data shards, read into batches.
 
 Each rank reads some of the shards, always the same ones while a group lives. What a step takes of each shard follows
-from the position (`runtime/data/shard_schedule.py`), so ranks tell each other nothing but whether some shard may end in the next step:
+from the position (`runtime/data/shard_schedule.py`), so ranks exchange nothing but whether some shard may end in the next step:
 only then do they compare what their shards still have.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.position import Position
 
 _LEAVING = "leaving"
-_TELL_EVERY = 10  # notes of samples passed, about a second apart
+_LOG_EVERY = 10  # notes of samples passed, about a second apart
 
 
 class DataShards(NamedTuple):
@@ -221,11 +221,11 @@ class ShardSupply:
             mine = " ".join(str(self._count(shard, wanted[shard])) for shard in self._feeds)
         except Leaving:
             mine = _LEAVING
-        told = worker.gather_text(mine)
-        if _LEAVING in told:
-            worker.stopped = Stopped(None, told.index(_LEAVING))
+        texts = worker.gather_text(mine)
+        if _LEAVING in texts:
+            worker.stopped = Stopped(None, texts.index(_LEAVING))
             raise Leaving
-        return [int(text) for of_rank in told for text in of_rank.split()]
+        return [int(text) for of_rank in texts for text in of_rank.split()]
 
     def has(self, wanted: Sequence[int]) -> bool:
         """True if this rank's shards have as many samples as *wanted*."""
@@ -236,8 +236,8 @@ class ShardSupply:
         """Make the next *counts* samples the step's."""
         for shard, waiting in self._waiting.items():
             if counts[shard]:
-                found = [waiting.popleft() for _ in range(counts[shard])]
-                self._taken.setdefault(shard, []).extend(found)
+                samples = [waiting.popleft() for _ in range(counts[shard])]
+                self._taken.setdefault(shard, []).extend(samples)
 
     def turn(self) -> None:
         """Begin the next epoch."""
@@ -245,8 +245,8 @@ class ShardSupply:
 
     def taken(self) -> dict[int, list[Any]]:
         """Return the step's samples of each shard, and forget them."""
-        found, self._taken = self._taken, {}
-        return found
+        taken, self._taken = self._taken, {}
+        return taken
 
     def _count(self, shard: int, most: int) -> int:
         waiting = self._waiting[shard]
@@ -262,6 +262,6 @@ class ShardSupply:
             self._worker.heartbeat.beat()
             if self._worker.vote.leave_wanted:  # the way to the cursor may be long
                 raise Leaving
-            if self._worker.rank == 0 and self._notes % _TELL_EVERY == 0:
+            if self._worker.rank == 0 and self._notes % _LOG_EVERY == 0:
                 self._worker.event(events.DATASET_PASSED, shard=chunk.shard, samples=chunk.passed)
             self._notes += 1

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.loader_processes import Wait
 
-_TELL_EVERY_S = 1.0
+_REPORT_EVERY_S = 1.0
 _USE = 2  # of random streams: 0 and 1 are datasets read by index
 
 
@@ -80,16 +80,16 @@ class ShardReader:
         for now in count(epoch) if self._epochs is None else range(epoch, self._epochs):
             turns = [self._of_shard(shard, now, cursors[shard] if now == epoch else 0) for shard in numbers]
             while turns:
-                for each in list(turns):
-                    chunk = next(each)
+                for shard_chunks in list(turns):
+                    chunk = next(shard_chunks)
                     yield chunk
                     if chunk.is_end:
-                        turns.remove(each)
+                        turns.remove(shard_chunks)
 
     def _of_shard(self, shard: int, epoch: int, cursor: int) -> Iterator[Chunk]:
         self._reseed(shard, epoch, 0)  # opened in the same state wherever it is read from
         samples, number = self._opened(shard, epoch, cursor)
-        told = time.monotonic()
+        reported = time.monotonic()
         for passed in range(number, cursor):
             self._reseed(shard, epoch, passed)
             if next(samples, self) is self:
@@ -97,30 +97,30 @@ class ShardReader:
                     f"data shard {shard} ended after {passed} samples, and {cursor} of it had been trained on",
                     "a shard must have the same samples in the same order each time it is read",
                 )
-            if time.monotonic() - told > _TELL_EVERY_S:
+            if time.monotonic() - reported > _REPORT_EVERY_S:
                 yield Chunk(shard, [], passed=passed + 1)
-                told = time.monotonic()
-        found: list[Any] = []
-        for place in count(cursor):
-            self._reseed(shard, epoch, place)
+                reported = time.monotonic()
+        read: list[Any] = []
+        for number in count(cursor):
+            self._reseed(shard, epoch, number)
             try:
-                found.append(next(samples))
+                read.append(next(samples))
             except StopIteration:
                 break
-            if len(found) == self._size:
-                yield Chunk(shard, found)
-                found = []
-        yield Chunk(shard, found, is_end=True)
+            if len(read) == self._size:
+                yield Chunk(shard, read)
+                read = []
+        yield Chunk(shard, read, is_end=True)
 
     def _opened(self, shard: int, epoch: int, cursor: int) -> tuple[Iterator[Any], int]:
         """Return the samples of a shard, and how many of them are left out already."""
-        found, passed = require_iterable(self._build(shard=shard, shards=self._shards)), 0
-        _tell_epoch(found, epoch)
-        skip = getattr(found, "skip", None)
+        samples, passed = require_iterable(self._build(shard=shard, shards=self._shards)), 0
+        _set_epoch(samples, epoch)
+        skip = getattr(samples, "skip", None)
         if cursor and callable(skip):
-            found, passed = skip(cursor), cursor
-            _tell_epoch(found, epoch)
-        return iter(found), passed
+            samples, passed = skip(cursor), cursor
+            _set_epoch(samples, epoch)
+        return iter(samples), passed
 
     def _reseed(self, shard: int, epoch: int, number: int) -> None:
         is_opening = number == 0 and self._opens_alike
@@ -128,35 +128,35 @@ class ShardReader:
         random_streams.seed_all(random_streams.sample_key(self._seed, epoch, number, use))
 
 
-def require_iterable(found: Any) -> Any:
-    """Return *found*, the samples of a shard.
+def require_iterable(samples: Any) -> Any:
+    """Return the samples of a shard.
 
     Raises:
-        DatasetError: it cannot be iterated over.
+        DatasetError: they cannot be iterated over.
     """
-    if not hasattr(found, "__iter__"):
-        kind = type(found).__name__
+    if not hasattr(samples, "__iter__"):
+        kind = type(samples).__name__
         raise DatasetError(
             f"dataset.entry returned a {kind} for a data shard, which has no __iter__",
             "return what yields the samples of that shard in order; leave dataset.shards out if it is read by index",
         )
-    return found
+    return samples
 
 
-def _tell_epoch(found: Any, epoch: int) -> None:
-    set_epoch = getattr(found, "set_epoch", None)
+def _set_epoch(samples: Any, epoch: int) -> None:
+    set_epoch = getattr(samples, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(epoch)
 
 
 def read_ahead(chunks: Iterator[Chunk], shard: Any, wait: Wait) -> Iterator[Chunk]:
     """Return *chunks* as a process of its own reads them, which starts now; errors name the class of *shard*."""
-    there: Any = _There(chunks)
-    return map(pickle.loads, LoaderProcesses(there, shard, repeat((0, [])), 1, pins_memory=False, wait=wait))
+    reader: Any = _ChunkReader(chunks)
+    return map(pickle.loads, LoaderProcesses(reader, shard, repeat((0, [])), 1, pins_memory=False, wait=wait))
 
 
-class _There:
-    """What a loader process reads with: each read gives the next chunk, whatever it asks for.
+class _ChunkReader:
+    """Reads in a loader process: each read gives the next chunk, whatever it asks for.
 
     As bytes: tensors that torch sends itself take a file descriptor each.
     """
@@ -165,7 +165,7 @@ class _There:
         self._chunks = chunks
 
     def enter_process(self, _: object) -> None:
-        # Datasets that find themselves in a loader process of torch read a part only; which part is decided here.
+        # A dataset that finds itself in one of torch's loader processes reads a part only; here its part is the shard.
         forget_loader_process()
 
     def read(self, _place: int, _indices: list[int]) -> bytes:

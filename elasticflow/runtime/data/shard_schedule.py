@@ -124,10 +124,10 @@ class ShardSchedule:
             while self._can_take(missing, live):
                 counts = self._shares(missing, cursors, live)
                 if not is_plenty:
-                    found = supply.look([n + 2 if on else 0 for n, on in zip(counts, live, strict=True)])
-                    live[:] = [has > n for has, n in zip(found, counts, strict=True)]
-                    single = [has == n + 1 for has, n in zip(found, counts, strict=True)]
-                    counts = [min(pair) for pair in zip(found, counts, strict=True)]
+                    available = supply.look([n + 2 if on else 0 for n, on in zip(counts, live, strict=True)])
+                    live[:] = [has > n for has, n in zip(available, counts, strict=True)]
+                    single = [has == n + 1 for has, n in zip(available, counts, strict=True)]
+                    counts = [min(pair) for pair in zip(available, counts, strict=True)]
                 self._take(counts, missing, cursors, supply)
             if any(single):
                 self._take([int(one) for one in single], missing, cursors, supply)
@@ -166,12 +166,12 @@ class ShardSchedule:
                 missing[number] -= counts[shard]
 
     def _shares(self, sizes: Sequence[int], cursors: Sequence[int], live: Sequence[bool]) -> list[int]:
-        found = [0] * self.shards
+        counts = [0] * self.shards
         for size, group in zip(sizes, self._groups, strict=True):
             members = [shard for shard in group if live[shard]]
             for shard, share in zip(members, shares(size, [cursors[m] for m in members]), strict=True):
-                found[shard] = share
-        return found
+                counts[shard] = share
+        return counts
 
 
 def shares(count: int, cursors: Sequence[int]) -> list[int]:
@@ -188,9 +188,9 @@ def shares(count: int, cursors: Sequence[int]) -> list[int]:
         level = cursor
     more, rest = divmod(count, lowest)
     level += more
-    found = []
+    counts = []
     for cursor in cursors:
         extra = cursor <= level and rest > 0
         rest -= extra
-        found.append(max(0, level - cursor) + extra)
-    return found
+        counts.append(max(0, level - cursor) + extra)
+    return counts

@@ -62,7 +62,7 @@ class Trained(NamedTuple):
 
 
 def moves_optimizers(code: ModuleType) -> bool:
-    """Return whether the job's step moves the optimizers itself."""
+    """True if the job's step moves the optimizers itself."""
     return "optimizers" in inspect.signature(code.training_step).parameters
 
 

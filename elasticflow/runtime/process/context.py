@@ -119,7 +119,7 @@ class Worker:
         stopping.request_stop(self.vote, StopTraining(reason))
 
     def agree_to_stop(self) -> None:
-        """Know from here on whether any rank wants no further step, and why. Collective: every rank."""
+        """Set `stopped` if any rank wants no further step. Collective: every rank."""
         self.stopped = stopping.decide(self.gather_text(stopping.ballot(self.vote)))
 
     @property
@@ -128,10 +128,10 @@ class Worker:
         return self.vote.leave_wanted and self.vote.may_leave_untrained
 
     def leave_untrained(self) -> None:
-        """Return if no rank was asked to leave. Collective: every rank.
+        """Leave, on every rank, if any rank was asked to. Collective: every rank.
 
         Raises:
-            Leaving: one was, for `worker.run`: nothing was trained, so there is nothing to save. On every rank.
+            Leaving: a rank was asked to leave. `worker.run` ends the process: nothing was trained that had to be saved.
         """
         if not self.all_true(not self.leaves_untrained):
             raise stopping.Leaving

@@ -60,7 +60,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_of_snapshots(error: OSError) -> bool:
-    """Return whether it comes from where snapshots lie, not from the job's own files: such a store may answer next time."""
+    """True if *error* comes from where snapshots lie, not from the job's own files: such a store may answer next time."""
     names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(name.startswith(("elasticflow.storage.storage", "elasticflow.storage")) for name in names)
 
@@ -101,7 +101,7 @@ def _of_a_table(error: BaseException) -> str | None:
 
 
 def _calls_factories(function: str) -> bool:
-    """Return whether a function of train.py, or of what `--deep` makes of the job, calls factories of the job."""
+    """True if *function* of train.py, or of what `--deep` makes of the job, calls factories of the job."""
     return function in {"main", "<lambda>"} or function.startswith("build_")
 
 

@@ -204,7 +204,7 @@ def _words_that_move() -> tuple[c_uint64, c_uint64, c_uint64] | None:
     if address is None or default is None:
         return None
     at = string_at(address, 256).find(pack("<Q", _TRIAL)) + 16  # its seed, and what follows
-    found = _word_of_python(trial), _word_of_numpy(twister), c_uint64.from_address(address + at)
+    memory = _word_of_python(trial), _word_of_numpy(twister), c_uint64.from_address(address + at)
     for _ in range(2):
         *_, index = words = trial.getstate()[1]
         state = twister.state["state"]
@@ -214,7 +214,7 @@ def _words_that_move() -> tuple[c_uint64, c_uint64, c_uint64] | None:
             int(state["key"][-1]) | int(state["pos"]) << 32,
             int(legacy[2]) | int(legacy[3]) << 32,
         )
-        if tuple(word.value for word in found) != expected:
+        if tuple(word.value for word in memory) != expected:
             return None
         trial.random()
         np.random.Generator(twister).random()

@@ -50,13 +50,13 @@ class CaptureCheck:
             self._pending = DigestComparison(self._text(captured) if counts else None)
 
     def finish(self, capture: Callable[[], Captured]) -> None:
-        """Return once it is known that the digests sent last were the same, if any were. Every rank.
+        """Make sure that the digests sent last were the same, if any were. Every rank.
 
         Args:
             capture: Reads the state now, to find out what differs.
 
         Raises:
-            RanksDifferError: they were not; names the first difference, on every rank.
+            RanksDifferError: they differ; names the first difference, on every rank.
         """
         pending, self._pending = self._pending, None
         if pending is not None and not pending.are_equal():

@@ -23,11 +23,10 @@ _PARTS = 64
 
 
 def require_same(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
-    """Return once it is known that *tensors* are the same on all ranks. Collective: every rank.
+    """Make sure that *tensors* are the same on all ranks. Collective: every rank.
 
     Raises:
-        RanksDifferError: they are not, by a sum over each, which is a fault of whatever loaded them. Names the first
-            that differs, on every rank.
+        RanksDifferError: the sums over a tensor differ, which is a fault of whatever loaded it; named, on every rank.
     """
     if worker.world_size == 1:
         return

@@ -62,7 +62,7 @@ class ReplicaCheck:
         worker: This worker.
         state: Of the job.
         every: "1000 steps"; None: never.
-        on_divergence: Called before a difference is told, with the last step after which all replicas were equal: what
+        on_divergence: Called before a difference is raised, with the last step after which all replicas were equal: what
             is held in memory since then was never compared.
         is_exact: The ranks' environments are known to give the same bits.
     """
@@ -110,12 +110,12 @@ class ReplicaCheck:
         return self._due is not None and self._last is not None and self._due.is_due(self._last, position)
 
     def require_same(self, position: Position) -> None:
-        """Return once it is known that all replicas are equal after this step. Collective: every rank.
+        """Make sure that all replicas are equal after this step. Collective: every rank.
 
         Each step is compared once at most.
 
         Raises:
-            ReplicasDifferError: they are not. Only the ranks that it names raise it; the others wait to end with them,
+            ReplicasDifferError: they differ. Only the ranks that it names raise it; the others wait to end with them,
                 so that the launcher sees which ranks diverged by which ranks failed.
         """
         if self._is_done(position):
@@ -159,7 +159,7 @@ class ReplicaCheck:
         pending.then()
 
     def _is_done(self, position: Position) -> bool:
-        """Return whether nothing is to be compared after this step, or has been."""
+        """True if nothing is to be compared after this step, or has been."""
         return self._due is None or (self._last is not None and self._last.step == position.step)
 
     def _start_sums(

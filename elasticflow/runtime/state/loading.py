@@ -1,4 +1,4 @@
-"""Live objects take over state, compared with them first: a misfit is found before anything is touched."""
+"""Live objects take over a saved state, which is compared with them first: nothing is touched if it does not fit."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def check_module(module: nn.Module, saved: Mapping[str, Any], name: str) -> None
             raise _misfit(name, f"it has no {key}")
         if key not in live:
             raise _misfit(name, f"the {name} has no {key}")
-        mine, its = live[key], saved[key]
-        if isinstance(mine, Tensor) != isinstance(its, Tensor):
-            where = "snapshot" if isinstance(its, Tensor) else "job"
+        value, saved_value = live[key], saved[key]
+        if isinstance(value, Tensor) != isinstance(saved_value, Tensor):
+            where = "snapshot" if isinstance(saved_value, Tensor) else "job"
             raise _misfit(name, f"{key} is a tensor only in the {where}")
-        if isinstance(mine, Tensor) and not is_lazy(mine):
-            _check_tensor(name, key, mine, its)
+        if isinstance(value, Tensor) and not is_lazy(value):
+            _check_tensor(name, key, value, saved_value)
 
 
 def check_optimizer(
@@ -63,18 +63,20 @@ def check_optimizer(
     groups, saved_groups = optimizer.param_groups, saved["param_groups"]
     if len(groups) != len(saved_groups):
         raise _misfit(name, f"{len(saved_groups)} parameter groups in the snapshot, {len(groups)} in the job")
-    for number, (mine, its) in enumerate(zip(groups, saved_groups, strict=True)):
-        if len(mine["params"]) != len(its["params"]):
-            sizes = f"{len(its['params'])} parameters in the snapshot, {len(mine['params'])} in the job"
+    for number, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+        if len(group["params"]) != len(saved_group["params"]):
+            sizes = (
+                f"{len(saved_group['params'])} parameters in the snapshot, {len(group['params'])} in the job"
+            )
             raise _misfit(name, f"group {number} has {sizes}")
         # An option only in the job is one that a newer optimizer fills in by itself.
-        for option in sorted(its.keys() - mine.keys() - {"param_names"}):
+        for option in sorted(saved_group.keys() - group.keys() - {"param_names"}):
             raise _misfit(name, f"{type(optimizer).__name__} has no option `{option}`")
     for number, (then, now) in enumerate(zip(saved_names or names, names, strict=True)):
-        for place, (its_name, my_name) in enumerate(zip(then, now, strict=True)):
-            if its_name != my_name:
-                both = f"{its_name} in the snapshot, {my_name} in the job"
-                raise _misfit(name, f"parameter {place} of group {number} is {both}")
+        for index, (saved_name, live_name) in enumerate(zip(then, now, strict=True)):
+            if saved_name != live_name:
+                both = f"{saved_name} in the snapshot, {live_name} in the job"
+                raise _misfit(name, f"parameter {index} of group {number} is {both}")
 
 
 def check_schedule(schedule: Any, saved: Any, name: str) -> None:
@@ -149,12 +151,12 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
                 loaded[index][key] = value.to(loaded[index][key].device)
 
 
-def _check_tensor(name: str, key: str, mine: Tensor, its: Tensor) -> None:
-    if mine.shape != its.shape:
-        shapes = f"{tuple(its.shape)} in the snapshot, {tuple(mine.shape)} in the job"
+def _check_tensor(name: str, key: str, live: Tensor, saved: Tensor) -> None:
+    if live.shape != saved.shape:
+        shapes = f"{tuple(saved.shape)} in the snapshot, {tuple(live.shape)} in the job"
         raise _misfit(name, f"{key} has shape {shapes}")
-    if mine.dtype != its.dtype:
-        raise _misfit(name, f"{key} is {its.dtype} in the snapshot, {mine.dtype} in the job")
+    if live.dtype != saved.dtype:
+        raise _misfit(name, f"{key} is {saved.dtype} in the snapshot, {live.dtype} in the job")
 
 
 def _misfit(name: str, what: str) -> StateError:

@@ -168,11 +168,13 @@ class State:
         return Captured(
             tree={},
             tensors=tensors,
-            aliases={key: other for each in tensor_sets for key, other in each.aliases.items()},
+            aliases={key: other for tensor_set in tensor_sets for key, other in tensor_set.aliases.items()},
             memory_formats={
-                key: layout for each in tensor_sets for key, layout in each.memory_formats.items()
+                key: layout for tensor_set in tensor_sets for key, layout in tensor_set.memory_formats.items()
             },
-            frozen=frozenset(key for each in tensor_sets for key in each.frozen if key.startswith("model/")),
+            frozen=frozenset(
+                key for tensor_set in tensor_sets for key in tensor_set.frozen if key.startswith("model/")
+            ),
             stepped=frozenset(stepped) - scalars,
             local=frozenset(tensors.keys() - self._replicated(tensors)) | scalars,
         )

@@ -29,7 +29,7 @@ def be_deterministic() -> None:
 
 
 def require_deterministic() -> None:
-    """Return if torch still refuses what is not deterministic.
+    """Make sure that torch still refuses what is not deterministic.
 
     Raises:
         StateError: the job's own code has switched that off.
@@ -44,9 +44,9 @@ def require_deterministic() -> None:
 def named(error: RuntimeError) -> Exception:
     """Return what to raise for *error*: if torch refused an operation, one that names it and what to do."""
     text = str(error)
-    found = re.search(torch_private.NOT_DETERMINISTIC, text)
-    if found is not None:
-        operation = found[1]
+    refused = re.search(torch_private.NOT_DETERMINISTIC, text)
+    if refused is not None:
+        operation = refused[1]
         other = next(
             (o for name, o in _ALTERNATIVES.items() if operation.startswith(name)), "another operation"
         )

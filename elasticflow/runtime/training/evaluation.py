@@ -143,23 +143,23 @@ class Evaluation:
         worker, began, since = self._worker, time.time(), time.monotonic()
         phase = worker.heartbeat.phase("evaluate")
         worker.generators.look()  # before this evaluation draws from them
-        found = self._measured_of(self._model)
-        raw = None if found is None or self._raw is None else self._measured_of(self._raw)
-        if found is None or (self._raw is not None and raw is None):
+        metrics = self._measured_of(self._model)
+        raw = None if metrics is None or self._raw is None else self._measured_of(self._raw)
+        if metrics is None or (self._raw is not None and raw is None):
             worker.agree_to_stop()
             assert worker.stopped is not None
             self.is_owed = not worker.stopped.is_end
-            found = {}
+            metrics = {}
         else:
             self.is_owed = False
-            self._remember(position, found)
+            self._remember(position, metrics)
             if worker.rank == 0:
-                beside: dict[str, Any] = {} if raw is None else {"eval_raw": raw}
+                beside: dict[str, dict[str, float]] = {} if raw is None else {"eval_raw": raw}
                 worker.event(
                     events.EVALUATION,
                     epoch=position.epoch,
                     in_epoch=position.in_epoch,
-                    eval=found,
+                    eval=metrics,
                     weights=self._weights,
                     **beside,
                     best=self.best,
@@ -170,7 +170,7 @@ class Evaluation:
         worker.generators.rest()  # what an evaluation draws is no step's business
         worker.heartbeat.phase(phase)
         worker.progress.go_on()
-        return found
+        return metrics
 
     def metric_at(self, position: Position) -> float | None:
         """Return the value of the metric that `best` names, if it was measured after exactly this step."""
@@ -224,10 +224,10 @@ class Evaluation:
             return None
         loss, weight, *measured = sums.tolist()
         means = [value / len(self._content) for value in measured]
-        found = dict(zip(self._metrics, means, strict=True))
+        metrics = dict(zip(self._metrics, means, strict=True))
         if self._training_step is None:
-            return found
-        return {_LOSS: loss / weight if weight else math.nan} | found
+            return metrics
+        return {_LOSS: loss / weight if weight else math.nan} | metrics
 
     def _sums(self, model: nn.Module) -> Tensor | None:
         """Return *model*'s sums over the set, added batch by batch: the same bits at every world size. Collective.
@@ -272,16 +272,16 @@ class Evaluation:
         return index_loader.to_device(batch, self._worker.device), end - begin
 
     def _look(self, model: nn.Module, batch: Any, count: int) -> None:
-        """Say once in a run if the loss depends on how a batch is cut; every rank that has a batch."""
+        """Warn once in a run if the loss depends on how a batch is cut; every rank that has a batch."""
         worker = self._worker
         # The job's step may be a collective of its own: all ranks call it as often, or none does.
         is_fair = len(self._content) // self._batch_size >= worker.world_size or worker.world_size == 1
         if is_fair and self._training_step is not None:
-            found = loss_weights.difference(
+            difference = loss_weights.difference(
                 worker, model, self._training_step, batch, count, AUTOCAST.get(self._precision)
             )
-            if found is not None:
-                loss_weights.tell(worker, found)
+            if difference is not None:
+                loss_weights.warn(worker, difference)
 
     def _measure(self, model: nn.Module, batch: Any, count: int) -> list[float]:
         given: tuple[Any, Any] = model, batch  # to each metric
@@ -296,10 +296,10 @@ class Evaluation:
         measured = [float(metric(*given)) * count for metric in self._metrics.values()]
         return [*_loss_and_weight(loss, count), *measured]
 
-    def _remember(self, position: Position, found: dict[str, float]) -> None:
+    def _remember(self, position: Position, metrics: dict[str, float]) -> None:
         if self.best_mode is None:
             return
-        value = found[self._best_name]
+        value = metrics[self._best_name]
         self._measured = (position.step, value)
         better = max if self.best_mode == "max" else min
         if self.best is not None and not math.isnan(self.best):
@@ -318,7 +318,7 @@ def _source_of(entry: str | None) -> str | None:
         if "site-packages" in inspect.getfile(measure):
             return None
         code = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(measure))))
-    except Exception:  # noqa: BLE001  # importing the job's code may raise anything: measuring tells it
+    except Exception:  # noqa: BLE001  # importing the job's code may raise anything; measuring raises it again
         return None
     return hashlib.sha256(code.encode()).hexdigest()[:16]
 

@@ -156,13 +156,13 @@ class ExactStep:
         loss: Tensor | None = None
         try:
             if self._autocast is None:
-                found = self._step(self._model, data)
+                result = self._step(self._model, data)
             else:
                 with torch.autocast(self._worker.device.type, dtype=self._autocast):
-                    found = self._step(self._model, data)
+                    result = self._step(self._model, data)
             if self._first_look is not None:
-                self._first_look(found, data, num_samples)
-            loss, count = parse_loss(found)
+                self._first_look(result, data, num_samples)
+            loss, count = parse_loss(result)
             if loss is None:
                 self._early.begin(is_last=False)
                 return 0.0, 0.0
@@ -193,7 +193,7 @@ class ExactStep:
         if given is not None:
             gone = self._early.end()
             gradients = [_dense(parameter.grad) for parameter in self._parameters]
-            used = [float(g is not None or place in gone) for place, g in enumerate(gradients)]
+            used = [float(g is not None or index in gone) for index, g in enumerate(gradients)]
             carried = self._buffers.carried(is_first=shard == 0)
         numbers = torch.tensor(
             [0.0, count, float(given is not None), *requests, *used], device=self._worker.device

@@ -273,8 +273,8 @@ class _Lane:
         is_at_home = left is self.home.views or self._is_home_free
         self._is_home_free = False
         target = self.home.views if is_at_home else left
-        found = [_sum(*terms) for terms in zip(left, right, target, strict=True)]
-        return target if is_at_home else found
+        sums = [_sum(*terms) for terms in zip(left, right, target, strict=True)]
+        return target if is_at_home else sums
 
     def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
         """Begin to give every other rank its tensor of *outgoing* and to get one from it into *incoming*."""

@@ -43,17 +43,17 @@ class FirstLook:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._seen: set[float] = set()
-        self._has_told_keys = False
+        self._has_logged_keys = False
 
     def __call__(self, result: Any, batch: Any, num_samples: int) -> None:
         """Look at what the step returned for one micro-batch."""
-        if isinstance(result, dict) and not self._has_told_keys and (unused := unused_keys(result)):
-            self._has_told_keys = True
+        if isinstance(result, dict) and not self._has_logged_keys and (unused := unused_keys(result)):
+            self._has_logged_keys = True
             self._worker.event(events.LOSS_UNUSED, keys=unused)
         if not is_counted(result) and len(self._seen) < 2:
             self._seen |= counts_of_labels(batch, num_samples)
             if len(self._seen) > 1:
-                tell(
+                warn(
                     self._worker, "samples of a batch have different numbers of labels that count (not -100)"
                 )
 
@@ -63,8 +63,8 @@ def first_look(worker: Worker, batch: Batch) -> FirstLook | None:
     return FirstLook(worker) if batch.end.step == 1 and worker.rank == 0 else None
 
 
-def tell(worker: Worker, reason: str) -> None:
-    """Say, once in this process, that the loss depends on how a batch is cut; rank 0."""
+def warn(worker: Worker, reason: str) -> None:
+    """Log that the loss depends on how a batch is cut, once in this process; rank 0 does."""
     if worker.rank == 0:
         worker.event_once(events.LOSS_UNWEIGHED, reason=reason, help=REMEDY)
 
@@ -81,13 +81,13 @@ def is_counted(result: Any) -> bool:
 
 def counts_of_labels(batch: Any, num_samples: int) -> set[float]:
     """Return the numbers of labels per sample that are not ignored; nothing where none is ignored."""
-    found: set[float] = set()
+    numbers: set[float] = set()
     for labels in _labels_in(batch):
         if labels.dim() and len(labels) == num_samples and not labels.is_floating_point():
             counts = (labels != IGNORED).reshape(num_samples, -1).sum(1)
             if int(counts.min()) < labels[0].numel():
-                found |= {float(count) for count in counts.tolist()}
-    return found
+                numbers |= {float(count) for count in counts.tolist()}
+    return numbers
 
 
 def _labels_in(batch: Any) -> Iterator[Tensor]:

@@ -16,10 +16,10 @@ REMEDY = (
 
 
 def require_whole(model: nn.Module) -> None:
-    """Return if no parameter of *model* is a piece of a larger one.
+    """Make sure that no parameter of *model* is a piece of a larger one.
 
     Raises:
-        StateError: one is, by FSDP2 or tensor parallelism; named.
+        StateError: a parameter is one, by FSDP2 or tensor parallelism; named.
     """
     for name, parameter in model.named_parameters():
         for kind in (type(parameter), type(parameter.data)):

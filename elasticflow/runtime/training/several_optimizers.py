@@ -31,16 +31,16 @@ def optimizers(made: Any) -> dict[str, Optimizer]:
     Raises:
         StateError: something of it is no optimizer, or has no name that can be part of a key.
     """
-    found = _named(made, _OPTIMIZER)
-    for name, each in found.items():
-        if not isinstance(each, Optimizer):
-            what = f"{type(each).__module__}.{type(each).__qualname__}"
+    named = _named(made, _OPTIMIZER)
+    for name, optimizer in named.items():
+        if not isinstance(optimizer, Optimizer):
+            what = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
             raise StateError(f"{name} is a {what}, which is no torch.optim.Optimizer", _REMEDY)
-    if not found:
+    if not named:
         raise StateError(f"optimizer.entry returned an empty {type(made).__name__}", _REMEDY)
-    if len({id(each) for each in found.values()}) < len(found):
+    if len({id(optimizer) for optimizer in named.values()}) < len(named):
         raise StateError("optimizer.entry returned the same optimizer under two names", _REMEDY)
-    return found
+    return named
 
 
 def schedules(made: Any) -> dict[str, Any]:
@@ -49,37 +49,37 @@ def schedules(made: Any) -> dict[str, Any]:
 
 
 def is_of_optimizer(key: str) -> bool:
-    """Return whether *key* of a snapshot is of an optimizer's state."""
+    """True if *key* of a snapshot is of an optimizer's state."""
     return key.startswith((f"{_OPTIMIZER}/", f"{_OPTIMIZER}."))
 
 
 def is_optimizer(part: str) -> bool:
-    """Return whether *part* of a job's state is an optimizer."""
+    """True if *part* of a job's state is an optimizer."""
     return part == _OPTIMIZER or part.startswith(f"{_OPTIMIZER}.")
 
 
 def is_schedule(part: str) -> bool:
-    """Return whether *part* of a job's state is a learning-rate schedule."""
+    """True if *part* of a job's state is a learning-rate schedule."""
     return part == _SCHEDULE or part.startswith(f"{_SCHEDULE}.")
 
 
 def require_one(made: Any) -> None:
-    """Return if *made* is one optimizer, as a step that takes (model, batch) needs it.
+    """Make sure that *made* is one optimizer, as a step that takes (model, batch) needs it.
 
     Raises:
         StateError: it is several, or none; says how several are used.
     """
     if not isinstance(made, Optimizer):
-        found = optimizers(made)
+        several = optimizers(made)
         raise StateError(
-            f"optimizer.entry returned a {type(made).__name__} of {len(found)}, and nothing says in which order they step",
+            f"optimizer.entry returned a {type(made).__name__} of {len(several)}, and nothing says in which order they step",
             "let model.step take (model, batch, optimizers): it is called with what optimizer.entry returned, calls "
             "backward() and step() of each itself, and returns the loss to report",
         )
 
 
 def require_callable(schedule: Any, name: str = _SCHEDULE) -> None:
-    """Return if *schedule* has a `step()` that is called without arguments, as train.py calls it.
+    """Make sure that *schedule* has a `step()` that is called without arguments, as train.py calls it.
 
     Raises:
         StateError: it has none; says how such a schedule is written.
@@ -124,19 +124,19 @@ class Schedules:
 
     def __init__(self, made: Any) -> None:
         self.made = made
-        for name, each in schedules(made).items():
-            require_callable(each, name)
+        for name, schedule in schedules(made).items():
+            require_callable(schedule, name)
 
     def step(self) -> None:
-        """Advance each."""
-        for each in schedules(self.made).values():
-            each.step()
+        """Advance all of them."""
+        for schedule in schedules(self.made).values():
+            schedule.step()
 
 
-def parameters_of(them: Iterable[Optimizer]) -> Iterator[nn.Parameter]:
-    """Yield the parameters of all groups of all of them."""
-    for each in them:
-        for group in each.param_groups:
+def parameters_of(several: Iterable[Optimizer]) -> Iterator[nn.Parameter]:
+    """Yield the parameters of all groups of these optimizers."""
+    for optimizer in several:
+        for group in optimizer.param_groups:
             yield from group["params"]
 
 
@@ -148,7 +148,7 @@ def _named(made: Any, part: str) -> dict[str, Any]:
                     f"{part}.entry returned a dict with the key {name!r}, which cannot name a part of a snapshot",
                     "use names of letters, digits, - and _",
                 )
-        return {f"{part}.{name}": each for name, each in made.items()}
+        return {f"{part}.{name}": value for name, value in made.items()}
     if isinstance(made, list | tuple):
-        return {f"{part}.{number}": each for number, each in enumerate(made)}
+        return {f"{part}.{number}": value for number, value in enumerate(made)}
     return {part: made}

@@ -82,7 +82,7 @@ class EarlyBuckets:
 
     Args:
         parameters: Whose gradients.
-        buckets: Places in *parameters*, in the order in which they are to be handed on.
+        buckets: Indices of *parameters*, in the order in which they are to be handed on.
         hand_on: Called with a bucket's gradients, which are its own from then on.
     """
 
@@ -93,12 +93,12 @@ class EarlyBuckets:
         hand_on: Callable[[list[Tensor | None]], None],
     ) -> None:
         self._parameters, self._buckets, self._hand_on = parameters, buckets, hand_on
-        self._bucket_of = {place: number for number, bucket in enumerate(buckets) for place in bucket}
+        self._bucket_of = {index: number for number, bucket in enumerate(buckets) for index in bucket}
         self._seen: set[int] = set()
         self._has_looked = self._is_piecemeal = self._is_open = False
         self._gone = 0
-        for place in self._bucket_of:
-            parameters[place].register_post_accumulate_grad_hook(self._hook(place))  # type: ignore[no-untyped-call]
+        for index in self._bucket_of:
+            parameters[index].register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
 
     def begin(self, *, is_last: bool) -> None:
         """Get ready for a backward.
@@ -111,25 +111,24 @@ class EarlyBuckets:
         self._is_open = is_last and self._has_looked and not self._is_piecemeal
 
     def end(self) -> set[int]:
-        """Stop; return the places of the gradients that were handed on since `begin`."""
+        """Stop; return the indices of the gradients that were handed on since `begin`."""
         self._is_open = False
-        self._has_looked = self._has_looked or bool(
-            self._seen
-        )  # a shard whose loss counts nothing has no backward
-        return {place for bucket in self._buckets[: self._gone] for place in bucket}
+        # A shard whose loss counts nothing has no backward.
+        self._has_looked = self._has_looked or bool(self._seen)
+        return {index for bucket in self._buckets[: self._gone] for index in bucket}
 
-    def _hook(self, place: int) -> Callable[[Tensor], None]:
-        return lambda _: self._arrived(place)
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        return lambda _: self._arrived(index)
 
-    def _arrived(self, place: int) -> None:
-        if place in self._seen:
+    def _arrived(self, index: int) -> None:
+        if index in self._seen:
             self._is_piecemeal, self._is_open = True, False
-            if self._bucket_of[place] < self._gone:
+            if self._bucket_of[index] < self._gone:
                 raise StateError(
                     "a backward added to a gradient again after it was complete in every backward before",
                     "use checkpoint(..., use_reentrant=False)",
                 )
-        self._seen.add(place)
+        self._seen.add(index)
         while self._is_open and self._gone < len(self._buckets):
             bucket = self._buckets[self._gone]
             if not self._seen.issuperset(bucket):

@@ -305,7 +305,7 @@ def test_unusable_shards_are_refused(me: Any, build: Any, world_size: int, messa
 
 def test_reading_up_to_a_cursor_is_told(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard without `skip` is read again up to its cursor, and the log says how far it is."""
-    monkeypatch.setattr(shard_reader, "_TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(shard_reader, "_REPORT_EVERY_S", 0.0)
     schedule = ShardSchedule(1, 5, epochs=1)
     batches_of(me, shards_of([40]), schedule, schedule.start._replace(cursors=(30,)))
     told = [line for line in me.events if line["event"] == "dataset.passed"]
