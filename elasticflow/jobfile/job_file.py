@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.tables.validate import read_table
-from elasticflow.jobfile.text.layers import MovedLayer, lay_over, without
+from elasticflow.jobfile.text.layers import MovedLayer, lay_over, value_at, without
 from elasticflow.jobfile.text.source import load_source
 from elasticflow.jobfile.validate_source import Validated, ValidationCache, validate_source
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.composition.matrix import Case
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 _MATRIX = "matrix"
@@ -111,15 +112,14 @@ class JobFile:
         return replace(self._source, raw=raw, layers=(*in_files, own, *flags))
 
     @cached_property
-    def _raw_of_files(self) -> dict[str, Any]:
-        raw: dict[str, Any] = {}
+    def _raw_of_files(self) -> TomlTable:
+        raw: TomlTable = {}
         for layer in self._source.layers:
             raw = lay_over(raw, layer) if layer.is_file else raw
         return raw
 
 
-def _valid_job_name(raw: dict[str, Any]) -> str | None:
+def _valid_job_name(raw: TomlTable) -> str | None:
     """Return the job's name if it is a valid one: a message about another shows it as it is written."""
-    job = raw.get("job")
-    name = job.get("name") if isinstance(job, dict) else None
+    name = value_at(("job", "name"), raw)
     return name if isinstance(name, str) and re.fullmatch(_NAME, name) else None

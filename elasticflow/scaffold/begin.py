@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.errors import ScaffoldError
-from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
+from elasticflow.jobfile.python_source.classes import classes_of
+from elasticflow.jobfile.python_source.definitions import Definition
+from elasticflow.jobfile.python_source.modules import Finder, UnresolvedError
+from elasticflow.jobfile.python_source.resolve import Resolver
 from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
 from elasticflow.run_folder import RUNS
 from elasticflow.scaffold.candidates import (
@@ -165,22 +168,13 @@ def long_losses(model_file: Path) -> list[ast.FunctionDef]:
 
 def _is_module(name: str, location: ModuleLocation, root: Path) -> bool:
     """Return whether a class inherits from torch's module through other files."""
-    from elasticflow.jobfile.python_source.classes import classes_of
-    from elasticflow.jobfile.python_source.modules import (
-        CannotTellError,
-        Finder,
-        NoModuleError,
-        installed_folders,
-    )
-    from elasticflow.jobfile.python_source.resolve import Resolver
-
-    resolver = Resolver(Finder((root / location.path,), installed_folders()))
+    resolver = Resolver(Finder.of_job(root, (location.path,)))
     try:
-        resolved = resolver.entry(location.module, name)
+        resolved = resolver.entry(f"{location.module}:{name}")
         if not isinstance(resolved, Definition) or not isinstance(resolved.node, ast.ClassDef):
             return False
         classes = list(classes_of(resolved, resolver))
-    except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+    except UnresolvedError:
         return False
     return any(each.module.name == "torch.nn.modules.module" for each in classes)
 

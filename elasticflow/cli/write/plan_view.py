@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from elasticflow.cli.output import paint, table
 from elasticflow.compiler.drift.table import lines_of as drift_lines
-from elasticflow.compiler.entry_point.values import intervals, measured_weights
+from elasticflow.compiler.entry_point.values import measured_weights
+from elasticflow.jobfile.tables.units import intervals
 from elasticflow.observe.terminal.formats import plural, size, span
 
 if TYPE_CHECKING:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 import sys
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.entry_point.source_code import WIDTH
+from elasticflow.errors import JobRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,9 +28,16 @@ class Imports:
         self._names: dict[tuple[str, str], str] = {}  # module and what is imported from it -> its name here
 
     def name_of(self, entry: str) -> str:
-        """Return how code of the function calls *entry*, which is imported from now on."""
+        """Return how code of the function calls *entry*, which is imported from now on.
+
+        Raises:
+            JobRefusedError: no import statement can hold it.
+        """
         module, _, attribute = entry.partition(":")
         first, *rest = attribute.split(".")
+        for part in (*module.split("."), first, *rest):
+            if keyword.iskeyword(part):
+                raise JobRefusedError(f"{entry} cannot be imported: {part} is a keyword of Python", "rename it")
         if (module, first) not in self._names:
             self._names[module, first] = self._free_name(module, first)
         return ".".join([self._names[module, first], *rest])
@@ -48,7 +57,7 @@ class Imports:
         for module in sorted(of_modules, key=lambda name: (_natural(name.lower()), name)):
             is_standard = module.partition(".")[0] in sys.stdlib_module_names
             (standard if is_standard else others).extend(_statements(module, of_modules[module]))
-        parts = [f"\n{_MARGIN}".join(part) for part in (standard, others) if part]
+        parts = [f"\n{_MARGIN}".join(statements) for statements in (standard, others) if statements]
         return f"\n\n{_MARGIN}".join(parts) or None
 
     def _free_name(self, module: str, first: str) -> str:
@@ -66,8 +75,8 @@ def _statements(module: str, names: dict[str, str]) -> list[str]:
     renamed = sorted(
         ((name, alias) for name, alias in names.items() if name != alias), key=lambda pair: _order(pair[0])
     )
-    found = [_statement(module, plain)] if plain else []
-    return found + [_statement(module, [f"{name} as {alias}"]) for name, alias in renamed]
+    statements = [_statement(module, plain)] if plain else []
+    return statements + [_statement(module, [f"{name} as {alias}"]) for name, alias in renamed]
 
 
 def _statement(module: str, names: list[str]) -> str:

@@ -4,6 +4,7 @@ Markers of the templates, which are themselves valid Python with sample values:
 in `CODE  # = key`, what stands after `= ` or `return ` is replaced by values[key] (without these, all of it; None drops
 the line; a comment after the key stays);
 code that ends with `(` goes on to the line of the closing bracket;
+in `from module import a, b  # = import.key`, names that the text does not use are left out, and the line without any;
 `# if: flag`, `# if: not flag` and `# each: list` open a block that ends at `# end`.
 """
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
 
 _MARKED = re.compile(r"(?P<margin> *)(?P<code>.*?)  # = (?P<key>[a-z0-9_.]+)(?P<comment>  # .*)?")
+_IMPORT = re.compile(r"(?P<start>(?:from \S+ )?import )(?P<names>.*)  # = import\.\w+")
 _BEFORE = re.compile(r"(?:return |[^=(]+ = )?")  # stands before a value
 _OPEN = re.compile(r" *# (?P<kind>if|each): (?P<negated>not )?(?P<key>[a-z0-9_.]+)")
 _END = re.compile(r" *# end")
@@ -66,7 +68,7 @@ def render(
         "digest": f'"{digest[:16]}"',
     }
     lines[0] = f'"""Train the job `{job.job.name}`.'
-    return "\n".join(_filled(lines, values)) + "\n"
+    return _text(lines, values)
 
 
 def render_factories(job: Job, *, root: str, forms: CallForms) -> str:
@@ -81,7 +83,7 @@ def render_factories(job: Job, *, root: str, forms: CallForms) -> str:
         JobRefusedError: an argument that has no Python literal.
     """
     values = values_of_factories(job, root=root, forms=forms, taken=_names_in("factories.py"))
-    return "\n".join(_filled(template("factories.py").splitlines(), values)) + "\n"
+    return _text(template("factories.py").splitlines(), values)
 
 
 def template(name: str) -> str:
@@ -117,6 +119,22 @@ def _in_docstring(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
 
 
+def _text(lines: Sequence[str], values: Values) -> str:
+    filled = list(_filled(lines, values))
+    nodes = ast.walk(ast.parse("\n".join(filled)))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return "\n".join(_with_used_imports(filled, used)) + "\n"
+
+
+def _with_used_imports(lines: Sequence[str], used: set[str]) -> Iterator[str]:
+    for line in lines:
+        statement = _IMPORT.fullmatch(line)
+        if statement is None:
+            yield line
+        elif names := [name for name in statement["names"].split(", ") if name in used]:
+            yield f"{statement['start']}{', '.join(names)}"
+
+
 def _filled(lines: Sequence[str], values: Values) -> Iterator[str]:
     rest = iter(lines)
     for line in rest:
@@ -141,7 +159,7 @@ def _until_end(lines: Iterator[str]) -> Iterator[str]:
 
 def _line(line: str, rest: Iterator[str], code: Mapping[str, Line]) -> Iterator[str]:
     marked = _MARKED.fullmatch(line)
-    if marked is None:
+    if marked is None or marked["key"].startswith("import."):
         yield line
         return
     if marked["code"].endswith("("):

@@ -18,6 +18,7 @@ from elasticflow.compiler.entry_point.source_code import (
     quoted,
 )
 from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
+from elasticflow.jobfile.tables.units import intervals
 from elasticflow.run_folder import path_from_root
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.types import TextWithSecrets
-
-_ROOMS = "from elasticflow.runtime"
 
 Line = Code | None
 """What stands in a marked line, after what the template has up to `= ` or `return `; None: no line."""
@@ -60,7 +59,6 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
     imports = Imports({*taken, *first.names()})
     calls = factories(job, forms, lambda _: imports)
     code: dict[str, Line] = {
-        **_runtime_imports(job, forms),
         **_constants(job, root, forms),
         **calls,
         **_step_definition(job, forms),
@@ -97,7 +95,6 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
     if job.dataset.shards is not None:
         args = {**args, "shard": Name("shard"), "shards": Name("shards")}
     code: dict[str, Line] = {
-        **_runtime_imports(job, forms),
         **factories(job, forms, scope),
         **_step_definition(job, forms),
         "dataset": factory(scope("dataset"), job.dataset.entry, args=args, where="dataset.args"),
@@ -142,45 +139,6 @@ def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
         "scheduler_step": scheduler is not None and scheduler.interval == "step",
         "scheduler_epoch": scheduler is not None and scheduler.interval == "epoch",
     }
-
-
-def _runtime_imports(job: Job, forms: CallForms) -> dict[str, Line]:
-    """Return the imports of what the templates use of the runtime and of torch."""
-    by_index, moves = job.dataset.shards is None, forms.step_moves_optimizers
-    opening = [
-        *(["IndexLoader"] if by_index else []),
-        *(["open_dataset"] if by_index or job.evaluation else []),
-        *(["prepare_data"] if job.dataset.prepare else []),
-    ]
-    snapshots = ["Keep", "Policy", "Snapshots", *(["load_weights"] if job.model.weights else [])]
-    unwrap = forms.optimizer_is_method or forms.step_is_method
-    is_ddp = not moves and not _is_exact(job)
-    has_tensor = job.model.loss is not None and job.model.loss_count is None
-    lines = {
-        "os": (bool(job.secrets), "import os"),
-        "index": (bool(opening), f"{_ROOMS}.data.index_loader import {', '.join(opening)}"),
-        "schedule": (by_index, f"{_ROOMS}.data.index_schedule import IndexSchedule"),
-        "shards": (not by_index, f"{_ROOMS}.data.shard_loader import ShardLoader, open_shards"),
-        "shard_schedule": (not by_index, f"{_ROOMS}.data.shard_schedule import ShardSchedule"),
-        "snapshots": (True, f"{_ROOMS}.snapshot.snapshots import {', '.join(snapshots)}"),
-        "ddp": (is_ddp, f"{_ROOMS}.training.ddp import DDPStep"),
-        "evaluation": (bool(job.evaluation), f"{_ROOMS}.training.evaluation import Evaluation"),
-        "exact": (_is_exact(job), f"{_ROOMS}.training.exact import ExactStep"),
-        "count": (bool(job.model.loss_count), f"{_ROOMS}.training.loss import with_count"),
-        "manual": (moves, f"{_ROOMS}.training.manual_step import ManualStep"),
-        "schedules": (
-            moves and bool(job.lr_scheduler),
-            f"{_ROOMS}.training.several_optimizers import Schedules",
-        ),
-        "unwrap": (unwrap, f"{_ROOMS}.training.unwrap import unwrap_model"),
-        "torch": (True, "from torch import Tensor, nn" if has_tensor else "from torch import nn"),
-        "scaler": (job.train.precision == "fp16", "from torch.amp import GradScaler"),
-        "ema": (
-            job.train.ema is not None,
-            "from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn",
-        ),
-    }
-    return {f"import.{key}": line if is_used else None for key, (is_used, line) in lines.items()}
 
 
 def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
@@ -230,11 +188,6 @@ def _ddp_options(job: Job) -> dict[str, Any]:
 
 def _is_exact(job: Job) -> bool:
     return job.train.consistency == "exact"
-
-
-def intervals(every: str | list[str]) -> tuple[str, ...]:
-    """Return one or several intervals of the job file as several."""
-    return (every,) if isinstance(every, str) else tuple(every)
 
 
 def from_root(path: str) -> Code:

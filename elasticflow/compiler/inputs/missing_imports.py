@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
 from elasticflow.jobfile.diagnostics.render_text import render
 from elasticflow.jobfile.entry_points.calls import entry_calls
-from elasticflow.jobfile.python_source.bindings import parse_python
+from elasticflow.jobfile.python_source.bindings import imported_modules, parse_python
 from elasticflow.jobfile.python_source.definitions import file_seen_from_here
 from elasticflow.jobfile.python_source.modules import (
     CannotTellError,
@@ -21,13 +20,12 @@ from elasticflow.jobfile.python_source.modules import (
     NoModuleError,
     NotInstalledError,
     install_help,
-    installed_folders,
     is_found_by_hooks,
     source_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import ast
     from pathlib import Path
 
     from elasticflow.jobfile.load import LoadedJob
@@ -69,7 +67,7 @@ def missing_imports(job: Job, project_root: Path) -> list[Diagnostic] | None:
     None if one of these modules changes where Python looks for modules: then reading does not tell.
     """
     finder = _finder(job, project_root)
-    found: dict[str, Diagnostic] = {}
+    missing: dict[str, Diagnostic] = {}
     looked_for = {"torch", "elasticflow", ""}
     waiting = [use.text.partition(":")[0] for use in entry_calls(job.model_dump())]
     seen: set[str] = set()
@@ -89,22 +87,22 @@ def missing_imports(job: Job, project_root: Path) -> list[Diagnostic] | None:
             continue
         if _CHANGES_PATH.search(text):
             return None
-        for statement, imported in _imported(statements, module):
-            waiting.append(imported)
-            top = imported.partition(".")[0]
-            if top not in looked_for and _is_missing(finder, top):
-                found[top] = _diagnostic(module, statement, top, text, finder)
-            looked_for.add(top)
-    return list(found.values())
+        for statement in statements:
+            for imported in imported_modules(statement, module):
+                waiting.append(imported)
+                top = imported.partition(".")[0]
+                if top not in looked_for and _is_missing(finder, top):
+                    missing[top] = _diagnostic(module, statement, top, text, finder)
+                looked_for.add(top)
+    return list(missing.values())
 
 
 def _finder(job: Job, project_root: Path) -> Finder:
-    return Finder(tuple(project_root / part for part in job.job.path), installed_folders())
+    return Finder.of_job(project_root, job.job.path)
 
 
 def _own_module(finder: Finder, name: str) -> Module | None:
-    top = name.partition(".")[0]
-    if not any((place / f"{top}.py").is_file() or (place / top).is_dir() for place in finder.own):
+    if not finder.has_own(name.partition(".")[0]):
         return None
     try:
         module = finder.find(name)
@@ -123,20 +121,6 @@ def _is_missing(finder: Finder, top: str) -> bool:
     except CannotTellError:
         return False
     return False
-
-
-def _imported(statements: list[ast.stmt], module: Module) -> Iterator[tuple[ast.stmt, str]]:
-    """Yield what is imported whenever the module is, and the statement that does it."""
-    for each in statements:
-        if isinstance(each, ast.Import):
-            yield from ((each, alias.name) for alias in each.names)
-        elif isinstance(each, ast.ImportFrom):
-            base = each.module or ""
-            if each.level:
-                around = module.package.split(".")
-                base = ".".join([*around[: len(around) - each.level + 1], *([base] if base else [])])
-            yield each, base
-            yield from ((each, f"{base}.{alias.name}") for alias in each.names if alias.name != "*")
 
 
 def _diagnostic(module: Module, statement: ast.stmt, top: str, text: str, finder: Finder) -> Diagnostic:

@@ -10,18 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.compiler.inputs.provenance import digest_of
 from elasticflow.jobfile.entry_points.calls import entry_calls
-from elasticflow.jobfile.python_source.bindings import parse_python
-from elasticflow.jobfile.python_source.modules import (
-    CannotTellError,
-    Finder,
-    Module,
-    NoModuleError,
-    installed_folders,
-    source_of,
-)
+from elasticflow.jobfile.python_source.bindings import imported_modules, parse_python
+from elasticflow.jobfile.python_source.modules import CannotTellError, Finder, NoModuleError, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from elasticflow.jobfile.tables.job import Job
 
@@ -54,19 +47,18 @@ def own_sources(job: Job, project_root: Path, job_files: Sequence[str]) -> dict[
 
     What is imported under a name made at run time is not among them; workers report that.
     """
-    own = tuple(project_root / part for part in job.job.path)
-    walk = _Walk(own)
+    walk = _Walk(Finder.of_job(project_root, job.job.path))
     roles: dict[Path, set[str]] = defaultdict(set)
     for use in entry_calls(job.model_dump()):
         first, second, *_ = use.path
         role = _ROLES.get((str(first), str(second)), str(first))
         for file in walk.reached(use.text.partition(":")[0]):
             roles[file].add(role)
-    found = {relative(file, project_root): (file, tuple(sorted(of))) for file, of in roles.items()}
-    found |= {name: (project_root / name, (JOB_FILE,)) for name in job_files}
+    files = {relative(file, project_root): (file, tuple(sorted(of))) for file, of in roles.items()}
+    files |= {name: (project_root / name, (JOB_FILE,)) for name in job_files}
     return {
         name: SourceFile(digest, of)
-        for name, (file, of) in sorted(found.items())
+        for name, (file, of) in sorted(files.items())
         if (digest := digest_of(file)) is not None
     }
 
@@ -79,9 +71,8 @@ def relative(file: Path, project_root: Path) -> str:
 class _Walk:
     """Follows imports from module to module on the job's own path."""
 
-    def __init__(self, own: tuple[Path, ...]) -> None:
-        self._own = own
-        self._finder = Finder(own, installed_folders())
+    def __init__(self, finder: Finder) -> None:
+        self._finder = finder
         self._next: dict[str, list[str]] = {}  # module -> what it imports
         self._files: dict[str, Path | None] = {}
 
@@ -90,22 +81,18 @@ class _Walk:
         seen: set[str] = set()
         waiting = [name]
         while waiting and len(seen) < _MOST_FILES:
-            each = waiting.pop()
-            if each not in seen:
-                seen.add(each)
-                waiting += self._imports(each)
-        return {file for each in seen if (file := self._files.get(each)) is not None}
+            module = waiting.pop()
+            if module not in seen:
+                seen.add(module)
+                if module not in self._next:
+                    self._next[module] = self._imports(module)
+                waiting += self._next[module]
+        return {file for module in seen if (file := self._files.get(module)) is not None}
 
     def _imports(self, name: str) -> list[str]:
-        if name not in self._next:
-            self._next[name] = self._look(name)
-        return self._next[name]
-
-    def _look(self, name: str) -> list[str]:
         package, _, _ = name.rpartition(".")
         top = name.partition(".")[0]
-        is_here = any((place / top).is_dir() or (place / f"{top}.py").is_file() for place in self._own)
-        if not is_here or top == "elasticflow":
+        if top == "elasticflow" or not self._finder.has_own(top):
             return []
         above = [package] if package else []  # importing a.b runs a
         try:
@@ -114,17 +101,5 @@ class _Walk:
             statements = parse_python(source_of(module))
         except (CannotTellError, NoModuleError, SyntaxError):
             return above
-        return above + [each for statement in statements for each in _imported(statement, module)]
-
-
-def _imported(statement: ast.stmt, module: Module) -> Iterator[str]:
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                around = module.package.split(".")
-                base = ".".join([*around[: len(around) - node.level + 1], *([base] if base else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+        nodes = (node for statement in statements for node in ast.walk(statement))
+        return above + [imported for node in nodes for imported in imported_modules(node, module)]

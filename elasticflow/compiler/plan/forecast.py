@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.compiler.entry_point.values import intervals
 from elasticflow.compiler.plan.batch_split import num_steps, steps_per_epoch
-from elasticflow.jobfile.tables.units import parse_interval
+from elasticflow.jobfile.tables.units import intervals, parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +133,7 @@ def _rate(every: str | list[str], pace: _Pace) -> tuple[float | None, bool]:
     texts = intervals(every)
     timed = [parse_interval(text).amount for text in texts if parse_interval(text).unit == "s"]
     counted = [pace.times_per_hour(text) for text in texts if parse_interval(text).unit != "s"]
-    rates = [each for each in counted if each is not None]
+    rates = [rate for rate in counted if rate is not None]
     if len(rates) < len(counted):
         return (_HOUR_S / min(timed), True) if timed else (None, False)
     rate, fastest = sum(rates), max(rates, default=0.0)

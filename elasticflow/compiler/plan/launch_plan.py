@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_serializer, model_validator
 
-from elasticflow.compiler.entry_point.values import intervals
 from elasticflow.compiler.inputs.job_json import job_digest
 from elasticflow.compiler.plan import batch_split, torchrun
 from elasticflow.compiler.plan.batch_split import Fact, WorldRow
 from elasticflow.jobfile.entry_points.object_arguments import ARGS_OF, objects_of
-from elasticflow.jobfile.tables.units import parse_duration, parse_interval, parse_size
+from elasticflow.jobfile.tables.units import intervals, parse_duration, parse_interval, parse_size
 from elasticflow.redaction import without_secrets
 from elasticflow.snapshots.format.policy import Keep
 from elasticflow.snapshots.format.writer_config import WriterConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.checks.data_shards import check_data_shards
 from elasticflow.jobfile.checks.evaluation_data import check_evaluation_data
@@ -13,19 +13,17 @@ from elasticflow.jobfile.checks.schedules import check_schedule
 from elasticflow.jobfile.checks.training_length import check_intervals
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.entry_points.calls import inside
 from elasticflow.jobfile.entry_points.free_tables import check_free_values, check_secrets
 from elasticflow.jobfile.entry_points.object_arguments import check_objects
+from elasticflow.jobfile.text.layers import table_at, value_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.tables.job import DatasetTable, NodesTable
+    from elasticflow.jobfile.tables.job import ValidTables
     from elasticflow.jobfile.text.source import Source
-
-Tables = dict[str, Any]
 
 _URIS = (("snapshots", "uri"), ("model", "weights"), ("torchrun", "log_dir"))
 _NO_PLACE = {  # where snapshots cannot be written, and why
@@ -34,7 +32,7 @@ _NO_PLACE = {  # where snapshots cannot be written, and why
 }
 
 
-def check_tables(source: Source, tables: Tables) -> list[Diagnostic]:
+def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
     """Return every problem between tables; a table that is itself wrong is left out of *tables*."""
     return [
         *_batch(source, tables),
@@ -59,20 +57,19 @@ def check_tables(source: Source, tables: Tables) -> list[Diagnostic]:
     ]
 
 
-def check_lengths(source: Source, tables: Tables) -> list[Diagnostic]:
+def check_lengths(source: Source, tables: ValidTables) -> list[Diagnostic]:
     """Return what does not fit the length of training.
 
     Where a flag cuts training short for a trial, only errors and what the flags themselves say are returned.
     """
     problems = [*check_schedule(source, tables), *check_intervals(source, tables)]
-    key = "steps" if "steps" in inside(source.raw, "train") else "epochs"
+    key = "steps" if "steps" in table_at(source.raw, "train") else "epochs"
     is_trial = not problems or source.problem("", "", ("train", key)).is_flag
     return [each for each in problems if each.severity == "error" or each.is_flag or not is_trial]
 
 
-def _batch(source: Source, tables: Tables) -> Iterator[Diagnostic]:
-    dataset: DatasetTable | None = tables.get("dataset")
-    nodes: NodesTable | None = tables.get("nodes")
+def _batch(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    dataset, nodes = tables.get("dataset"), tables.get("nodes")
     if dataset is None:
         return
     size, path = dataset.global_batch_size, ("dataset", "global_batch_size")
@@ -99,7 +96,7 @@ def _batch(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         yield source.problem(codes.BATCH_OVER_DATA, message, path, severity="warning", remedy=remedy)
 
 
-def _best(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+def _best(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     snapshots = tables.get("snapshots")
     if snapshots is None or snapshots.keep.best is None or "evaluation" not in tables:
         return
@@ -116,7 +113,7 @@ def _best(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         yield source.problem(codes.NO_METRIC, message, path, remedy=remedy)
 
 
-def _measured(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+def _measured(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     evaluation, train = tables.get("evaluation"), tables.get("train")
     if evaluation is None:
         return
@@ -130,7 +127,7 @@ def _measured(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         yield source.problem(codes.NO_AVERAGE, message, ("evaluation", "weights"), remedy=remedy)
 
 
-def _not_built(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+def _not_built(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     logging = tables.get("logging")
     asked: list[tuple[KeyPath, str]] = []
     if logging is not None and logging.sinks:
@@ -142,7 +139,7 @@ def _not_built(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         yield source.problem(codes.NOT_BUILT, message, path, remedy=remedy)
 
 
-def _schedule(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+def _schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     scheduler = tables.get("lr_scheduler")
     if scheduler is not None and scheduler.entry.endswith(":ReduceLROnPlateau"):
         message = "ReduceLROnPlateau needs a metric at each step, and a schedule is stepped without one"
@@ -150,7 +147,7 @@ def _schedule(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         yield source.problem(codes.NEEDS_METRIC, message, ("lr_scheduler", "entry"), remedy=remedy)
 
 
-def _optimizer(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+def _optimizer(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     optimizer = tables.get("optimizer")
     if optimizer is not None and re.fullmatch(r"torch\.optim(\.lbfgs)?:LBFGS", optimizer.entry):
         message = "LBFGS evaluates the loss several times within a step, and a step has one gradient here"
@@ -158,7 +155,7 @@ def _optimizer(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         yield source.problem(codes.NEEDS_CLOSURE, message, ("optimizer", "entry"), remedy=remedy)
 
 
-def _rendezvous(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+def _rendezvous(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     nodes, torchrun = tables.get("nodes"), tables.get("torchrun")
     if nodes is None or torchrun is None:
         return
@@ -176,7 +173,7 @@ def _rendezvous(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         yield source.problem(codes.RENDEZVOUS, message, path, remedy=remedy)
 
 
-def _several_machines(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+def _several_machines(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
     if nodes is None:
         return
@@ -194,7 +191,7 @@ def _several_machines(source: Source, tables: Tables) -> Iterator[Diagnostic]:
         yield source.problem(codes.LOCAL_SNAPSHOTS, message, path, severity="warning", remedy=remedy)
 
 
-def _one_node_only(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+def _one_node_only(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
     if nodes is not None and nodes.max > 1 and snapshots is not None and snapshots.memory is not None:
         message = f"snapshots.memory covers one node, and nodes.max is {nodes.max}"
@@ -207,14 +204,14 @@ def _one_node_only(source: Source, tables: Tables) -> Iterator[Diagnostic]:
 
 
 def _uris(source: Source) -> list[Diagnostic]:
-    if not any(key in inside(source.raw, table) for table, key in _URIS):
+    if all(value_at(path, source.raw) is None for path in _URIS):
         return []
     from elasticflow.jobfile.checks.uris import check_uris  # most jobs keep their snapshots in the run folder
 
     return [*check_uris(source, _URIS)]
 
 
-def _not_shared(source: Source, tables: Tables) -> Iterator[Diagnostic]:
+def _not_shared(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     snapshots = tables.get("snapshots")
     uri = "" if snapshots is None else snapshots.uri or ""
     for kind, why in _NO_PLACE.items():

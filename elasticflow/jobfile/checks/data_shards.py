@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.checks.exact import nearest_divisors
 from elasticflow.jobfile.diagnostics import codes
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.tables.job import DatasetTable, NodesTable, TrainTable
+    from elasticflow.jobfile.tables.job import NodesTable, ValidTables
     from elasticflow.jobfile.text.source import Source
 
 _SHARDS = ("dataset", "shards")
 
 
-def check_data_shards(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+def check_data_shards(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield what is wrong with a job's data shards, and what cannot be promised for them."""
-    dataset: DatasetTable | None = tables.get("dataset")
+    dataset = tables.get("dataset")
     if dataset is None or dataset.shards is None:
         return
-    train: TrainTable | None = tables.get("train")
+    train = tables.get("train")
     yield from _world(source, dataset.shards, tables.get("nodes"))
     yield from _batch(source, dataset.shards, dataset.global_batch_size)
     if dataset.tail == "drop":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from elasticflow.jobfile.checks.all import check_lengths
 from elasticflow.jobfile.diagnostics import codes
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.job import Job, ValidTables
     from elasticflow.jobfile.text.source import Source
 
 _LIMIT = ("snapshots", "staging_limit")
@@ -32,7 +32,7 @@ def check_deep_facts(
         snapshot_bytes: Size of a whole snapshot.
         memory_bytes: Main memory of this machine, taken for that of each node.
     """
-    tables: dict[str, Any] = {name: getattr(job, name) for name in type(job).model_fields}
+    tables = cast("ValidTables", {name: getattr(job, name) for name in type(job).model_fields})
     if samples is not None and job.dataset.samples is None:
         tables["dataset"] = job.dataset.model_copy(update={"samples": samples})
         yield from check_lengths(source, tables)

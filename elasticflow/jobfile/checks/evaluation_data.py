@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.tables.job import DatasetTable, EvaluationTable
+    from elasticflow.jobfile.tables.job import DatasetTable, EvaluationTable, ValidTables
     from elasticflow.jobfile.text.source import Source
 
 ALLOW = 'if that is meant, say so with evaluation.overlap = "allowed"'
 
 
-def check_evaluation_data(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+def check_evaluation_data(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield a warning if [evaluation] names what [dataset] names, and does not say that this is meant."""
     dataset, evaluation = tables.get("dataset"), tables.get("evaluation")
     if dataset is None or evaluation is None or evaluation.overlap == "allowed":

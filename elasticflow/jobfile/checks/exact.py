@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 
@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.tables.job import DatasetTable, NodesTable
+    from elasticflow.jobfile.tables.job import DatasetTable, NodesTable, ValidTables
     from elasticflow.jobfile.text.source import Source
 
 _SHARDS = ("train", "virtual_shards")
 
 
-def check_exact(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+def check_exact(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield what is wrong with the virtual shards of a job."""
-    train, dataset, nodes, ddp = (tables.get(name) for name in ("train", "dataset", "nodes", "ddp"))
+    train, dataset, nodes, ddp = (
+        tables.get("train"), tables.get("dataset"), tables.get("nodes"), tables.get("ddp")
+    )
     if train is None:
         return
     if train.consistency != "exact":

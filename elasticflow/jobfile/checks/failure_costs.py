@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.tables.units import parse_duration, parse_interval
+from elasticflow.jobfile.tables.units import intervals, parse_duration, parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.tables.launching import RestartsTable, SnapshotsTable
+    from elasticflow.jobfile.tables.job import ValidTables
     from elasticflow.jobfile.text.source import Source
 
 # Within it a worker ends its step, agrees with the others, stages and commits: less is too little on any machine.
 _LEAST_GRACE_S = 1.0
 
 
-def check_failure_costs(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+def check_failure_costs(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield a warning for a grace that nothing fits into, and for a budget that refills faster than snapshots come."""
-    snapshots: SnapshotsTable | None = tables.get("snapshots")
-    restarts: RestartsTable | None = tables.get("restarts")
+    snapshots, restarts = tables.get("snapshots"), tables.get("restarts")
     if snapshots is None:
         return
     if parse_duration(snapshots.grace) < _LEAST_GRACE_S:
@@ -44,10 +43,10 @@ def _refill(source: Source, refill: str, every: str | list[str]) -> Iterator[Dia
 
     Time passes whether or not training gets further; a refill after steps or epochs needs progress.
     """
-    due = [parse_interval(each) for each in ([every] if isinstance(every, str) else every)]
-    if parse_interval(refill).unit != "s" or any(each.unit != "s" for each in due):
+    due = [parse_interval(text) for text in intervals(every)]
+    if parse_interval(refill).unit != "s" or any(interval.unit != "s" for interval in due):
         return
-    first = min(due, key=lambda each: each.amount)
+    first = min(due)
     if parse_interval(refill).amount < first.amount:
         message = f'restarts.refill ("{refill}") is shorter than the time between snapshots ({first})'
         remedy = (

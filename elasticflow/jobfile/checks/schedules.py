@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.checks.training_length import counted, length_of_training
 from elasticflow.jobfile.diagnostics import codes
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.tables.job import Args, ValidTables
     from elasticflow.jobfile.text.source import Source
 
 _ENTRY = r"torch\.optim(?:\.lr_scheduler:|:lr_scheduler\.)(\w+)"
@@ -34,7 +35,7 @@ _AFTER = {
 _WHOLE = {"T_max", "total_steps", "total_iters"}
 
 
-def check_schedule(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+def check_schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield what is wrong between a schedule's length and training's, where both are known."""
     scheduler, train = tables.get("lr_scheduler"), tables.get("train")
     match = None if scheduler is None else re.fullmatch(_ENTRY, scheduler.entry)
@@ -50,7 +51,7 @@ def check_schedule(source: Source, tables: dict[str, Any]) -> Iterator[Diagnosti
         yield from schedule.problems_of(path, end)
 
 
-def _ends(name: str, args: dict[str, Any]) -> Iterator[tuple[KeyPath, int]]:
+def _ends(name: str, args: Args) -> Iterator[tuple[KeyPath, int]]:
     """Yield each number of steps after which a schedule has something to do, with its place."""
     base = ("lr_scheduler", "args")
     if name == "MultiStepLR" and isinstance(args.get("milestones"), list):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.units import parse_interval
+from elasticflow.jobfile.text.layers import value_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.tables.job import DatasetTable, TrainTable
+    from elasticflow.jobfile.tables.job import DatasetTable, TrainTable, ValidTables
     from elasticflow.jobfile.tables.units import Interval
     from elasticflow.jobfile.text.source import Source
 
@@ -95,14 +96,14 @@ _KEYS: dict[KeyPath, str] = {
 }
 
 
-def check_intervals(source: Source, tables: dict[str, Any]) -> Iterator[Diagnostic]:
+def check_intervals(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield a warning for each interval in the files that is longer than training."""
     train = tables.get("train")
     if train is None:
         return
     length = length_of_training(train, tables.get("dataset"))
     for key, meaning in _KEYS.items():
-        given = _given(source.raw, key) if tables.get(str(key[0])) is not None else None
+        given = value_at(key, source.raw) if tables.get(str(key[0])) is not None else None
         texts = [(path, text) for path, text in _texts(key, given) if text != "never"]
         never = [(path, text) for path, text in texts if length.is_beyond(parse_interval(text))]
         for path, text in never:
@@ -121,8 +122,3 @@ def _texts(key: KeyPath, given: object) -> list[tuple[KeyPath, str]]:
         return [((*key, number), each) for number, each in enumerate(given) if isinstance(each, str)]
     return []
 
-
-def _given(raw: object, key: KeyPath) -> object:
-    for part in key:
-        raw = raw.get(part) if isinstance(raw, dict) else None
-    return raw

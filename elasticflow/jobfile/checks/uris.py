@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.text.layers import value_at
 from elasticflow.storage.urls import EXTRAS
 
 if TYPE_CHECKING:
@@ -27,17 +28,13 @@ _OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 def check_uris(source: Source, keys: tuple[tuple[str, str], ...]) -> Iterator[Diagnostic]:
     """Yield the values of *keys*, URIs and paths, that name no place."""
     for table, key in keys:
-        value, written = _text(source.raw, table, key), _text(source.written or source.raw, table, key)
+        path = (table, key)
+        value, written = value_at(path, source.raw), value_at(path, source.written or source.raw)
+        if not isinstance(value, str):
+            continue
         if problem := _unexpanded(written, key) or _wrong(value, key):
             message, remedy = problem
-            path = (table, key)
             yield source.problem(codes.NO_SUCH_PLACE, f"{dotted(path)} {message}", path, remedy=remedy)
-
-
-def _text(raw: dict[str, Any], table: str, key: str) -> str:
-    inside = raw.get(table)
-    value = inside.get(key) if isinstance(inside, dict) else None
-    return value if isinstance(value, str) else ""
 
 
 def _unexpanded(uri: str, key: str) -> tuple[str, str] | None:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.text.layers import value_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 AXES = ("matrix", "axes")
@@ -40,7 +42,7 @@ def read_axes(source: Source) -> tuple[list[Axis], list[Diagnostic]]:
     return axes, problems
 
 
-def leaves(table: dict[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+def leaves(table: TomlTable, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yield what stands in a table of tables, by its path."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
@@ -159,7 +161,7 @@ class Case:
     """
 
     name: str
-    raw: dict[str, Any]
+    raw: TomlTable
     moves: dict[KeyPath, KeyPath]
     path: KeyPath
 
@@ -220,7 +222,7 @@ def _combinations(axes: list[Axis]) -> Iterator[tuple[str, Chosen]]:
 
 
 def _of_axes(name: str, chosen: Chosen) -> Case:
-    raw: dict[str, Any] = {}
+    raw: TomlTable = {}
     moves: dict[KeyPath, KeyPath] = {(): ("matrix", "axes")}
     for axis, number in chosen:
         inner = raw
@@ -261,7 +263,7 @@ def _fixed_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
     given = source.raw["matrix"].get("cases", {})
     for path, why in _FIXED.items():
         paths = [("matrix", "axes", *path)] if any(axis.path[: len(path)] == path for axis in axes) else []
-        paths += [("matrix", "cases", name, *path) for name, keys in given.items() if _has(keys, path)]
+        paths += [("matrix", "cases", name, *path) for name, keys in given.items() if value_at(path, keys) is not None]
         for where in paths:
             message = f"a case cannot change {dotted(path)}: {why}"
             yield source.problem(codes.CASE_KEY, message, where, at_key=True, remedy="take it out")
@@ -303,18 +305,9 @@ def _overridden(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
             )
 
 
-def _has(keys: object, path: KeyPath) -> bool:
-    for part in path:
-        if not isinstance(keys, dict) or part not in keys:
-            return False
-        keys = keys[part]
-    return True
-
-
 def _names(source: Source, cases: list[Case]) -> Iterator[Diagnostic]:
     """Yield what is wrong with the names of cases: each that stands twice, and the first that is no valid name."""
-    job = source.raw.get("job", {})
-    name = job.get("name") if isinstance(job, dict) else None
+    name = value_at(("job", "name"), source.raw)
     remedy = (
         'names are made of the values, anything but letters, digits, "." and "_" as "-":\n'
         "name such cases yourself, [matrix.cases.NAME], and take their values off the axes"

@@ -17,6 +17,7 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.types import MayRefer, SecretVariable, TextWithSecrets
 from elasticflow.jobfile.tables.validate import content_of, model_of
+from elasticflow.jobfile.text.layers import table_at, value_at
 from elasticflow.redaction import is_secret, without_password
 
 if TYPE_CHECKING:
@@ -150,23 +151,16 @@ class References:
         return value
 
     def _facts(self) -> dict[str, str]:
-        job = self.source.raw.get("job", {})
-        name, seed = (job.get("name"), job.get("seed", 0)) if isinstance(job, dict) else (None, None)
-        facts = {"job.name": name, "job.seed": str(seed), "matrix.case": self.case}
+        job = table_at(self.source.raw, "job")
+        facts = {"job.name": job.get("name"), "job.seed": str(job.get("seed", 0)), "matrix.case": self.case}
         return {key: value for key, value in facts.items() if isinstance(value, str)}
 
     def _stays_out(self, reference: str, path: KeyPath) -> bool:
         """Return whether records leave out what stands here (`redaction.without_password`)."""
         if path == ("snapshots", "uri"):
-            written = self._written(path).replace(reference, "REFERENCE")
+            written = str(value_at(path, self.source.raw)).replace(reference, "REFERENCE")
             return "REFERENCE" not in without_password(written)
         return path[:2] == ("snapshots", "options") and any(is_secret(str(part)) for part in path[2:])
-
-    def _written(self, path: KeyPath) -> str:
-        value: Any = self.source.raw
-        for part in path:
-            value = value[part]
-        return str(value)
 
     def _refuse_here(self, path: KeyPath) -> None:
         if path[0] not in Job.model_fields:

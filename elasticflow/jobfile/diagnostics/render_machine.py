@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from elasticflow import __version__
@@ -68,9 +68,9 @@ def as_sarif(diagnostics: Sequence[Diagnostic]) -> str:
     return json.dumps(log, indent=2, ensure_ascii=False)
 
 
-def _rule(code: str) -> dict[str, Any]:
+def _rule(code: str) -> dict[str, object]:
     names = {value: name for name, value in vars(codes).items() if name.isupper()}
-    rule: dict[str, Any] = {"id": code, "name": names[code].title().replace("_", "")}
+    rule: dict[str, object] = {"id": code, "name": names[code].title().replace("_", "")}
     if (explanation := explanation_of(code)) is not None:
         rule["shortDescription"] = {"text": explanation.title}
         rule["fullDescription"] = {"text": explanation.reason}
@@ -78,20 +78,20 @@ def _rule(code: str) -> dict[str, Any]:
     return rule
 
 
-def _result(each: Diagnostic, index: int) -> dict[str, Any]:
+def _result(each: Diagnostic, index: int) -> dict[str, object]:
     text = each.message + (f"\nhelp: {each.help}" if each.help else "")
-    result: dict[str, Any] = {"ruleId": each.code, "ruleIndex": index, "level": each.severity}
+    result: dict[str, object] = {"ruleId": each.code, "ruleIndex": index, "level": each.severity}
     return result | {"message": {"text": text}, "locations": [_location(each)]}
 
 
-def _location(each: Diagnostic) -> dict[str, Any]:
+def _location(each: Diagnostic) -> dict[str, object]:
     if each.is_flag:
         return {"logicalLocations": [{"name": each.file, "kind": "parameter"}]}
     path = PurePath(each.file)
-    artifact: dict[str, Any] = {"uri": quote(path.as_posix()), "uriBaseId": "%SRCROOT%"}
+    artifact = {"uri": quote(path.as_posix()), "uriBaseId": "%SRCROOT%"}
     if path.is_absolute():
         artifact = {"uri": f"file://{quote(path.as_posix())}"}
-    location: dict[str, Any] = {"artifactLocation": artifact}
+    location: dict[str, object] = {"artifactLocation": artifact}
     if each.line is not None:
         location["region"] = {
             "startLine": each.line,

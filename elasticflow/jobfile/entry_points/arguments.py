@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
@@ -11,9 +11,9 @@ from elasticflow.jobfile.entry_points.calls import takes_optimizers
 from elasticflow.jobfile.entry_points.free_tables import not_passable
 from elasticflow.jobfile.entry_points.own_steps import check_own_step
 from elasticflow.jobfile.python_source.annotations import ObjectTable
-from elasticflow.jobfile.python_source.bindings import dotted_names, origin
-from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
-from elasticflow.jobfile.python_source.modules import CannotTellError, NoModuleError
+from elasticflow.jobfile.python_source.bindings import decorators_of, dotted_names, origin, unquoted
+from elasticflow.jobfile.python_source.definitions import Definition
+from elasticflow.jobfile.python_source.modules import UnresolvedError
 from elasticflow.jobfile.python_source.signatures import Misfit, misfits
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class ArgumentCheck:
 
     Args:
         entry: The entry point.
-        found: What it names.
+        definition: What it names.
         signature: What that takes.
 
     Attributes:
@@ -80,7 +80,7 @@ class ArgumentCheck:
         where = (*(self._entry.call.args or ()), name)
         return self._entry.source.problem(codes.BAD_ARGUMENT_TYPE, message, where, remedy=remedy)
 
-    def _misfit(self, misfit: Misfit, arguments: dict[str, Any]) -> Diagnostic:
+    def _misfit(self, misfit: Misfit, arguments: dict[str, object]) -> Diagnostic:
         defined = f"defined at {self._definition.where}"
         at_key = (*(self._entry.call.args or ()), misfit.name)
         if misfit.name in self._entry.call.named and misfit.kind != "twice":
@@ -161,12 +161,7 @@ def dataclasses_meant(
 
 def _dataclass(parameter: Parameter, resolver: Resolver) -> Definition | None:
     """Return the dataclass that a parameter is annotated with, also as `... | None`."""
-    annotation = parameter.annotation
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        try:
-            annotation = ast.parse(annotation.value, mode="eval").body
-        except (SyntaxError, ValueError):
-            return None
+    annotation = None if parameter.annotation is None else unquoted(parameter.annotation)
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):  # Config | None
         annotation = annotation.left
     names = dotted_names(annotation) if annotation is not None else []
@@ -174,11 +169,9 @@ def _dataclass(parameter: Parameter, resolver: Resolver) -> Definition | None:
         return None
     try:
         resolved = resolver.dotted(parameter.module, names)
-    except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+    except UnresolvedError:
         return None
     if not isinstance(resolved, Definition) or not isinstance(resolved.node, ast.ClassDef):
         return None
-    marks = [each.func if isinstance(each, ast.Call) else each for each in resolved.node.decorator_list]
-    return (
-        resolved if any(origin(resolved.module, mark) == "dataclasses.dataclass" for mark in marks) else None
-    )
+    decorators = {origin(resolved.module, each) for each in decorators_of(resolved.node)}
+    return resolved if "dataclasses.dataclass" in decorators else None

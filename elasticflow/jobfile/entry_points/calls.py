@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.entry_points.object_arguments import objects_of, with_objects_marked
-from elasticflow.jobfile.python_source.definitions import NoAttributeError, UnreadableModuleError
-from elasticflow.jobfile.python_source.modules import CannotTellError, NoModuleError
+from elasticflow.jobfile.python_source.modules import UnresolvedError
+from elasticflow.jobfile.text.layers import table_at, value_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, Severity
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.python_source.resolve import Resolver
+    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 _AS_METHODS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -50,9 +51,9 @@ class EntryCall(NamedTuple):
     as_method: tuple[str, ...] | None = None
 
 
-def entry_calls(raw: dict[str, Any]) -> Iterator[EntryCall]:
+def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
     """Yield every entry point of a merged job, whatever else is wrong with its table."""
-    batch = ("model", "batch") if "step" in inside(raw, "model") else ("outputs", "targets")
+    batch = ("model", "batch") if "step" in table_at(raw, "model") else ("outputs", "targets")
     fixed: list[tuple[str, str, tuple[str, ...], bool]] = [
         ("model", "entry", (), True),
         ("model", "loss", ("outputs", "targets"), False),
@@ -66,14 +67,14 @@ def entry_calls(raw: dict[str, Any]) -> Iterator[EntryCall]:
         ("evaluation", "entry", (), True),
     ]
     for table, key, given, takes_args in fixed:
-        text = inside(raw, table).get(key)
+        text = table_at(raw, table).get(key)
         if isinstance(text, str):
             args = (table, "args") if takes_args else None
-            is_sharded = (table, key) == ("dataset", "entry") and "shards" in inside(raw, "dataset")
+            is_sharded = (table, key) == ("dataset", "entry") and "shards" in table_at(raw, "dataset")
             as_method = _AS_METHODS.get((table, key))
             named = ("shard", "shards") if is_sharded else ()
             yield EntryCall(text, (table, key), given, args, named, as_method=as_method)
-    for name, text in inside(inside(raw, "evaluation"), "metrics").items():
+    for name, text in table_at(raw, "evaluation", "metrics").items():
         if isinstance(text, str):
             yield EntryCall(text, ("evaluation", "metrics", name), batch)
     for each in objects_of(raw):
@@ -81,7 +82,7 @@ def entry_calls(raw: dict[str, Any]) -> Iterator[EntryCall]:
         yield EntryCall(
             each.entry, (*path, "entry"), (), (*path, "args"), is_argument=True, is_partial=each.is_partial
         )
-    for name, text in inside(inside(raw, "snapshots"), "include").items():
+    for name, text in table_at(raw, "snapshots", "include").items():
         if isinstance(text, str):
             yield EntryCall(text, ("snapshots", "include", name), is_object=True)
 
@@ -91,14 +92,7 @@ def takes_optimizers(names: Sequence[str]) -> bool:
     return list(names[2:3]) == ["optimizers"]
 
 
-def inside(raw: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a table of the raw dict; empty when there is none."""
-    inner = raw.get(name)
-    return inner if isinstance(inner, dict) else {}
-
-
 _Result = TypeVar("_Result")
-_ANSWERS = (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError)
 
 
 class EntryPointCache:
@@ -119,10 +113,10 @@ class EntryPointCache:
         if key not in self._results:
             try:
                 self._results[key] = make()
-            except _ANSWERS as error:
+            except UnresolvedError as error:
                 self._results[key] = error
         result = self._results[key]
-        if isinstance(result, Exception):
+        if isinstance(result, UnresolvedError):
             raise result.with_traceback(None)
         return result  # type: ignore[return-value]  # what it was asked for by this key
 
@@ -143,19 +137,12 @@ class EntryPoint:
         self.module, _, self.attribute = call.text.partition(":")
         self._cache = cache
 
-    def named_arguments(self) -> dict[str, Any]:
+    def named_arguments(self) -> TomlTable:
         """Return what is passed by name, as the job file has it, objects marked."""
-        if self.call.args is None:
+        arguments = None if self.call.args is None else value_at(self.call.args, self.source.raw)
+        if not isinstance(arguments, dict):
             return {}
-        value: Any = self.source.raw
-        for part in self.call.args:
-            if isinstance(part, int) and isinstance(value, list):
-                value = value[part]
-            else:
-                value = value.get(part) if isinstance(value, dict) else None
-        return (
-            {key: with_objects_marked(each) for key, each in value.items()} if isinstance(value, dict) else {}
-        )
+        return {name: with_objects_marked(value) for name, value in arguments.items()}
 
     def once(self, what: str, make: Callable[[], _Result], *more: object) -> _Result:
         """Return what *make* returns for this entry; it is called once for all jobs of a file that name the same entry."""

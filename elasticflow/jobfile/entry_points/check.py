@@ -14,12 +14,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, listing, nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.arguments import ArgumentCheck
-from elasticflow.jobfile.entry_points.calls import (
-    EntryPoint,
-    EntryPointCache,
-    entry_calls,
-    inside,
-)
+from elasticflow.jobfile.entry_points.calls import EntryPoint, EntryPointCache, entry_calls
 from elasticflow.jobfile.entry_points.required_methods import why_not_map_style, why_not_stateful
 from elasticflow.jobfile.python_source.classes import classes_of
 from elasticflow.jobfile.python_source.definitions import (
@@ -36,6 +31,7 @@ from elasticflow.jobfile.python_source.modules import (
     Module,
     NoModuleError,
     NotInstalledError,
+    UnresolvedError,
     install_help,
     installed_folders,
     is_found_by_hooks,
@@ -46,6 +42,7 @@ from elasticflow.jobfile.python_source.resolve import Resolver
 from elasticflow.jobfile.python_source.signatures import signature_of
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.tables.validate import content_of
+from elasticflow.jobfile.text.layers import table_at, value_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +59,7 @@ def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None
     *cache*: what checking other jobs has found out; added to.
     """
     cache = cache or EntryPointCache()
-    parts = inside(source.raw, "job").get("path", ["."])
+    parts = table_at(source.raw, "job").get("path", ["."])
     parts = [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
     is_there = ["\0" not in part and (root / part).is_dir() for part in parts]
     problems = [
@@ -101,7 +98,7 @@ class _EntryPointCheck:
         try:
             if self.call.is_object:
                 return self._included_object()
-            resolved = self._entry.once("entry", lambda: self.resolver.entry(self.module, self.attribute))
+            resolved = self._entry.once("entry", lambda: self.resolver.entry(self.call.text))
             if isinstance(resolved, Definition):
                 if self.call.args is None and isinstance(resolved.node, ast.ClassDef):
                     return [self._class_for_function(resolved)]
@@ -140,7 +137,7 @@ class _EntryPointCheck:
             self._entry.call = self.call = self.call._replace(given=self.call.as_method or ())
             return self._arguments(method.definition)
         assert isinstance(owner, ast.ClassDef)
-        entry = inside(self.source.raw, "model").get("entry")
+        entry = value_at(("model", "entry"), self.source.raw)
         message = f"{self.call.text} is a method of {owner.name}, but the model is made by {entry}"
         remedy = (
             f"name a method of the model's own class, or a function\ndefined at {method.definition.where}"
@@ -149,20 +146,19 @@ class _EntryPointCheck:
 
     def _class_of_model(self) -> list[Definition] | None:
         """Return the model's class and those it inherits from; None where reading does not tell."""
-        entry = inside(self.source.raw, "model").get("entry")
+        entry = value_at(("model", "entry"), self.source.raw)
         if not isinstance(entry, str) or not re.fullmatch(ENTRY, entry):
             return None
-        module, _, attribute = entry.partition(":")
         try:
-            resolved = self.resolver.entry(module, attribute)
+            resolved = self.resolver.entry(entry)
             if isinstance(resolved, Definition) and isinstance(resolved.node, ast.ClassDef):
                 return list(classes_of(resolved, self.resolver))
-        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+        except UnresolvedError:
             pass
         return None
 
     def _included_object(self) -> list[Diagnostic]:
-        reason_and_where = why_not_stateful(self.resolver, self.module, self.attribute)
+        reason_and_where = why_not_stateful(self.resolver, self.call.text)
         if reason_and_where is None:
             return []
         reason, where = reason_and_where
@@ -184,11 +180,13 @@ class _EntryPointCheck:
         )
 
     def _not_callable(self, resolved: Module | PlainValue) -> Diagnostic:
-        words, inside = resolved.words if isinstance(resolved, PlainValue) else "a module", ""
-        if isinstance(resolved, Module):
-            inside = f' in it: "{resolved.name}:..."'
+        words, remedy = "a module", "name a class or a function"
+        if isinstance(resolved, PlainValue):
+            words = resolved.words
+        else:
+            remedy = f'{remedy} in it: "{resolved.name}:..."'
         message = f"{self.call.text} cannot be called: it is {words}"
-        return self._entry.problem(codes.NOT_CALLABLE, message, f"name a class or a function{inside}")
+        return self._entry.problem(codes.NOT_CALLABLE, message, remedy)
 
     def _no_module(self, error: NoModuleError) -> Diagnostic:
         parent, _, last = error.name.rpartition(".")
@@ -225,8 +223,8 @@ class _EntryPointCheck:
         if self.module.partition(".")[0] != top:
             return False  # the module is there, and something in it is imported from *top*
         try:
-            self.resolver.entry(near + self.module.removeprefix(top), self.attribute)
-        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+            self.resolver.entry(f"{near}{self.call.text.removeprefix(top)}")
+        except UnresolvedError:
             return False
         return True
 
@@ -235,7 +233,7 @@ class _EntryPointCheck:
             signature = self._entry.once("signature", lambda: signature_of(definition, self.resolver))
         except NotInstalledError as error:
             return [self._not_installed(str(error))]
-        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError) as error:
+        except UnresolvedError as error:
             return [self._entry.note(str(error))]
         check = ArgumentCheck(self._entry, definition, signature)
         problems = check.problems()
@@ -265,7 +263,7 @@ class _EntryPointCheck:
             return []
         try:
             reason = self._entry.once("length", lambda: why_not_map_style(definition, self.resolver))
-        except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+        except UnresolvedError:
             return []
         if reason is None:
             return []

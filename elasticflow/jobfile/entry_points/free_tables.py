@@ -6,18 +6,20 @@ import datetime as dt
 import keyword
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import redaction
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.object_arguments import objects_in
+from elasticflow.jobfile.text.layers import table_at, value_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 _FREE = (("model", "args"), ("optimizer", "args"), ("lr_scheduler", "args"), ("dataset", "args"), ("evaluation", "args"), ("snapshots", "options"))  # fmt: skip
@@ -26,7 +28,7 @@ _FREE = (("model", "args"), ("optimizer", "args"), ("lr_scheduler", "args"), ("d
 def check_free_values(source: Source) -> Iterator[Diagnostic]:
     """Yield the values of free tables that cannot be passed on to a call."""
     for table, name in _FREE:
-        free = _inside(source.raw, (table, name))
+        free = table_at(source.raw, table, name)
         if name == "args":
             yield from _names(source, free, (table, name))
             for each in objects_in(free, (table, name)):
@@ -38,7 +40,7 @@ def check_free_values(source: Source) -> Iterator[Diagnostic]:
                 yield source.problem(codes.NOT_PASSABLE, f"{dotted(path)} is {message}", path, remedy=remedy)
 
 
-def _names(source: Source, arguments: dict[str, Any], path: KeyPath) -> Iterator[Diagnostic]:
+def _names(source: Source, arguments: TomlTable, path: KeyPath) -> Iterator[Diagnostic]:
     """Yield the keys that cannot be names of arguments."""
     for key in arguments:
         if not key.isidentifier() or keyword.iskeyword(key):
@@ -65,13 +67,13 @@ def check_secrets(source: Source) -> Iterator[Diagnostic]:
     """Yield a warning for each secret in the file, which is checked in and copied into every run folder."""
     written = source.written or source.raw  # what was looked up is not in the file
     remedy = "take it out: credentials come from the machine's role or from the environment"
-    for path, value in _leaves(_inside(written, ("snapshots", "options")), ("snapshots", "options")):
+    for path, value in _leaves(table_at(written, "snapshots", "options"), ("snapshots", "options")):
         is_told = any(redaction.is_secret(str(part)) for part in path[2:])
         if isinstance(value, str) and is_told and _without_references(value):
             message = f"{dotted(path)} looks like a secret, and a job file is checked in"
             here = f'{remedy}, such as {path[-1]} = "${{env:NAME}}"'
             yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=here)
-    uri = _inside(written, ("snapshots",)).get("uri")
+    uri = value_at(("snapshots", "uri"), written)
     if isinstance(uri, str) and re.search(r"://[^/@]*:[^/@]+@", _without_references(uri)):
         message = "snapshots.uri holds a password, and a job file is checked in"
         here = f'{remedy}, such as "://me:${{env:NAME}}@"'
@@ -83,12 +85,6 @@ def check_secrets(source: Source) -> Iterator[Diagnostic]:
 def _without_references(text: str) -> str:
     """Return a text without its references."""
     return re.sub(r"\$\{[^{}]*\}", "", text)
-
-
-def _inside(raw: object, names: tuple[str, ...]) -> dict[str, Any]:
-    for name in names:
-        raw = raw.get(name, {}) if isinstance(raw, dict) else {}
-    return raw if isinstance(raw, dict) else {}
 
 
 def _leaves(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 ARGS_OF = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation")
@@ -40,7 +41,7 @@ class ObjectArgument(NamedTuple):
 
     path: KeyPath
     entry: str
-    args: dict[str, Any]
+    args: TomlTable
     is_partial: bool
 
 
@@ -54,7 +55,7 @@ def object_of(value: object, path: KeyPath = ()) -> ObjectArgument | None:
     return ObjectArgument(path, value["entry"], args, is_partial)
 
 
-def _is_meant(value: dict[str, Any]) -> bool:
+def _is_meant(value: TomlTable) -> bool:
     entry = value.get("entry")
     return isinstance(entry, str) and value.keys() <= set(_KEYS) and re.fullmatch(ENTRY, entry) is not None
 
@@ -67,7 +68,7 @@ def objects_in(arguments: object, path: KeyPath) -> Iterator[ObjectArgument]:
             yield argument
 
 
-def objects_of(raw: dict[str, Any]) -> Iterator[ObjectArgument]:
+def objects_of(raw: TomlTable) -> Iterator[ObjectArgument]:
     """Yield every object of a merged job."""
     for name in ARGS_OF:
         table = raw.get(name)
@@ -93,7 +94,7 @@ def check_objects(source: Source) -> Iterator[Diagnostic]:
                     yield from _wrong(source, path, value)
 
 
-def _wrong(source: Source, path: KeyPath, value: dict[str, Any]) -> Iterator[Diagnostic]:
+def _wrong(source: Source, path: KeyPath, value: TomlTable) -> Iterator[Diagnostic]:
     entry, others = str(value["entry"]), [key for key in value if key not in _KEYS]
     if _is_meant(value):
         for key, kind, words in (("args", dict, "a table"), ("partial", bool, "true or false")):
@@ -117,7 +118,7 @@ def _wrong(source: Source, path: KeyPath, value: dict[str, Any]) -> Iterator[Dia
 
 def _tables_in(
     value: object, path: KeyPath, *, is_arguments: bool = True
-) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+) -> Iterator[tuple[KeyPath, TomlTable]]:
     """Yield every table below a table of arguments; those of arguments themselves are no values."""
     if isinstance(value, dict):
         if not is_arguments:

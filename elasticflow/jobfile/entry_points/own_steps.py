@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show
-from elasticflow.jobfile.entry_points.calls import inside
+from elasticflow.jobfile.text.layers import table_at, value_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 _Value = tuple[str, str]
@@ -54,21 +55,21 @@ _BEST = (
 def check_own_step(source: Source) -> Iterator[Diagnostic]:
     """Yield the keys of the job that cannot be combined with such a step."""
     for path, (why, remedy) in _found(source.raw):
-        value = inside(source.raw, str(path[0]))[str(path[1])]
-        what = f"{path[0]}.{path[1]} = {show(value)} cannot be combined with a step that moves its optimizers"
+        value = show(value_at(path, source.raw))
+        what = f"{path[0]}.{path[1]} = {value} cannot be combined with a step that moves its optimizers"
         yield source.problem(codes.OWN_STEP, f"{what}: {why}", path, remedy=remedy)
 
 
-def _found(raw: dict[str, Any]) -> Iterator[tuple[KeyPath, _Value]]:
+def _found(raw: TomlTable) -> Iterator[tuple[KeyPath, _Value]]:
     for (table, key), values in _BY_VALUE.items():
-        value = inside(raw, table).get(key)
+        value = value_at((table, key), raw)
         if isinstance(value, str) and value in values:
             yield (table, key), values[value]
     for (table, key), texts in _BY_KEY.items():
-        if key in inside(raw, table):
+        if value_at((table, key), raw) is not None:
             yield (table, key), texts
-    for key in inside(raw, "ddp"):
+    for key in table_at(raw, "ddp"):
         yield ("ddp", key), _DDP
-    best = inside(raw, "evaluation").get("best")
+    best = value_at(("evaluation", "best"), raw)
     if isinstance(best, str) and best.split()[1:] == ["loss"]:
         yield ("evaluation", "best"), _BEST

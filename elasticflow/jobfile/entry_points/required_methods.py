@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.python_source.bindings import dotted_names
+from elasticflow.jobfile.python_source.bindings import decorators_of, dotted_names
 from elasticflow.jobfile.python_source.classes import base_names, classes_of, methods_of
 from elasticflow.jobfile.python_source.definitions import Definition, MadeByCallError
 from elasticflow.jobfile.python_source.modules import CannotTellError, Module
@@ -91,7 +91,7 @@ def _refuse_hidden_methods(owner: Definition, known_decorators: Collection[str] 
     """Raise CannotTellError if a metaclass or a decorator may give a class methods that its body does not show."""
     node = owner.node
     assert isinstance(node, ast.ClassDef)
-    decorators = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
+    decorators = decorators_of(node)
     if node.keywords or any(not set(dotted_names(each)[-1:]) & {*known_decorators} for each in decorators):
         raise CannotTellError(f"{node.name} has a metaclass or a decorator")
 
@@ -99,7 +99,7 @@ def _refuse_hidden_methods(owner: Definition, known_decorators: Collection[str] 
 METHODS = ("state_dict", "load_state_dict")
 
 
-def why_not_stateful(resolver: Resolver, module: str, attribute: str) -> tuple[str, str | None] | None:
+def why_not_stateful(resolver: Resolver, entry: str) -> tuple[str, str | None] | None:
     """Return why `module:attribute` is no object that a snapshot can hold, and where it is defined; None if it is one.
 
     Raises:
@@ -107,7 +107,7 @@ def why_not_stateful(resolver: Resolver, module: str, attribute: str) -> tuple[s
         CannotTellError: reading does not show it.
     """
     try:
-        resolved = resolver.entry(module, attribute)
+        resolved = resolver.entry(entry)
     except MadeByCallError as error:
         return _why_not_made(resolver, error)
     if isinstance(resolved, Definition):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import show
-from elasticflow.jobfile.python_source.bindings import origin
+from elasticflow.jobfile.python_source.bindings import origin, unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,9 +45,8 @@ def fits(value: object, annotation: ast.expr | None, module: Module) -> bool:
             return True
         case ast.Constant(value=None):
             return False  # TOML has no null
-        case ast.Constant(value=str(text)):
-            inner = _parsed(text)
-            return inner is None or fits(value, inner, module)
+        case ast.Constant(value=str()):
+            return fits(value, unquoted(annotation), module)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return fits(value, left, module) or fits(value, right, module)
         case ast.Subscript(value=head, slice=inner):
@@ -55,13 +54,6 @@ def fits(value: object, annotation: ast.expr | None, module: Module) -> bool:
             return _fits_generic(value, origin(module, head), parts, module)
         case _:
             return _fits_plain(value, origin(module, annotation))
-
-
-def _parsed(text: str) -> ast.expr | None:
-    try:
-        return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def _fits_plain(value: object, name: str) -> bool:

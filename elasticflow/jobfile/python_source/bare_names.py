@@ -6,12 +6,12 @@ import re
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics.suggestions import nearest
-from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
+from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError
 from elasticflow.jobfile.python_source.modules import (
     CannotTellError,
     Finder,
-    NoModuleError,
     NotInstalledError,
+    UnresolvedError,
     installed_folders,
 )
 from elasticflow.jobfile.python_source.resolve import Resolver
@@ -48,32 +48,33 @@ def with_module(path: KeyPath, name: str, *, is_exact: bool = False) -> str | No
         return None
     resolver = Resolver(Finder((), installed_folders()))
     wishes = [_NAMES.get(name.lower(), name), *(_as_function(name) if path[-1] == "loss" else [])]
-    for wish in wishes:
+    for entry in (f"{home}:{wish}" for wish in wishes):
         try:
-            if isinstance(resolver.entry(home, wish), Definition):
-                return f"{home}:{wish}"
+            if isinstance(resolver.entry(entry), Definition):
+                return entry
         except NotInstalledError:
-            return f"{home}:{wish}"
+            return entry
         except CannotTellError:
             if path[-1] == "loss":  # torch makes some of its functions by calls
-                return f"{home}:{wish}"
-        except (NoAttributeError, NoModuleError, UnreadableModuleError):
+                return entry
+        except UnresolvedError:
             continue
     if is_exact:
         return None
-    is_loss = path[-1] == "loss"
-    names = [each for each in _names_in(resolver, home) if not is_loss or "loss" in each or "entropy" in each]
-    small = {each.lower(): each for each in names}
+    names = _names_in(resolver, home)
+    if path[-1] == "loss":
+        names = [name for name in names if "loss" in name or "entropy" in name]
+    small = {name.lower(): name for name in names}
     near = nearest(wishes[0].lower().replace("_torch", "").replace("_", ""), small)
     return f"{home}:{small[near[0]]}" if near else None
 
 
 def _names_in(resolver: Resolver, home: str) -> list[str]:
     try:
-        resolver.entry(home, "__no_such_name__")
+        resolver.entry(f"{home}:__no_such_name__")
     except NoAttributeError as error:
         return error.beside
-    except (CannotTellError, NoModuleError, UnreadableModuleError):
+    except UnresolvedError:
         pass
     return []
 

@@ -223,8 +223,41 @@ def _imported(statement: ast.Import | ast.ImportFrom) -> dict[str, str]:
     return {each.asname or each.name: f"{statement.module}.{each.name}" for each in statement.names}
 
 
+def imported_from(statement: ast.ImportFrom, module: Module) -> str:
+    """Return the whole name of what a `from ... import` in *module* imports from."""
+    base = [statement.module] if statement.module else []
+    if statement.level:
+        around = module.package.split(".")
+        base = [*around[: len(around) - statement.level + 1], *base]
+    return ".".join(base)
+
+
+def imported_modules(node: ast.AST, module: Module) -> list[str]:
+    """Return what an import statement in *module* may import as modules: of `from a import b`, a and a.b."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = imported_from(node, module)
+        return [base, *(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")]
+    return []
+
+
+def unquoted(annotation: ast.expr) -> ast.expr | None:
+    """Return an annotation, also one that is written in quotes, as an expression; None if its text is none."""
+    if not isinstance(annotation, ast.Constant) or not isinstance(annotation.value, str):
+        return annotation
+    try:
+        return ast.parse(annotation.value.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def decorators_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> list[ast.expr]:
+    """Return what decorates a definition, without the arguments it is called with."""
+    return [mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list]
+
+
 def refuse_decorators(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
     """Raise CannotTellError if a decorator may change what is called."""
-    for mark in node.decorator_list:
-        if origin(module, mark.func if isinstance(mark, ast.Call) else mark) not in _TRANSPARENT:
-            raise CannotTellError(f"{node.name} is decorated")
+    if any(origin(module, decorator) not in _TRANSPARENT for decorator in decorators_of(node)):
+        raise CannotTellError(f"{node.name} is decorated")

@@ -6,8 +6,8 @@ import ast
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.python_source.bindings import dotted_names, origin
-from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
-from elasticflow.jobfile.python_source.modules import CannotTellError, NoModuleError
+from elasticflow.jobfile.python_source.definitions import Definition
+from elasticflow.jobfile.python_source.modules import CannotTellError, UnresolvedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,8 +68,7 @@ def classes_of(
         skips_unreadable: Leave out bases that cannot be read.
 
     Raises:
-        CannotTellError: a base cannot be read, or there is no such order.
-        NoModuleError, NoAttributeError, UnreadableModuleError: a base does not exist.
+        UnresolvedError: a base does not exist or cannot be read, or there is no such order.
     """
     return _Walk(resolver, is_left_out, skips_unreadable).classes(definition)
 
@@ -100,7 +99,7 @@ class _Walk(NamedTuple):
             except RecursionError as error:  # class Net(Net.Inner)
                 if not self.skips_unreadable:
                     raise CannotTellError(_CIRCLE) from error
-            except (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError):
+            except UnresolvedError:
                 if not self.skips_unreadable:
                     raise
         return bases

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from elasticflow.jobfile.python_source.modules import CannotTellError, Module
+from elasticflow.jobfile.python_source.modules import CannotTellError, Module, UnresolvedError
 
 if TYPE_CHECKING:
     import ast
 
 
-class NoAttributeError(Exception):
+class NoAttributeError(UnresolvedError):
     """The module or class binds no such name.
 
     Attributes:
@@ -27,7 +27,7 @@ class NoAttributeError(Exception):
         self.methods = methods
 
 
-class UnreadableModuleError(Exception):
+class UnreadableModuleError(UnresolvedError):
     """A module of the job is not valid Python here."""
 
     def __init__(self, module: Module, error: SyntaxError) -> None:

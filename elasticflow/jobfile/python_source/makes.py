@@ -9,10 +9,10 @@ import ast
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.python_source.bindings import dotted_names, origin, parse_python
+from elasticflow.jobfile.python_source.bindings import dotted_names, origin, parse_python, unquoted
 from elasticflow.jobfile.python_source.classes import base_names, classes_of
-from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError, UnreadableModuleError
-from elasticflow.jobfile.python_source.modules import CannotTellError, NoModuleError, source_of
+from elasticflow.jobfile.python_source.definitions import Definition
+from elasticflow.jobfile.python_source.modules import CannotTellError, UnresolvedError, source_of
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath
@@ -62,7 +62,6 @@ _HOMES = {
     MODEL: (),
     DATASET: (),
 }
-_NOT_TOLD = (CannotTellError, NoModuleError, NoAttributeError, UnreadableModuleError)
 
 
 class WrongKind(NamedTuple):
@@ -124,7 +123,7 @@ def _kinds_of_name(module: Module, name: ast.expr, resolver: Resolver) -> set[Ki
         return {kind} if kind else set()
     try:
         resolved = resolver.dotted(module, names)
-    except (*_NOT_TOLD, RecursionError):
+    except (UnresolvedError, RecursionError):
         return set()
     return _kinds(resolved, resolver) if isinstance(resolved, Definition) else set()
 
@@ -139,11 +138,7 @@ def _returned(definition: Definition, resolver: Resolver) -> set[Kind]:
         returns = [each for each in ast.walk(node) if isinstance(each, ast.Return)]
         value = returns[0].value if len(returns) == 1 else None
         name = value.func if isinstance(value, ast.Call) else None
-    if isinstance(name, ast.Constant) and isinstance(name.value, str):
-        try:
-            name = ast.parse(name.value, mode="eval").body
-        except (SyntaxError, ValueError):
-            return set()
+    name = None if name is None else unquoted(name)
     return set() if name is None else _kinds_of_name(definition.module, name, resolver)
 
 

@@ -12,12 +12,19 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-class CannotTellError(Exception):
+
+class UnresolvedError(Exception):
+    """Reading source does not lead from a name to its definition: there is none, or something hides it."""
+
+
+class CannotTellError(UnresolvedError):
     """Reading source does not show it: an extension module, a decorator, a package that is not installed here."""
 
 
@@ -25,8 +32,14 @@ class NotInstalledError(CannotTellError):
     """The top-level package is neither on the job's path nor installed here."""
 
 
-class NoModuleError(Exception):
-    """There is no such module; `beside` holds those there are, `package` is where it was looked for."""
+class NoModuleError(UnresolvedError):
+    """There is no such module.
+
+    Attributes:
+        name: Dotted name of what is missing.
+        beside: Modules that the package does have.
+        package: Where it was looked for.
+    """
 
     def __init__(self, name: str, beside: list[str], package: Module) -> None:
         super().__init__(name)
@@ -62,6 +75,15 @@ class Finder:
 
     own: tuple[Path, ...]
     installed: tuple[Path, ...]
+
+    @classmethod
+    def of_job(cls, project_root: Path, job_path: Iterable[str]) -> Finder:
+        """Return the finder of a job whose `job.path` is relative to the project's root."""
+        return cls(tuple(project_root / part for part in job_path), installed_folders())
+
+    def has_own(self, top: str) -> bool:
+        """Return whether a top-level module seems to lie on the job's own path; a cheap look before `find`."""
+        return any((folder / f"{top}.py").is_file() or (folder / top).is_dir() for folder in self.own)
 
     def find(self, name: str) -> Module:
         """Return the module.

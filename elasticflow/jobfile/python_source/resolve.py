@@ -11,6 +11,7 @@ from elasticflow.jobfile.python_source.bindings import (
     HIDDEN_STAR,
     bindings,
     dotted_names,
+    imported_from,
     origin,
     parse_python,
 )
@@ -59,7 +60,7 @@ class Resolver:
     def __init__(self, finder: Finder) -> None:
         self.finder = finder
 
-    def entry(self, module: str, attribute: str) -> Resolved:
+    def entry(self, entry: str) -> Resolved:
         """Return what `module:attribute` names.
 
         Raises:
@@ -67,6 +68,7 @@ class Resolver:
             UnreadableModuleError: a module of the job is not valid Python.
             CannotTellError: reading does not show it.
         """
+        module, _, attribute = entry.partition(":")
         return self.dotted(self.finder.find(module), attribute.split("."))
 
     def dotted(self, module: Module, names: list[str], hops: int = 0) -> Resolved:
@@ -147,11 +149,7 @@ class Resolver:
                 raise CannotTellError(f"{name} is bound in a way that reading does not show")
 
     def _imported(self, module: Module, statement: ast.ImportFrom) -> Module:
-        base = statement.module or ""
-        if statement.level:
-            around = module.package.split(".")
-            around = around[: len(around) - statement.level + 1]
-            base = ".".join([*around, *([base] if base else [])])
+        base = imported_from(statement, module)
         try:
             return self.finder.find(base)
         except NoModuleError as error:  # an import inside the job's code fails; running will show where

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pydantic import Field, PrivateAttr
 
@@ -54,6 +54,7 @@ __all__ = [
     "Table",
     "TorchrunTable",
     "TrainTable",
+    "ValidTables",
 ]
 
 
@@ -109,6 +110,24 @@ class Job(Table, defer_build=True):
         """Add the secrets of a job that has just been made, and return it."""
         self._secrets.update(secrets)
         return self
+
+
+class ValidTables(TypedDict, total=False):
+    """The tables of a job file that are right by themselves; None: an optional one that is left out."""
+
+    job: JobTable
+    model: ModelTable
+    optimizer: OptimizerTable
+    lr_scheduler: LrSchedulerTable | None
+    dataset: DatasetTable
+    evaluation: EvaluationTable | None
+    train: TrainTable
+    ddp: DdpTable
+    nodes: NodesTable
+    restarts: RestartsTable
+    snapshots: SnapshotsTable
+    logging: LoggingTable
+    torchrun: TorchrunTable
 
 
 RESERVED_TABLES = ("slurm", "kubernetes", "notify")

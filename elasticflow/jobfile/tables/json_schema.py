@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+_Schema = dict[str, Any]
 SCHEMA_FILE = Path(__file__).with_name("job.schema.json")
 
 _EXTENDS = {
@@ -32,7 +33,7 @@ BEYOND = (
 """What the models refuse and no JSON Schema can say. What needs several tables or other files is for `jobfile/checks/`."""
 
 
-def job_schema() -> dict[str, Any]:
+def job_schema() -> _Schema:
     """Return the JSON Schema (2020-12) that accepts what the models accept, except for what is `BEYOND` it.
 
     A file may leave out what the files it extends give, or its cases: with either nothing is required.
@@ -40,7 +41,7 @@ def job_schema() -> dict[str, Any]:
     from elasticflow.jobfile.tables.job import Job
 
     schema = _tidied(Job.model_json_schema(mode="validation"))
-    needed: dict[str, Any] = {}
+    needed: _Schema = {}
     for name, table in schema["$defs"].items():
         needed[name] = _requirements(name, table)
     tables = {
@@ -72,15 +73,15 @@ def schema_text() -> str:
     return json.dumps(job_schema(), indent=2) + "\n"
 
 
-def _name_of(ref: dict[str, Any]) -> str:
+def _name_of(ref: _Schema) -> str:
     return str(ref["$ref"]).rpartition("/")[2]
 
 
-def _requirements(name: str, table: dict[str, Any]) -> dict[str, Any]:
+def _requirements(name: str, table: _Schema) -> _Schema:
     """Take out of a table what only a whole job must have, and return it."""
     from elasticflow.jobfile.tables.types import ONE_OF
 
-    wanted: dict[str, Any] = {}
+    wanted: _Schema = {}
     if required := table.pop("required", []):
         wanted["required"] = required
     pair = ONE_OF.get(name.removesuffix("Table").lower())
@@ -93,9 +94,9 @@ def _requirements(name: str, table: dict[str, Any]) -> dict[str, Any]:
     return wanted and wanted | _OPEN
 
 
-def _tidied(schema: dict[str, Any]) -> dict[str, Any]:
+def _tidied(schema: _Schema) -> _Schema:
     """Return the models' schema as a job file needs it, each key with its examples."""
-    tidied: dict[str, Any] = _cleaned(schema)
+    tidied: _Schema = _cleaned(schema)
     for table in tidied["$defs"].values():
         for key in table["properties"].values():
             if "$ref" in key:  # a hover text of its own, for editors that do not follow it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow import redaction
 from elasticflow.jobfile.diagnostics.suggestions import nearest
@@ -20,11 +20,14 @@ from elasticflow.jobfile.tables.foreign_names import (
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.repairs import accepts, repaired
 from elasticflow.jobfile.tables.type_descriptions import annotation_at, describe, keys_at
+from elasticflow.jobfile.text.layers import flag_layer, value_at
+from elasticflow.jobfile.text.read import UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 _SURE = 0.8  # how alike a slip is to the key that was meant, where another meaning is possible
@@ -49,7 +52,7 @@ class KeySuggestion(NamedTuple):
     is_slip: bool = False
     others: tuple[tuple[str, str], ...] = ()
 
-    def in_file(self, path: KeyPath, raw: dict[str, Any], *, has_header: bool) -> str:
+    def in_file(self, path: KeyPath, raw: TomlTable, *, has_header: bool) -> str:
         """Return what to do about the key at *path* of a job's file.
 
         Args:
@@ -112,7 +115,7 @@ class KeySuggestion(NamedTuple):
             return f"did you mean [{name}]?"
         return f"this is a table here: [{name}] takes {', '.join(keys_at((name,)))}"
 
-    def _line(self, key: KeyPath, around: KeyPath, raw: dict[str, Any]) -> str:
+    def _line(self, key: KeyPath, around: KeyPath, raw: TomlTable) -> str:
         """Return the line to write, in the innermost table that is there."""
         if not self.value:
             kind = describe(annotation_at(key))
@@ -156,9 +159,6 @@ def flag_for(option: str, text: str) -> str | None:
         option: As it was given: `--max-epochs`.
         text: Its value; empty where it has none.
     """
-    from elasticflow.jobfile.text.layers import flag_layer
-    from elasticflow.jobfile.text.read import UnreadableError
-
     name = plain(option.replace(".", "__dot__")).replace("__dot__", ".")
     try:
         layer = flag_layer(f"{name}={text or 'true'}")
@@ -297,19 +297,6 @@ def _listed(around: KeyPath, names: Sequence[str]) -> str:
     if around:
         return f"[{dotted(around)}] takes: {', '.join(names)}"
     return f"a job file has the tables: {', '.join(each for each in names if each != 'extends')}"
-
-
-def value_at(path: KeyPath, raw: Any) -> Any:
-    """Return what stands at a path of a merged job; None where nothing does."""
-    for part in path:
-        raw = (
-            raw.get(part)
-            if isinstance(raw, dict)
-            else raw[part]
-            if isinstance(raw, list) and isinstance(part, int)
-            else None
-        )
-    return raw
 
 
 def has_header(source: Source, table: KeyPath) -> bool:

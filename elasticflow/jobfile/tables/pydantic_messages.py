@@ -13,7 +13,6 @@ from elasticflow.jobfile.tables.misplaced_keys import (
     has_header,
     set_flag,
     suggest_key,
-    value_at,
 )
 from elasticflow.jobfile.tables.repairs import key_repaired, repaired, with_units
 from elasticflow.jobfile.tables.type_descriptions import (
@@ -24,7 +23,7 @@ from elasticflow.jobfile.tables.type_descriptions import (
     kind_of_key,
 )
 from elasticflow.jobfile.tables.types import ONE_OF
-from elasticflow.jobfile.text.layers import MovedLayer
+from elasticflow.jobfile.text.layers import MovedLayer, value_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 _BOUNDS = {
@@ -67,7 +67,7 @@ class TableProblem(NamedTuple):
 def problem_of(error: ErrorDetails, table: str, raw: object) -> TableProblem:
     """Return the problem for one error of a table's model; *raw* is the whole merged dict."""
     path = _real_path((table, *error["loc"]), raw)
-    value, kind = _value_at(path, raw), error["type"]
+    value, kind = value_at(path, raw), error["type"]
     context: Mapping[str, Any] = error.get("ctx", {})
     if error["loc"] and error["loc"][-1] == "[key]":
         message = f"{dotted(path[:-1])}: {show(path[-1])} must be {kind_of_key(path)}"
@@ -174,10 +174,8 @@ def _with_name(key: str | int, value: str) -> str:
 
 def _is_needed(path: KeyPath, raw: object) -> bool:
     """Return whether a key is the only one given of two, one of which must be."""
-    from elasticflow.jobfile.tables.types import ONE_OF
-
     pair = ONE_OF.get(str(path[0]), ())
-    table = _value_at(path[:-1], raw)
+    table = value_at(path[:-1], raw)
     return path[-1] in pair and isinstance(table, dict) and not all(key in table for key in pair)
 
 
@@ -207,12 +205,6 @@ def _real_path(loc: KeyPath, raw: object) -> KeyPath:
             path.append(part)
             raw = raw[part]  # type: ignore[index]  # just looked
     return tuple(path)
-
-
-def _value_at(path: KeyPath, raw: Any) -> object:
-    for part in path:
-        raw = raw[part]
-    return raw
 
 
 def place_problems(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:
@@ -267,7 +259,7 @@ def _at_key_below(source: Source, problem: TableProblem) -> TableProblem:
     return problem
 
 
-def _below(table: dict[str, Any], path: KeyPath) -> Iterator[KeyPath]:
+def _below(table: TomlTable, path: KeyPath) -> Iterator[KeyPath]:
     for key, value in table.items():
         yield (*path, key)
         if isinstance(value, dict):

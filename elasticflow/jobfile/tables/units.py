@@ -64,6 +64,11 @@ class Interval(NamedTuple):
         return f"{self.amount:.0f} {self.unit}{'' if self.amount == 1 else 's'}"
 
 
+def intervals(every: str | list[str]) -> tuple[str, ...]:
+    """Return one or several intervals of the job file as several."""
+    return (every,) if isinstance(every, str) else tuple(every)
+
+
 def parse_interval(text: str) -> Interval:
     """Return the interval that *text* states.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -13,6 +13,7 @@ from elasticflow.jobfile.tables.types import ONE_OF
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.tables.job import ValidTables
     from elasticflow.jobfile.tables.pydantic_messages import TableProblem
     from elasticflow.jobfile.text.source import Source
 
@@ -52,14 +53,14 @@ class TableCache(dict[tuple[str, object], Any]):
         return table
 
 
-def read_tables(source: Source, cache: TableCache) -> tuple[dict[str, Any], list[Diagnostic]]:
+def read_tables(source: Source, cache: TableCache) -> tuple[ValidTables, list[Diagnostic]]:
     """Return the tables that are right by name, defaults for those left out, and what is wrong with the others.
 
     Args:
         source: The job.
         cache: Tables that need not be validated again; those that are right are added.
     """
-    tables: dict[str, Any] = {}
+    tables: dict[str, BaseModel | None] = {}
     diagnostics: list[Diagnostic] = []
     problems: list[TableProblem] = []
     for name in source.raw:
@@ -80,7 +81,7 @@ def read_tables(source: Source, cache: TableCache) -> tuple[dict[str, Any], list
                 continue
             cache[content] = table
         tables[name] = cache[content]
-    return tables, diagnostics + _placed(source, problems) if problems else diagnostics
+    return cast("ValidTables", tables), diagnostics + _placed(source, problems) if problems else diagnostics
 
 
 def read_table(source: Source, name: str) -> tuple[Any, list[Diagnostic]]:

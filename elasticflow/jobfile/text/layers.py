@@ -16,7 +16,7 @@ from elasticflow.jobfile.text.read import MOST_LEVELS, UnreadableError, depth
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.read import TomlTable
 
 Place = tuple["Layer", Spot]
 """A text, and where a key stands in it."""
@@ -37,7 +37,7 @@ class Layer:
 
     name: str
     text: str
-    raw: dict[str, Any]
+    raw: TomlTable
     find_spots: Callable[[], dict[KeyPath, Spot]]
     is_file: bool = False
     removes: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class MovedLayer:
         look_there: Returns the place of such a key.
     """
 
-    raw: dict[str, Any]
+    raw: TomlTable
     moves: Mapping[KeyPath, KeyPath]
     look_there: Callable[[KeyPath], Place | None]
     is_file: bool = False
@@ -78,17 +78,17 @@ class MovedLayer:
         return None
 
 
-def file_layer(name: str, text: str, raw: dict[str, Any]) -> Layer:
+def file_layer(name: str, text: str, raw: TomlTable) -> Layer:
     """Return the layer of a file."""
     return Layer(name, text, raw, lambda: spots_in(text), is_file=True)
 
 
-def lay_over(below: dict[str, Any], layer: Layer | MovedLayer) -> dict[str, Any]:
+def lay_over(below: TomlTable, layer: Layer | MovedLayer) -> TomlTable:
     """Return the keys of *below* with those of *layer* over them; both stay as they are."""
     return without(below, layer.removes) if layer.removes else merge(below, layer.raw)
 
 
-def merge(weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
+def merge(weak: TomlTable, strong: TomlTable) -> TomlTable:
     """Return both tables as one: tables merge key by key, of anything else the strong one wins.
 
     Tables that only one of them has are shared with the result, not copied.
@@ -101,13 +101,29 @@ def merge(weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def without(raw: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def without(raw: TomlTable, names: tuple[str, ...]) -> TomlTable:
     """Return a table without the key at *names*, if it is there."""
     first, *rest = names
     inner = raw.get(first)
     if not rest:
         return {key: value for key, value in raw.items() if key != first}
     return {**raw, first: without(inner, tuple(rest))} if isinstance(inner, dict) else raw
+
+
+def value_at(path: KeyPath, raw: Any) -> Any:
+    """Return what stands at a path of unvalidated keys; None where nothing does: TOML has no null."""
+    for part in path:
+        if isinstance(raw, dict):
+            raw = raw.get(part)
+        else:
+            raw = raw[part] if isinstance(raw, list) and isinstance(part, int) else None
+    return raw
+
+
+def table_at(raw: TomlTable, *names: str) -> TomlTable:
+    """Return a table of unvalidated keys; empty where there is none."""
+    table = value_at(names, raw)
+    return table if isinstance(table, dict) else {}
 
 
 def span_of(spot: Spot, *, at_key: bool) -> Span:
@@ -141,7 +157,7 @@ def flag_layer(text: str) -> Layer:
     if not value:
         return Layer(FLAG, text, {}, dict, removes=names)
     leaf = _leaf(text, value, start)
-    raw: dict[str, Any] = {names[-1]: leaf}
+    raw: TomlTable = {names[-1]: leaf}
     for name in reversed(names[:-1]):
         raw = {name: raw}
 

@@ -13,6 +13,8 @@ from elasticflow.jobfile.diagnostics.suggestions import nearest
 if TYPE_CHECKING:
     from pathlib import Path
 
+TomlTable = dict[str, Any]
+"""A table of TOML, not yet validated: only its model knows what its values are."""
 MOST_BYTES = 10_000_000
 MOST_LEVELS = 40  # what follows walks tables recursively
 
@@ -93,7 +95,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def parse_toml(text: str, name: str) -> dict[str, Any]:
+def parse_toml(text: str, name: str) -> TomlTable:
     """Return the keys of a TOML text.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, Severity, diagnostic_at
@@ -24,6 +24,8 @@ from elasticflow.jobfile.text.read import UnreadableError, near_files, parse_tom
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from elasticflow.jobfile.text.read import TomlTable
+
 _MOST_FILES = 50
 
 
@@ -39,11 +41,11 @@ class Source:
         written: `raw` before references were looked up; None: none were.
     """
 
-    raw: dict[str, Any]
+    raw: TomlTable
     layers: tuple[Layer | MovedLayer, ...]
     files: tuple[Path, ...]
     problems: tuple[Diagnostic, ...]
-    written: dict[str, Any] | None = None
+    written: TomlTable | None = None
 
     def problem(
         self, code: str, message: str, path: KeyPath, *, at_key: bool = False, severity: Severity = "error", remedy: str | None = None
@@ -78,7 +80,7 @@ def load_source(path: Path, overrides: Sequence[str] = ()) -> Source:
     reader.read(path, str(path), ())
     for override in overrides:
         reader.add_flag(override)
-    raw: dict[str, Any] = {}
+    raw: TomlTable = {}
     for layer in reader.layers:
         raw = lay_over(raw, layer)
     return Source(raw, tuple(reader.layers), tuple(reader.files), tuple(reader.problems))

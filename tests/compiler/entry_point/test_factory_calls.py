@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.compiler.entry_point.factory_calls import CallForms, call_forms, first_parameter, is_method
+from elasticflow.compiler.entry_point.factory_calls import CallForms, call_forms, is_method, parameters
+from elasticflow.jobfile.python_source.modules import Finder
+from elasticflow.jobfile.python_source.resolve import Resolver
 from tests.compiler.jobs import make_job
 
 SOURCE = """
@@ -60,13 +62,15 @@ def project(tmp_path: Path) -> Path:
 )
 def test_first_parameter(project: Path, entry: str, expected: str | None) -> None:
     """The first parameter's name is read from the source, through re-exports, or is unknown."""
-    assert first_parameter(entry, project, ["src"]) == expected
+    resolver = Resolver(Finder.of_job(project, ["src"]))
+    assert next(iter(parameters(entry, resolver)), None) == expected
 
 
 def test_torchs_optimizers_take_parameters() -> None:
     """The source of torch is looked at without loading torch."""
     had_torch = "torch" in sys.modules
-    assert first_parameter("torch.optim:AdamW", Path.cwd(), ["."]) == "params"
+    resolver = Resolver(Finder.of_job(Path.cwd(), ["."]))
+    assert parameters("torch.optim:AdamW", resolver)[0] == "params"
     assert ("torch" in sys.modules) == had_torch
 
 
@@ -84,7 +88,7 @@ def test_torchs_optimizers_take_parameters() -> None:
 )
 def test_methods_are_told_from_functions(project: Path, entry: str, expected: bool) -> None:
     """Own and inherited methods; not static and class methods, which are called on the class."""
-    assert is_method(entry, project, ["src"]) is expected
+    assert is_method(entry, Resolver(Finder.of_job(project, ["src"]))) is expected
 
 
 def test_the_forms_of_a_job_are_read_off_its_factories(project: Path) -> None:

@@ -70,7 +70,7 @@ def test_signatures_read_are_those_python_has(name: str) -> None:
         if attribute.startswith("_") or inspect.ismodule(real):
             continue
         try:
-            found = resolver.entry(name, attribute)
+            found = resolver.entry(f"{name}:{attribute}")
             assert callable(real) == isinstance(found, Definition), attribute
             read = as_read(signature_of(found, resolver)) if isinstance(found, Definition) else None
         except CannotTellError:
@@ -100,6 +100,6 @@ def test_own_definitions_of_every_kind_are_read_as_python_has_them(monkeypatch: 
         real: Any = module
         for part in attribute.split("."):
             real = getattr(real, part)
-        found = resolver.entry("kinds_of_callables", attribute)
+        found = resolver.entry(f"kinds_of_callables:{attribute}")
         assert isinstance(found, Definition), attribute
         assert as_read(signature_of(found, resolver)) == as_python_says(real), attribute
