@@ -117,7 +117,8 @@ def _ways(value: object, annotation: Any) -> Iterator[object]:
         yield value == 1
     is_plain = isinstance(value, str | bool | int | float)
     words = value if isinstance(value, str) else json.dumps(value) if is_plain else ""
-    yield from SAME_VALUES.get(words.strip().lower(), ())
+    if (same := SAME_VALUES.get(words.strip().lower())) is not None:
+        yield same
     if isinstance(value, str):
         yield from nearest(value.strip().lower(), [str(each) for each in choices(annotation)])
     if is_plain:
