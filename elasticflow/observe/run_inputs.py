@@ -78,7 +78,7 @@ def inputs_of_run(project_root: Path, text: str) -> RunInputs:
         made_in(launch),
         folder.path.parents[2],
         launch,
-        environment_of(launch).get("datasets", {}),
+        environment_of(launch).datasets,
         read_status(folder),
     )
 

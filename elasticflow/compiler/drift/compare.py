@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 Weight = Literal["harmless", "trajectory", "corrupting"]
 
-_NOT_THERE = object()
-
 _OTHER_STATE = "the snapshots hold other state than the job would"
 _OTHER_CURVE = "the rest of the run is trained in another way"
 
@@ -124,15 +122,13 @@ def compare(old: Job, new: Job) -> list[Difference]:
     """Return what differs, in the order of the job file, keys that came last."""
     before, after = dict(_leaves(public_tables(old))), dict(_leaves(public_tables(new)))
     own_weights = _EXACT_WEIGHTS if new.train.consistency == "exact" else {}
-    found = []
+    differences = []
     for key in {**before, **after}:
-        was, now = before.get(key, _NOT_THERE), after.get(key, _NOT_THERE)
+        was, now = before.get(key), after.get(key)
         if was != now or type(was) is not type(now):
-            was, now = (None if value is _NOT_THERE else value for value in (was, now))
-            if was is not None or now is not None:
-                weight = own_weights.get(key) or _weigh(key, was, now)
-                found.append(Difference(key, was, now, *weight))
-    return found
+            weight = own_weights.get(key) or _weigh(key, was, now)
+            differences.append(Difference(key, was, now, *weight))
+    return differences
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -149,8 +145,5 @@ def _weigh(key: str, was: Any, now: Any) -> tuple[Weight, str]:
     if key == "train.precision" and "fp16" in (was, now):
         return "corrupting", f"{_OTHER_STATE}: fp16 has a gradient scaler"
     parts = key.split(".")
-    for length in range(len(parts), 0, -1):
-        found = _WEIGHTS.get(".".join(parts[:length]))
-        if found is not None:
-            return found
-    return "trajectory", _OTHER_CURVE
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((_WEIGHTS[prefix] for prefix in prefixes if prefix in _WEIGHTS), ("trajectory", _OTHER_CURVE))

@@ -17,31 +17,11 @@ _BITS = 'train.consistency = "exact" promises bits that this may change'
 _ROUNDING = "equal up to rounding"
 _NO_WEIGHTS = frozenset({"evaluation", "prepare"})  # roles that no weight depends on
 # Move no number that training computes: ours, and what torch imports for its compiler and its hub.
-_PLUMBING = frozenset(
-    {
-        *(
-            "python",
-            "annotated-types",
-            "click",
-            "fsspec",
-            "pydantic",
-            "pydantic-core",
-            "safetensors",
-            "structlog",
-        ),
-        *(
-            "tomli",
-            "typing-extensions",
-            "typing-inspection",
-            "dill",
-            "filelock",
-            "jinja2",
-            "markupsafe",
-            "mpmath",
-        ),
-        *("networkx", "packaging", "psutil", "pyyaml", "rich", "setuptools", "sympy", "tqdm"),
-    }
-)
+_PLUMBING = frozenset({
+    "python", "annotated-types", "click", "fsspec", "pydantic", "pydantic-core", "safetensors", "structlog", "tomli",
+    "typing-extensions", "typing-inspection", "dill", "filelock", "jinja2", "markupsafe", "mpmath", "networkx",
+    "packaging", "psutil", "pyyaml", "rich", "setuptools", "sympy", "tqdm",
+})  # fmt: skip
 _DIGEST_SHOWN = 12
 
 
@@ -84,10 +64,10 @@ def _sources(old: Origins, new: Origins, *, is_exact: bool, after_user_error: bo
         else:
             reason = "counts as it is now, from here on"
         old_digest, new_digest = (
-            None if each is None else each.sha256[:_DIGEST_SHOWN] for each in (was, now)
+            None if file is None else file.sha256[:_DIGEST_SHOWN] for file in (was, now)
         )
-        told = f"{', '.join(sorted(roles))}: {reason}"
-        yield Difference(f"sources.{name}", old_digest, new_digest, weight, told)
+        reason = f"{', '.join(sorted(roles))}: {reason}"
+        yield Difference(f"sources.{name}", old_digest, new_digest, weight, reason)
 
 
 def _versions(old: Origins, new: Origins, *, is_exact: bool) -> Iterator[Difference]:
@@ -105,16 +85,14 @@ def _versions(old: Origins, new: Origins, *, is_exact: bool) -> Iterator[Differe
 def _machine(old: Origins, new: Origins, *, is_exact: bool, depends_on_cores: bool) -> Iterator[Difference]:
     if not old.machine or not new.machine:
         return
-    bits = {"cpu", "gpus"} | ({"cores"} if depends_on_cores else set())
     for name in ("cpu", "gpus", "cores", "driver", "os", "libc", "kernel"):
         was, now = old.machine.get(name), new.machine.get(name)
-        if was == now:
-            continue
-        if is_exact and name in bits:
-            yield Difference(f"machine.{name}", was, now, "trajectory", _BITS)
-        else:
-            reason = _ROUNDING if name in {"cpu", "gpus", "cores"} else "where it runs, not what it computes"
-            yield Difference(f"machine.{name}", was, now, "harmless", reason)
+        weight: Weight = "harmless"
+        reason = _ROUNDING if name in {"cpu", "gpus", "cores"} else "where it runs, not what it computes"
+        if is_exact and (name in {"cpu", "gpus"} or (name == "cores" and depends_on_cores)):
+            weight, reason = "trajectory", _BITS
+        if was != now:
+            yield Difference(f"machine.{name}", was, now, weight, reason)
 
 
 def _git(old: Origins, new: Origins) -> Iterator[Difference]:

@@ -44,7 +44,7 @@ class Origins:
         """SHA-256 of every file but the job's, by its path: what all machines of a run have in common."""
         return {name: each.sha256 for name, each in self.sources.items() if JOB_FILE not in each.roles}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Mapping[str, Any]:
         """Return what job.json and JOB.json hold of it."""
         sources = {
             name: {"sha256": each.sha256, "roles": list(each.roles)} for name, each in self.sources.items()
@@ -65,6 +65,21 @@ class Made(NamedTuple):
 
     job: Job
     origins: Origins
+
+
+@dataclass(frozen=True)
+class WorkerEnvironment:
+    """What the workers of a launch reported, as environment.json has it.
+
+    Attributes:
+        files: SHA-256 of each file of the job's own that they imported, by its path from the project's root.
+        versions: Of every distribution that they imported.
+        datasets: What was found of each dataset, by its name.
+    """
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def origins_now(
@@ -104,22 +119,21 @@ def made_from(record: Mapping[str, Any]) -> Made:
         name: SourceFile(str(each["sha256"]), tuple(map(str, each["roles"])))
         for name, each in _object(record, "sources").items()
     }
-    git = record.get("git")
     origins = Origins(
         sources,
-        None if git is None else _object(record, "git"),
+        None if record.get("git") is None else _object(record, "git"),
         {name: str(version) for name, version in _object(record, "versions").items()},
         _object(record, "machine"),
         str(record.get("launch_id", "")),
     )
-    return Made(job_from_json(_object(record, "job", record["job"])), origins)
+    return Made(job_from_json(_object({"job": record["job"]}, "job")), origins)
 
 
-def _object(record: Mapping[str, Any], key: str, value: Any = None) -> dict[str, Any]:
-    found = record.get(key, {}) if value is None else value
-    if not isinstance(found, dict):
+def _object(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = record.get(key, {})
+    if not isinstance(value, dict):
         raise TypeError(f"{key} is no object")
-    return found
+    return value
 
 
 def made_in(folder: Path) -> Made:
@@ -143,25 +157,26 @@ def made_in(folder: Path) -> Made:
 
 def with_environment(made: Made, folder: Path) -> Made:
     """Return what a launch was made from with what its workers, whose launch folder is *folder*, reported."""
-    found = environment_of(folder)
-    files, versions = found.get("files", {}), found.get("versions", {})
-    imported = {name: SourceFile(digest, ("imported",)) for name, digest in files.items()}
+    environment = environment_of(folder)
+    imported = {name: SourceFile(digest, ("imported",)) for name, digest in environment.files.items()}
     origins = replace(
         made.origins,
         sources={**imported, **made.origins.sources},
-        versions={**made.origins.versions, **versions},
+        versions={**made.origins.versions, **environment.versions},
     )
     return Made(made.job, origins)
 
 
-def environment_of(folder: Path) -> dict[str, Any]:
-    """Return what the workers of the launch in *folder* reported; empty until they have, and where it is damaged."""
-    found = records.read(folder / ENVIRONMENT_JSON)
-    if not isinstance(found, dict):
-        return {}
-    told = (found.get("files", {}), found.get("versions", {}))
-    if not all(isinstance(each, dict) and all(isinstance(v, str) for v in each.values()) for each in told):
-        return {}
-    datasets = found.get("datasets")
-    is_told = isinstance(datasets, dict) and all(isinstance(each, dict) for each in datasets.values())
-    return {**found, "datasets": datasets if is_told else {}}
+def environment_of(folder: Path) -> WorkerEnvironment:
+    """Return what the workers of the launch in *folder* reported; nothing until they have, and where it is damaged."""
+    record = records.read(folder / ENVIRONMENT_JSON)
+    if not isinstance(record, dict):
+        return WorkerEnvironment()
+    files, versions, datasets = (record.get(key, {}) for key in ("files", "versions", "datasets"))
+    if not _has_values(files, str) or not _has_values(versions, str):
+        return WorkerEnvironment()
+    return WorkerEnvironment(files, versions, datasets if _has_values(datasets, dict) else {})
+
+
+def _has_values(table: object, kind: type) -> bool:
+    return isinstance(table, dict) and all(isinstance(value, kind) for value in table.values())

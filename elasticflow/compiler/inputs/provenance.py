@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.run_folder import RUNS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 _PACKAGES = ("elasticflow", "torch", "numpy", "safetensors", "fsspec")
 _LIMIT_S, _SEARCH_LIMIT_S = 10.0, 3.0
@@ -27,13 +28,11 @@ _MOST_CHANGED = 50  # names that are recorded
 
 def versions(names: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of Python, of the packages that always take part and of *names*; those absent are left out."""
-    found = {"python": platform.python_version()}
+    by_name = {"python": platform.python_version()}
     for package in dict.fromkeys((*_PACKAGES, *names)):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            by_name[package] = metadata.version(package)
+    return by_name
 
 
 def versions_of_modules(modules: Iterable[str]) -> dict[str, str]:
@@ -42,18 +41,18 @@ def versions_of_modules(modules: Iterable[str]) -> dict[str, str]:
     return versions(sorted({name for module in modules for name in owners.get(module, ())}))
 
 
-def git_state(project_root: Path) -> dict[str, Any] | None:
+def git_state(project_root: Path) -> Mapping[str, Any] | None:
     """Return what the project's checkout holds; None outside of git or without it.
 
     `patch` is the SHA-256 over what differs from the commit, untracked sources included; None when nothing does. The
     patch itself is recorded nowhere: it may hold anything.
     """
-    found = _git(project_root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
-    if found is None:
+    head = _git(project_root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+    if head is None:
         return None
-    commit, branch = found.splitlines()[:2]
+    commit, branch = head.splitlines()[:2]
     status = _git(project_root, "status", "--porcelain", "-z", "--untracked-files=no")
-    changed = sorted(each[3:] for each in (status or "").split("\0") if each[2:3] == " ")
+    changed = sorted(entry[3:] for entry in (status or "").split("\0") if entry[2:3] == " ")
     untracked = _untracked(project_root)
     return {
         "commit": commit,
@@ -64,7 +63,7 @@ def git_state(project_root: Path) -> dict[str, Any] | None:
     }
 
 
-def machine() -> dict[str, Any]:
+def machine() -> Mapping[str, Any]:
     """Return what this machine is: host, system, kernel, libc, processor, GPUs and their driver; no library is loaded."""
     try:
         system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
@@ -102,27 +101,17 @@ def digest_of(path: Path) -> str | None:
 def _untracked(project_root: Path) -> list[str]:
     """Return sources of the project that git does not know, but for run folders, which are full of train.py of ours."""
     patterns = [f":(exclude){RUNS}/", *(f"*{suffix}" for suffix in _UNTRACKED_SUFFIXES)]
-    words = ("ls-files", "--others", "--exclude-standard", "-z", "--", *patterns)
-    found = _git(
-        project_root, *words, limit_s=_SEARCH_LIMIT_S
-    )  # may look through all the data that lies there
-    return sorted(name for name in (found or "").split("\0") if name)[:_MOST_UNTRACKED]
+    arguments = ("ls-files", "--others", "--exclude-standard", "-z", "--", *patterns)
+    # It may look through all the data that lies there.
+    names = _git(project_root, *arguments, limit_s=_SEARCH_LIMIT_S) or ""
+    return sorted(name for name in names.split("\0") if name)[:_MOST_UNTRACKED]
 
 
 def _patch(project_root: Path, untracked: list[str]) -> str | None:
     """Return the digest of the diff, read piece by piece: it may be as large as the checkout."""
     digest = hashlib.sha256()
-    argv = [
-        "git",
-        "-C",
-        str(project_root),
-        "diff",
-        "HEAD",
-        "--binary",
-        "--no-ext-diff",
-        "--no-textconv",
-        "--no-color",
-    ]
+    options = ("--binary", "--no-ext-diff", "--no-textconv", "--no-color")
+    argv = ["git", "-C", str(project_root), "diff", "HEAD", *options]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         timer = threading.Timer(_LIMIT_S, process.kill)
         timer.start()

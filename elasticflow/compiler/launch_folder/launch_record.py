@@ -6,9 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.compiler.entry_point.factory_calls import call_forms
+from elasticflow.compiler.entry_point.render import render
 from elasticflow.compiler.inputs.origins import JOB_JSON, Made, made_from, with_environment
 from elasticflow.compiler.inputs.sources import JOB_FILE
-from elasticflow.compiler.launch_folder.materialize import read_plan, rendered
+from elasticflow.compiler.launch_folder.materialize import read_plan
 from elasticflow.errors import ElasticflowError, RecordError
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.store.catalog import Catalog
@@ -53,22 +55,20 @@ def record_in(folder: Path) -> LaunchRecord | Damage | None:
     """
     path = folder / JOB_JSON
     content = records.read(path)
-    found = record_from(content, str(path)) if isinstance(content, dict) else content
-    return (
-        replace(found, made=with_environment(found.made, folder))
-        if isinstance(found, LaunchRecord)
-        else found
-    )
+    record = record_from(content, str(path)) if isinstance(content, dict) else content
+    if isinstance(record, LaunchRecord):
+        return replace(record, made=with_environment(record.made, folder))
+    return record
 
 
 def newest_record(folder: RunFolder) -> tuple[LaunchRecord | None, list[Damage]]:
     """Return the newest launch here whose record is whole, and what is wrong with those of newer ones."""
     damages: list[Damage] = []
     for number in reversed(folder.launch_numbers()):
-        found = record_in(folder.launch(number))
-        if isinstance(found, LaunchRecord):
-            return found, damages
-        damages.append(found or Damage(str(folder.launch(number) / JOB_JSON), "is absent"))
+        record = record_in(folder.launch(number))
+        if isinstance(record, LaunchRecord):
+            return record, damages
+        damages.append(record or Damage(str(folder.launch(number) / JOB_JSON), "is absent"))
     return None, damages
 
 
@@ -78,14 +78,12 @@ def last_record(folder: RunFolder, project_root: Path, warn: Callable[[str], Non
     Raises:
         RecordError: nothing tells.
     """
-    numbers = folder.launch_numbers()
-    newest = folder.launch(numbers[-1])
-    found = record_in(newest)
-    if isinstance(found, LaunchRecord):
-        return found
-    damage = found or Damage(str(newest / JOB_JSON), "is absent")
-    beside = _record_beside(folder, project_root, newest)
-    instead = beside or newest_record(folder)[0]
+    newest = folder.launch(folder.launch_numbers()[-1])
+    record = record_in(newest)
+    if isinstance(record, LaunchRecord):
+        return record
+    damage = record or Damage(str(newest / JOB_JSON), "is absent")
+    instead = _record_beside(folder, project_root, newest) or newest_record(folder)[0]
     if instead is None:
         raise RecordError(
             f"nothing tells how run {folder.run_id} was launched: {damage}",
@@ -105,8 +103,9 @@ def _record_beside(folder: RunFolder, project_root: Path, launch: Path) -> Launc
         catalog = Catalog(Storage(str(folder.path)))
     with suppress(OSError, ElasticflowError):
         content = catalog.inspect_job_record()
-        found = record_from(content, f"{catalog.storage.uri}/JOB.json") if isinstance(content, dict) else None
-        return found if isinstance(found, LaunchRecord) else None
+        if isinstance(content, dict):
+            record = record_from(content, f"{catalog.storage.uri}/JOB.json")
+            return record if isinstance(record, LaunchRecord) else None
     return None
 
 
@@ -138,9 +137,9 @@ def rendered_again(record: LaunchRecord, project_root: Path) -> str:
     """Return train.py as this version makes it for the launch that *record*, which tells its files and root, describes."""
     assert record.files is not None
     assert record.root is not None
-    return rendered(
+    return render(
         record.made.job,
-        project_root,
+        forms=call_forms(record.made.job, project_root),
         digest=record.digest,
         job_file=record.files[0],
         root=record.root,

@@ -101,9 +101,9 @@ def launch_files(
     """Return the text of every file of the launch folder by its name; plan.json, which vouches for them, last."""
     overrides = public_overrides(overrides)
     root = Path(os.path.relpath(project_root.resolve(), folder.resolve())).as_posix()
-    made = rendered(
+    made = render(
         job,
-        project_root,
+        forms=call_forms(job, project_root),
         digest=plan.job_digest,
         job_file=plan.job_files[0],
         root=root,
@@ -139,11 +139,6 @@ def launch_files(
     return files | {PLAN_JSON: _json({**to_json(plan.public().model_dump()), _WRITTEN: written})}
 
 
-def rendered(job: Job, project_root: Path, **facts: Any) -> str:
-    """Return the text of train.py; *facts* as `entry_point.render` takes them."""
-    return render(job, forms=call_forms(job, project_root), **facts)
-
-
 def source_copy(name: str) -> str:
     """Return where in a launch folder the copy of a file lies; files beside the project lie under `up/`."""
     inside = PurePosixPath(*("up" if part == ".." else part for part in PurePosixPath(name).parts))
@@ -156,13 +151,19 @@ def read_plan(folder: Path) -> LaunchPlan:
     Raises:
         LaunchFolderError: no plan.json there, or one that this version cannot read.
     """
-    values = _read_json(folder / PLAN_JSON)
+    path = folder / PLAN_JSON
+    values = records.read(path)
+    if not isinstance(values, dict):
+        raise LaunchFolderError(
+            f"{path} is absent" if values is None else str(values),
+            "is this a folder that `elasticflow compile` made?" if values is None else "compile the job again",
+        )
     values.pop(_WRITTEN, None)
     try:
         return LaunchPlan.model_validate(from_json(values))
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # a ValidationError is a ValueError
         raise LaunchFolderError(
-            f"{folder / PLAN_JSON} is damaged, or was written by another version of elasticflow",
+            f"{path} is damaged, or was written by another version of elasticflow",
             "compile the job again",
         ) from error
 
@@ -170,18 +171,18 @@ def read_plan(folder: Path) -> LaunchPlan:
 def digest_as_written(folder: Path) -> str | Damage:
     """Return the SHA-256 of train.py in *folder* as it was written, or what is wrong with plan.json, which tells it."""
     path = folder / PLAN_JSON
-    found = records.read(path)
-    if not isinstance(found, dict):
-        return found or Damage(str(path), "is absent")
-    written = found.get(_WRITTEN)
+    values = records.read(path)
+    if not isinstance(values, dict):
+        return values or Damage(str(path), "is absent")
+    written = values.get(_WRITTEN)
     digest = written.get(TRAIN_PY) if isinstance(written, dict) else None
     return digest if isinstance(digest, str) else Damage(str(path), "does not tell what was written")
 
 
 def _vouched(folder: Path) -> dict[str, str | None]:
     """Return the digests of what we wrote to *folder*; none where plan.json is not ours."""
-    found = records.read(folder / PLAN_JSON)
-    written = found.get(_WRITTEN) if isinstance(found, dict) else None
+    values = records.read(folder / PLAN_JSON)
+    written = values.get(_WRITTEN) if isinstance(values, dict) else None
     return {**written, PLAN_JSON: None, JOB_JSON: None} if isinstance(written, dict) else {}
 
 
@@ -199,13 +200,3 @@ def _json(values: Mapping[str, Any]) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    found = records.read(path)
-    if isinstance(found, dict):
-        return found
-    raise LaunchFolderError(
-        f"{path} is absent" if found is None else str(found),
-        "is this a folder that `elasticflow compile` made?" if found is None else "compile the job again",
-    )

@@ -1,4 +1,4 @@
-"""What was most likely meant by a text that is no TOML: another format, or a line that a few marks make right.
+"""What is wrong with a text that is no TOML, and the line that was most likely meant.
 
 Lines are mended by small changes of spelling, tried one after the other and together; the first that TOML accepts is
 offered. No change knows a key of the job file.
@@ -18,15 +18,15 @@ from elasticflow.jobfile.diagnostics.positions import Span
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_UNCLOSED = "the quotes are not closed on this line"
-_KEY_TWICE = "this key is given twice"
-_TABLE_TWICE = "this table is given twice"
-_REMEDIES = {
-    "a table in braces is whole, and nothing can be added to it": "write the key inside the braces, or the table under a header",
-    _UNCLOSED: "end the text with the quotes it begins with",
-    _KEY_TWICE: "keep one of the two: it stands in this table already",
-    _TABLE_TWICE: "put the keys of both under one header",
-}
+# How tomli's message begins, what is said instead of the whole line, and what to do.
+_OF_WHOLE_LINES = {
+    "Cannot overwrite a value": ("this key is given twice", "keep one of the two: it stands in this table already"),
+    "Cannot declare": ("this table is given twice", "put the keys of both under one header"),
+    "Cannot mutate immutable namespace": (
+        "a table in braces is whole, and nothing can be added to it",
+        "write the key inside the braces, or the table under a header",
+    ),
+}  # fmt: skip
 _MOST_CHARACTERS = 2_000_000  # that are parsed for one line
 _LONGEST = 200
 _TYPOGRAPHY = {ord(c): '"' for c in "\u201c\u201d\u201e\u201f\u00ab\u00bb\uff02"}
@@ -48,8 +48,38 @@ def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span,
         text: The whole text.
         start: Where tomli says it.
     """
-    words, span = _in_our_words(reason, text, start)
-    return f"not valid TOML: {words}", span, _remedy(words, text, span.start)
+    line = text.rfind("\n", 0, start) + 1
+    for beginning, (words, remedy) in _OF_WHOLE_LINES.items():
+        if reason.startswith(beginning):
+            return f"not valid TOML: {words}", Span(line, max(start, line + 1)), remedy
+    help_: str | None = None
+    words, span = reason[:1].lower() + reason[1:], Span(start, start + 1)
+    if reason == r"Illegal character '\n'":
+        words, help_ = "the quotes are not closed on this line", "end the text with the quotes it begins with"
+    elif words.startswith(("unclosed", "unterminated")):
+        begin = _start_of_unclosed(text, start, is_text=words.startswith("unterminated"))
+        end = -1 if begin is None else text.find("\n", begin)
+        if begin is not None and 0 <= end < start:  # the later line, where it is noticed, may be right
+            words, span = f"{words}, which begins here", Span(begin, end)
+    if (meant := mended(text, span.start)) is not None:
+        help_ = meant.remedy
+    elif help_ is None and _has_no_value(text, span.start):
+        help_ = "the value is missing"
+    return f"not valid TOML: {words}", span, help_
+
+
+def _has_no_value(text: str, start: int) -> bool:
+    """Return whether nothing stands after the equals sign of the line around an offset."""
+    line = text[text.rfind("\n", 0, start) + 1 :].split("\n", 1)[0]
+    _, equals, value = line.partition("=")
+    return bool(equals) and not value.partition("#")[0].strip()
+
+
+def _start_of_unclosed(text: str, at: int, *, is_text: bool) -> int | None:
+    """Return where the text, or the list or inline table, begins that is still open at an offset; None if no line shows it."""
+    mark = r"\"\"\"|'''" if is_text else r"[\[{]"
+    pattern = re.compile(rf"^[ \t]*[\w.\-\"']+[ \t]*=[ \t]*(?={mark})", re.MULTILINE)
+    return max((match.end() for match in pattern.finditer(text, 0, at)), default=None)
 
 
 class Mended(NamedTuple):
@@ -106,13 +136,6 @@ def mended(text: str, start: int) -> Mended | None:
     return None
 
 
-def start_of_unclosed(text: str, at: int, *, is_text: bool) -> int | None:
-    """Return where the text, or the list or inline table, begins that is still open at an offset; None if no line shows it."""
-    mark = r"\"\"\"|'''" if is_text else r"[\[{]"
-    pattern = re.compile(rf"^[ \t]*[\w.\-\"']+[ \t]*=[ \t]*(?={mark})", re.MULTILINE)
-    return max((match.end() for match in pattern.finditer(text, 0, at)), default=None)
-
-
 def is_toml_up_to(text: str, end: int) -> bool:
     """Return whether TOML takes a text at least up to an offset."""
     try:
@@ -127,6 +150,11 @@ def is_toml_up_to(text: str, end: int) -> bool:
 class _Change(NamedTuple):
     why: str
     made: Callable[[str], Iterator[str]]
+
+
+def _replaced(pattern: str, replacement: str) -> Callable[[str], Iterator[str]]:
+    """Return what yields a line with *pattern* replaced."""
+    return lambda line: iter((re.sub(pattern, replacement, line),))
 
 
 def _outside(line: str, change: Callable[[str], str]) -> str:
@@ -167,14 +195,6 @@ def _equals(line: str) -> Iterator[str]:
         yield f"{match[1].replace('-', '_')} = {match[2]}"
 
 
-def _end(line: str) -> Iterator[str]:
-    yield re.sub(r"\s*[,;]+\s*$", "", line)
-
-
-def _comment(line: str) -> Iterator[str]:
-    yield re.sub(r"(^|\s)(//|;|--|/\*|%)(.*)$", r"\1#\3", line)
-
-
 def _closing(line: str) -> Iterator[str]:
     """Yield the line with the quote or bracket that is missing at one end of its value."""
     pair = _PAIR.match(line)
@@ -201,10 +221,6 @@ def _quotes(line: str) -> Iterator[str]:
         yield f"{line[: pair.start(5)]}[{pair[5]}]{pair[6]}"
 
 
-def _prefixes(line: str) -> Iterator[str]:
-    yield re.sub(r"(=\s*)[fFrRbBuU]{1,2}(?=[\"'])", r"\1", line)
-
-
 def _inner_quotes(line: str) -> Iterator[str]:
     """Yield the line with bare words in its list or inline table in quotes."""
     pair = _PAIR.match(line)
@@ -220,10 +236,6 @@ def _in_quotes(word: re.Match[str]) -> str:
     return word[1] if word[1] in {"true", "false", "inf", "nan"} else json.dumps(word[1])
 
 
-def _backslashes(line: str) -> Iterator[str]:
-    yield re.sub(r"\"([^\"']*\\[^\"']*)\"", r"'\1'", line)
-
-
 def _brackets(line: str) -> Iterator[str]:
     """Yield the line with a tuple, set or dict call of Python as TOML has them."""
     pair = _PAIR.match(line)
@@ -235,10 +247,6 @@ def _brackets(line: str) -> Iterator[str]:
     pattern = re.compile(r"(?:tuple|list|set)?\(([^()]*)\)")
     as_list = _outside(value, lambda part: pattern.sub(lambda inner: "[" + inner[1].rstrip(", ") + "]", part))
     yield f"{start}{as_list}{comment}"
-
-
-def _colons(line: str) -> Iterator[str]:
-    yield re.sub(r"([{,]\s*)([\w-]+|\"[^\"]*\"|'[^']*')\s*:\s*", r"\1\2 = ", line)
 
 
 def _commas(line: str) -> Iterator[str]:
@@ -307,54 +315,22 @@ def _several(line: str) -> Iterator[str]:
 _CHANGES = (
     _Change("quotes and blanks as a word processor writes them", _typography),
     _Change("keys are written in plain letters", _plain_key),
-    _Change("no letter stands before the quotes of a text", _prefixes),
+    _Change("no letter stands before the quotes of a text", _replaced(r"(=\s*)[fFrRbBuU]{1,2}(?=[\"'])", r"\1")),
     _Change("TOML writes true and false in small letters, without quotes", _truth),
     _Change("TOML has no null", _nothing),
     _Change("TOML writes key = value", _equals),
-    _Change("nothing stands after a value but a comment", _end),
+    _Change("nothing stands after a value but a comment", _replaced(r"\s*[,;]+\s*$", "")),
     _Change("a number as TOML writes it", _numbers),
     _Change("TOML does not compute", _powers),
     _Change("lists stand in [ ], inline tables in { }", _brackets),
-    _Change("an inline table is { key = value, ... }", _colons),
+    _Change("an inline table is { key = value, ... }", _replaced(r"([{,]\s*)([\w-]+|\"[^\"]*\"|'[^']*')\s*:\s*", r"\1\2 = ")),
     _Change("a table's header is its name in brackets, on a line of its own", _header),
     _Change("what is opened is closed on the same line", _closing),
     _Change("each key stands on a line of its own", _several),
-    _Change("a comment begins with #", _comment),
-    _Change("a backslash stands for itself in single quotes", _backslashes),
+    _Change("a comment begins with #", _replaced(r"(^|\s)(//|;|--|/\*|%)(.*)$", r"\1#\3")),
+    _Change("a backslash stands for itself in single quotes", _replaced(r"\"([^\"']*\\[^\"']*)\"", r"'\1'")),
     _Change("text needs quotes", _quotes),
     _Change("text needs quotes", _inner_quotes),
     _Change("a comma stands between values", _commas),
     _Change("a key has no blanks", _key_blanks),
-)
-
-
-def _in_our_words(message: str, text: str, start: int) -> tuple[str, Span]:
-    """Return what tomli says, clearer where it is obscure, and where to point."""
-    line = text.rfind("\n", 0, start) + 1
-    noticed = Span(start, start + 1)
-    if message == r"Illegal character '\n'":
-        return _UNCLOSED, noticed
-    if message == "Cannot overwrite a value":
-        return _KEY_TWICE, Span(line, max(start, line + 1))
-    if message.startswith("Cannot declare"):
-        return _TABLE_TWICE, Span(line, max(start, line + 1))
-    if message.startswith("Cannot mutate immutable namespace"):
-        return "a table in braces is whole, and nothing can be added to it", Span(line, max(start, line + 1))
-    words = message[:1].lower() + message[1:]
-    if words.startswith(("unclosed", "unterminated")):
-        begin = start_of_unclosed(text, start, is_text=words.startswith("unterminated"))
-        end = -1 if begin is None else text.find("\n", begin)
-        if begin is not None and 0 <= end < start:  # the later line, where it is noticed, may be right
-            return f"{words}, which begins here", Span(begin, end)
-    return words, noticed
-
-
-def _remedy(words: str, text: str, at_offset: int) -> str | None:
-    """Return what most often lies behind a syntax error at this place."""
-    if (words not in _REMEDIES or words == _UNCLOSED) and (line := mended(text, at_offset)) is not None:
-        return line.remedy
-    if words in _REMEDIES:
-        return _REMEDIES[words]
-    line_of = text[text.rfind("\n", 0, at_offset) + 1 :].split("\n", 1)[0]
-    _, equals, value = line_of.partition("=")
-    return "the value is missing" if equals and not value.partition("#")[0].strip() else None
+)  # fmt: skip

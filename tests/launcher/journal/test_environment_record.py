@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.inputs.origins import environment_of
+from elasticflow.compiler.inputs.origins import WorkerEnvironment, environment_of
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ def test_what_rank_0_found_is_written_once(tmp_path: Path) -> None:
     record.found(found)
     record.close()
     written = environment_of(tmp_path)
-    assert {"samples": 9, "fingerprint": "f", "source": "s"} == written["datasets"]["train"]
-    assert {"a.py": "0"} == written["files"]
-    assert {"click", "python"} <= written["versions"].keys()
+    assert {"samples": 9, "fingerprint": "f", "source": "s"} == written.datasets["train"]
+    assert {"a.py": "0"} == written.files
+    assert {"click", "python"} <= written.versions.keys()
 
     record.found({**found, "generation": 2})
     record.close()
@@ -38,5 +38,5 @@ def test_what_rank_0_found_is_written_once(tmp_path: Path) -> None:
 def test_nothing_is_written_where_nobody_trained(tmp_path: Path) -> None:
     """A launch whose workers never took a step leaves no file."""
     EnvironmentRecord(tmp_path).close()
-    assert {} == environment_of(tmp_path)
+    assert WorkerEnvironment() == environment_of(tmp_path)
     assert [] == list(tmp_path.iterdir())
