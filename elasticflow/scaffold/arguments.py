@@ -1,4 +1,4 @@
-"""What arguments take, as far as source tells, and texts turned into what they take."""
+"""What arguments take, as far as source tells."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import tomli
-
-from elasticflow.jobfile.python_source.bindings import dotted_names, origin_in
+from elasticflow.jobfile.python_source.bindings import origin_in
 from elasticflow.jobfile.python_source.classes import classes_of
 from elasticflow.jobfile.python_source.definitions import Definition
 from elasticflow.jobfile.python_source.modules import CannotTellError, Module
 from elasticflow.jobfile.python_source.signatures import from_arguments
+from elasticflow.jobfile.python_source.syntax import decorators_of, dotted_names, unquoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from elasticflow.jobfile.python_source.signatures import Parameter
 
@@ -41,11 +40,11 @@ _TYPES: dict[str, ValueType] = {
     "os.PathLike": "str",
     "typing.Any": "any",
 }
-_LISTS = {
+_LISTS = (
     "builtins.list", "builtins.tuple", "builtins.set", "typing.List", "typing.Tuple", "typing.Sequence",
     "typing.Iterable", "collections.abc.Sequence", "collections.abc.Iterable",
-}  # fmt: skip
-_TABLES = {"builtins.dict", "typing.Dict", "typing.Mapping", "collections.abc.Mapping"}
+)  # fmt: skip
+_TABLES = ("builtins.dict", "typing.Dict", "typing.Mapping", "collections.abc.Mapping")
 # Names that say what an argument without annotation and default takes.
 _WHOLE = re.compile(
     r"(n|num|nb)_\w+|\w*(size|dim|dims|channels|classes|layers|heads|features|length|width|depth|blocks|hidden)"
@@ -166,8 +165,7 @@ def config_of(
 
 
 def _is_dataclass(node: ast.ClassDef, text: str) -> bool:
-    decorators = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
-    return any(origin_in(text, each) == "dataclasses.dataclass" for each in decorators)
+    return any(origin_in(text, decorator) == "dataclasses.dataclass" for decorator in decorators_of(node))
 
 
 def _fields(node: ast.ClassDef, text: str, configs: Mapping[str, Config]) -> Iterator[Argument]:
@@ -222,11 +220,9 @@ def constant(node: ast.expr | None) -> Any:
 def takes_of(node: ast.expr, text: str, configs: Mapping[str, Config]) -> Takes:
     """Return what an annotation takes."""
     match node:
-        case ast.Constant(value=str() as quoted):
-            try:
-                return takes_of(ast.parse(quoted.strip(), mode="eval").body, text, configs)
-            except (SyntaxError, ValueError, RecursionError):
-                return ANY
+        case ast.Constant(value=str()):
+            annotation = unquoted(node)
+            return ANY if annotation is None else takes_of(annotation, text, configs)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return _either([left, right], text, configs)
         case ast.Subscript(value=head, slice=inner):
@@ -235,11 +231,8 @@ def takes_of(node: ast.expr, text: str, configs: Mapping[str, Config]) -> Takes:
         case ast.Name(id=name) if name in configs:
             return Takes(("object",), config=name)
     name = origin_in(text, node)
-    if name in _TYPES:
-        return Takes((_TYPES[name],))
-    if name in _LISTS:
-        return Takes(("list",))
-    return Takes(("table",)) if name in _TABLES else OBJECT
+    kind: ValueType = "list" if name in _LISTS else "table" if name in _TABLES else _TYPES.get(name, "object")
+    return Takes((kind,))
 
 
 def _generic(name: str, parts: list[ast.expr], text: str, configs: Mapping[str, Config]) -> Takes:
@@ -308,95 +301,3 @@ def _uses_of(name: str, function: ast.FunctionDef) -> tuple[set[str], bool, bool
                 inner = (each.value for each in ast.walk(compared) if isinstance(each, ast.Constant))
                 is_compared |= any(isinstance(each, str) for each in inner)
     return read, is_compared, is_called
-
-
-def coerced(takes: Takes, text: str) -> Any:
-    """Return the value that *text*, as a person types it, is for such an argument.
-
-    Raises:
-        ValueError: it is none.
-    """
-    text = text.strip()
-    if takes.choices:
-        for each in takes.choices:
-            if text in {str(each), repr(each), f'"{each}"', str(each).lower()}:
-                return each
-        raise ValueError(text)
-    if takes.is_guess and text[:1] in {'"', "'", "[", "{"} and "str" not in takes.types:
-        return _any(text)
-    for name in takes.types:
-        try:
-            return _items(text, takes.item or ANY) if name == "list" else _READERS[name](text)
-        except ValueError:
-            continue
-    raise ValueError(text)
-
-
-def _whole(text: str) -> int:
-    value = int(text)
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(text)
-    return value
-
-
-def _real(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value
-
-
-def _flag(text: str) -> bool:
-    word = text.lower()
-    if word not in {"true", "false", "yes", "no", "y", "n"}:
-        raise ValueError(text)
-    return word[0] in "ty"
-
-
-def _text(text: str) -> str:
-    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
-    return text[1:-1] if quoted else text
-
-
-def _toml(text: str) -> Any:
-    return tomli.loads(f"v = {text}")["v"]  # its errors are ValueErrors
-
-
-def _any(text: str) -> Any:
-    for read in (_whole, _real, _toml):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return _text(text)
-
-
-def _items(text: str, item: Takes) -> list[Any]:
-    if text.startswith("["):
-        values = _toml(text)
-        if not isinstance(values, list):
-            raise ValueError(text)
-        return [coerced(item, each if isinstance(each, str) else str(each).lower()) for each in values]
-    return [coerced(item, each) for each in text.split(",")]
-
-
-def _table(text: str) -> dict[str, Any]:
-    value = _toml(text)
-    if isinstance(value, dict):
-        return value
-    raise ValueError(text)
-
-
-def _never(text: str) -> Any:
-    raise ValueError(text)
-
-
-_READERS: dict[ValueType, Callable[[str], Any]] = {
-    "int": _whole,
-    "float": _real,
-    "bool": _flag,
-    "str": _text,
-    "table": _table,
-    "any": _any,
-    "object": _never,
-}

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from elasticflow.jobfile.python_source.bindings import dotted_names, origin_in
+from elasticflow.jobfile.python_source.bindings import origin_in
+from elasticflow.jobfile.python_source.syntax import dotted_names, own_nodes
 from elasticflow.scaffold.arguments import Argument, Config, arguments_of, config_of, inherited_in_file
 
 if TYPE_CHECKING:
@@ -234,13 +235,9 @@ def method_of(node: ast.ClassDef, name: str, classes: Mapping[str, ast.ClassDef]
 
 def returns_of(node: ast.FunctionDef) -> Iterator[ast.expr]:
     """Yield what a function returns; functions inside it left out."""
-    waiting: list[ast.AST] = list(node.body)
-    while waiting:
-        each = waiting.pop(0)
-        if isinstance(each, ast.Return) and each.value is not None:
-            yield each.value
-        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            waiting = [*ast.iter_child_nodes(each), *waiting]
+    for inner in own_nodes(node):
+        if isinstance(inner, ast.Return) and inner.value is not None:
+            yield inner.value
 
 
 def _returned_names(node: ast.FunctionDef) -> set[str]:

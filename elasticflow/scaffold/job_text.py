@@ -135,10 +135,6 @@ def is_object(value: Any) -> bool:
 
 def _aligned(line: str) -> str:
     code, bar, comment = line.partition(" | ")
-    return (
-        f"{code:<{_COMMENTS_AT}}# {comment}"
-        if bar and len(code) < _COMMENTS_AT
-        else f"{code}  # {comment}"
-        if bar
-        else line
-    )
+    if not bar:
+        return line
+    return f"{code:<{_COMMENTS_AT}}# {comment}" if len(code) < _COMMENTS_AT else f"{code}  # {comment}"

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.python_source.bindings import dotted_names
+from elasticflow.jobfile.python_source.syntax import dotted_names
 from elasticflow.scaffold.candidates import method_of, returns_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ def step_for(model: Candidate, losses: Iterable[ast.FunctionDef], module: str) -
     forward = _forward_of(model)
     if own is not None and len(own.args.args) >= 2:
         given = "batch, 0" if len(own.args.args) > 2 else "batch"
-        lines = [f"outputs = model.training_step({given})", *_unwrapped()]
+        lines = [
+            f"outputs = model.training_step({given})",
+            'return outputs["loss"] if isinstance(outputs, dict) else outputs',
+        ]
         return _step(model, lines, "the one that the model's own training_step returns", "Any",
                      reason=f"{model.name} has a training_step of its own")  # fmt: skip
     if forward is None:
@@ -172,10 +175,6 @@ def _step(
     if "Tensor" not in returns:
         text = text.replace("from torch import Tensor, nn", "from torch import nn")
     return Step(text, reason, is_draft, takes_targets)
-
-
-def _unwrapped() -> list[str]:
-    return ['return outputs["loss"] if isinstance(outputs, dict) else outputs']
 
 
 def _forward_of(model: Candidate) -> ast.FunctionDef | None:

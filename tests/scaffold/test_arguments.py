@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.scaffold.arguments import Argument, coerced
+from elasticflow.scaffold.answers import coerced
 from elasticflow.scaffold.candidates import candidates
+
+if TYPE_CHECKING:
+    from elasticflow.scaffold.arguments import Argument
 
 FILE = """\
 import dataclasses

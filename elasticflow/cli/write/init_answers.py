@@ -12,7 +12,7 @@ import click
 from elasticflow.errors import ScaffoldError
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.scaffold import begin
-from elasticflow.scaffold.arguments import coerced
+from elasticflow.scaffold.answers import coerced
 from elasticflow.scaffold.example import loss_for, made_up_data, made_up_texts
 from elasticflow.scaffold.job_text import Draft
 from elasticflow.scaffold.shapes import shapes_of

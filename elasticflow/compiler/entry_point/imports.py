@@ -37,7 +37,9 @@ class Imports:
         first, *rest = attribute.split(".")
         for part in (*module.split("."), first, *rest):
             if keyword.iskeyword(part):
-                raise JobRefusedError(f"{entry} cannot be imported: {part} is a keyword of Python", "rename it")
+                raise JobRefusedError(
+                    f"{entry} cannot be imported: {part} is a keyword of Python", "rename it"
+                )
         if (module, first) not in self._names:
             self._names[module, first] = self._free_name(module, first)
         return ".".join([self._names[module, first], *rest])

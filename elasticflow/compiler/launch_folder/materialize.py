@@ -156,7 +156,9 @@ def read_plan(folder: Path) -> LaunchPlan:
     if not isinstance(values, dict):
         raise LaunchFolderError(
             f"{path} is absent" if values is None else str(values),
-            "is this a folder that `elasticflow compile` made?" if values is None else "compile the job again",
+            "is this a folder that `elasticflow compile` made?"
+            if values is None
+            else "compile the job again",
         )
     values.pop(_WRITTEN, None)
     try:

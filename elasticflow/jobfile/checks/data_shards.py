@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.checks.exact import nearest_divisors
+from elasticflow.jobfile.checks.exact import nearest_divisors, too_few_shards
 from elasticflow.jobfile.diagnostics import codes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.tables.job import NodesTable, ValidTables
+    from elasticflow.jobfile.tables.job import ValidTables
     from elasticflow.jobfile.text.source import Source
 
 _SHARDS = ("dataset", "shards")
@@ -23,7 +23,8 @@ def check_data_shards(source: Source, tables: ValidTables) -> Iterator[Diagnosti
     if dataset is None or dataset.shards is None:
         return
     train = tables.get("train")
-    yield from _world(source, dataset.shards, tables.get("nodes"))
+    why, nodes = "every worker reads whole shards", tables.get("nodes")
+    yield from too_few_shards(source, codes.DATA_SHARDS, _SHARDS, dataset.shards, nodes, why)
     yield from _batch(source, dataset.shards, dataset.global_batch_size)
     if dataset.tail == "drop":
         message = 'dataset.tail = "drop" needs the length of the data, which data shards do not tell'
@@ -40,16 +41,6 @@ def check_data_shards(source: Source, tables: ValidTables) -> Iterator[Diagnosti
         remedy = f"each virtual shard reads its own data shards: use shards = {shards}"
         yield source.problem(codes.DATA_SHARDS, message, _SHARDS, remedy=remedy)
     yield _promise(source, is_exact=train is not None and train.consistency == "exact")
-
-
-def _world(source: Source, shards: int, nodes: NodesTable | None) -> Iterator[Diagnostic]:
-    if nodes is None:
-        return
-    workers, is_exact = nodes.largest_world_size
-    if shards < workers:
-        message = f"dataset.shards ({shards}) is smaller than the largest world size ({workers}{'' if is_exact else ' or more'})"
-        remedy = f"every worker reads whole shards: set shards to {workers} or more, or lower nodes.max"
-        yield source.problem(codes.DATA_SHARDS, message, _SHARDS, remedy=remedy)
 
 
 def _batch(source: Source, shards: int, size: int) -> Iterator[Diagnostic]:

@@ -6,11 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import DatasetTable, NodesTable, ValidTables
     from elasticflow.jobfile.text.source import Source
 
@@ -19,9 +21,8 @@ _SHARDS = ("train", "virtual_shards")
 
 def check_exact(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield what is wrong with the virtual shards of a job."""
-    train, dataset, nodes, ddp = (
-        tables.get("train"), tables.get("dataset"), tables.get("nodes"), tables.get("ddp")
-    )
+    train, dataset = tables.get("train"), tables.get("dataset")
+    nodes, ddp = tables.get("nodes"), tables.get("ddp")
     if train is None:
         return
     if train.consistency != "exact":
@@ -35,7 +36,8 @@ def check_exact(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
         remedy = "set it to the most workers the job will ever have, or more: it cannot change during a run"
         yield source.problem(codes.VIRTUAL_SHARDS, message, ("train", "consistency"), remedy=remedy)
     else:
-        yield from _world(source, train.virtual_shards, nodes)
+        why = "every worker needs a shard"
+        yield from too_few_shards(source, codes.VIRTUAL_SHARDS, _SHARDS, train.virtual_shards, nodes, why)
         yield from _batch(source, train.virtual_shards, dataset, nodes)
     for key, value in ddp.model_dump().items() if ddp is not None else ():
         if value not in (None, False):
@@ -48,14 +50,17 @@ def check_exact(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
             yield source.problem(codes.VIRTUAL_SHARDS, message, ("ddp", key), remedy=remedy)
 
 
-def _world(source: Source, shards: int, nodes: NodesTable | None) -> Iterator[Diagnostic]:
+def too_few_shards(
+    source: Source, code: str, path: KeyPath, shards: int, nodes: NodesTable | None, why: str
+) -> Iterator[Diagnostic]:
+    """Yield an error if the key at *path* gives fewer shards than there may be workers."""
     if nodes is None:
         return
     workers, is_exact = nodes.largest_world_size
     if shards < workers:
-        message = f"train.virtual_shards ({shards}) is smaller than the largest world size ({workers}{'' if is_exact else ' or more'})"
-        remedy = f"every worker needs a shard: set virtual_shards to {workers} or more, or lower nodes.max"
-        yield source.problem(codes.VIRTUAL_SHARDS, message, _SHARDS, remedy=remedy)
+        message = f"{dotted(path)} ({shards}) is smaller than the largest world size ({workers}{'' if is_exact else ' or more'})"
+        remedy = f"{why}: set {path[-1]} to {workers} or more, or lower nodes.max"
+        yield source.problem(code, message, path, remedy=remedy)
 
 
 def _batch(

@@ -121,4 +121,3 @@ def _texts(key: KeyPath, given: object) -> list[tuple[KeyPath, str]]:
     if isinstance(given, list):
         return [((*key, number), each) for number, each in enumerate(given) if isinstance(each, str)]
     return []
-

@@ -263,7 +263,11 @@ def _fixed_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
     given = source.raw["matrix"].get("cases", {})
     for path, why in _FIXED.items():
         paths = [("matrix", "axes", *path)] if any(axis.path[: len(path)] == path for axis in axes) else []
-        paths += [("matrix", "cases", name, *path) for name, keys in given.items() if value_at(path, keys) is not None]
+        paths += [
+            ("matrix", "cases", name, *path)
+            for name, keys in given.items()
+            if value_at(path, keys) is not None
+        ]
         for where in paths:
             message = f"a case cannot change {dotted(path)}: {why}"
             yield source.problem(codes.CASE_KEY, message, where, at_key=True, remedy="take it out")

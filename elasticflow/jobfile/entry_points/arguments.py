@@ -11,10 +11,11 @@ from elasticflow.jobfile.entry_points.calls import takes_optimizers
 from elasticflow.jobfile.entry_points.free_tables import not_passable
 from elasticflow.jobfile.entry_points.own_steps import check_own_step
 from elasticflow.jobfile.python_source.annotations import ObjectTable
-from elasticflow.jobfile.python_source.bindings import decorators_of, dotted_names, origin, unquoted
+from elasticflow.jobfile.python_source.bindings import origin
 from elasticflow.jobfile.python_source.definitions import Definition
 from elasticflow.jobfile.python_source.modules import UnresolvedError
 from elasticflow.jobfile.python_source.signatures import Misfit, misfits
+from elasticflow.jobfile.python_source.syntax import decorators_of, dotted_names, unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

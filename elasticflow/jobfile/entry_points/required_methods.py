@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.python_source.bindings import decorators_of, dotted_names
 from elasticflow.jobfile.python_source.classes import base_names, classes_of, methods_of
 from elasticflow.jobfile.python_source.definitions import Definition, MadeByCallError
 from elasticflow.jobfile.python_source.modules import CannotTellError, Module
+from elasticflow.jobfile.python_source.syntax import decorators_of, dotted_names, own_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,7 +31,7 @@ def why_not_map_style(definition: Definition, resolver: Resolver) -> str | None:
         return _of_class(definition, resolver)
     if isinstance(node, ast.Lambda):
         return None
-    nodes = _own_nodes(node)
+    nodes = list(own_nodes(node))
     if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in nodes):
         return "is a generator: it has no length"
     returned = {_class_name(each) for each in nodes if isinstance(each, ast.Return)}
@@ -46,20 +46,6 @@ def why_not_map_style(definition: Definition, resolver: Resolver) -> str | None:
         reason = _of_class(resolved, resolver)
         return None if reason is None else f"returns {resolved.node.name}, which {reason}"
     return None
-
-
-def _own_nodes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.AST]:
-    """Return the nodes of a function's body, not those of functions inside it."""
-    nodes: list[ast.AST] = []
-    pending: list[ast.AST] = list(function.body)
-    while pending:
-        each = pending.pop()
-        nodes.append(each)
-        if not isinstance(
-            each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.GeneratorExp
-        ):
-            pending += ast.iter_child_nodes(each)
-    return nodes
 
 
 def _class_name(statement: ast.Return) -> str | None:

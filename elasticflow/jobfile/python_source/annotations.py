@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import show
-from elasticflow.jobfile.python_source.bindings import origin, unquoted
+from elasticflow.jobfile.python_source.bindings import origin
+from elasticflow.jobfile.python_source.syntax import unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

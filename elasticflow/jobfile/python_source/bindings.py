@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.python_source.modules import CannotTellError, source_of
+from elasticflow.jobfile.python_source.syntax import decorators_of, dotted_names
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.python_source.modules import Module
@@ -135,19 +136,6 @@ _TRANSPARENT = {
 }  # fmt: skip
 
 
-def dotted_names(node: ast.expr) -> list[str]:
-    """Return the names of `a.b.c`; empty for any other expression."""
-    match node:
-        case ast.Name(id=name):
-            return [name]
-        case ast.Attribute(value=inner, attr=name) if names := dotted_names(inner):
-            return [*names, name]
-        case ast.Subscript(value=inner):  # a generic base: Dataset[Sample]
-            return dotted_names(inner)
-        case _:
-            return []
-
-
 def origin(module: Module, node: ast.expr) -> str:
     """Return the dotted name an expression stands for: `functools.partial`, `builtins.int`.
 
@@ -221,40 +209,6 @@ def _imported(statement: ast.Import | ast.ImportFrom) -> dict[str, str]:
     if statement.level or statement.module is None:
         return {each.asname or each.name: "" for each in statement.names}
     return {each.asname or each.name: f"{statement.module}.{each.name}" for each in statement.names}
-
-
-def imported_from(statement: ast.ImportFrom, module: Module) -> str:
-    """Return the whole name of what a `from ... import` in *module* imports from."""
-    base = [statement.module] if statement.module else []
-    if statement.level:
-        around = module.package.split(".")
-        base = [*around[: len(around) - statement.level + 1], *base]
-    return ".".join(base)
-
-
-def imported_modules(node: ast.AST, module: Module) -> list[str]:
-    """Return what an import statement in *module* may import as modules: of `from a import b`, a and a.b."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        base = imported_from(node, module)
-        return [base, *(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")]
-    return []
-
-
-def unquoted(annotation: ast.expr) -> ast.expr | None:
-    """Return an annotation, also one that is written in quotes, as an expression; None if its text is none."""
-    if not isinstance(annotation, ast.Constant) or not isinstance(annotation.value, str):
-        return annotation
-    try:
-        return ast.parse(annotation.value.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def decorators_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> list[ast.expr]:
-    """Return what decorates a definition, without the arguments it is called with."""
-    return [mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list]
 
 
 def refuse_decorators(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.python_source.bindings import dotted_names, origin
+from elasticflow.jobfile.python_source.bindings import origin
 from elasticflow.jobfile.python_source.definitions import Definition
 from elasticflow.jobfile.python_source.modules import CannotTellError, UnresolvedError
+from elasticflow.jobfile.python_source.syntax import dotted_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,10 +9,11 @@ import ast
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.python_source.bindings import dotted_names, origin, parse_python, unquoted
+from elasticflow.jobfile.python_source.bindings import origin, parse_python
 from elasticflow.jobfile.python_source.classes import base_names, classes_of
 from elasticflow.jobfile.python_source.definitions import Definition
 from elasticflow.jobfile.python_source.modules import CannotTellError, UnresolvedError, source_of
+from elasticflow.jobfile.python_source.syntax import dotted_names, unquoted
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath

@@ -7,14 +7,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.python_source.bindings import (
-    HIDDEN_STAR,
-    bindings,
-    dotted_names,
-    imported_from,
-    origin,
-    parse_python,
-)
+from elasticflow.jobfile.python_source.bindings import HIDDEN_STAR, bindings, origin, parse_python
 from elasticflow.jobfile.python_source.classes import classes_of
 from elasticflow.jobfile.python_source.definitions import (
     Definition,
@@ -32,6 +25,7 @@ from elasticflow.jobfile.python_source.modules import (
     NoModuleError,
     source_of,
 )
+from elasticflow.jobfile.python_source.syntax import dotted_names, imported_from
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.python_source.definitions import DottedNames
