@@ -114,8 +114,7 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as job.json and events hold it."""
-        values: dict[str, Any] = to_json(asdict(self))
-        return values
+        return dict(to_json(asdict(self)))
 
 
 def compare(old: Job, new: Job) -> list[Difference]:

@@ -49,15 +49,15 @@ def change(difference: Difference) -> str:
     return f"{value(difference.old)} -> {value(difference.new)}"
 
 
-def value(found: Any) -> str:
+def value(content: Any) -> str:
     """Return a value as short as a table takes it."""
-    match found:
+    match content:
         case None | []:
             return "-"
         case str():
-            text = mask_url(found)
+            text = mask_url(content)
         case list():
-            text = ", ".join(map(str, found))
+            text = ", ".join(map(str, content))
         case _:
-            text = repr(found)
+            text = repr(content)
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."

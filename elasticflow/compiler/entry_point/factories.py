@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.entry_point.source_code import Call, Name, keywords
+from elasticflow.compiler.entry_point.source_code import Call, keywords
 from elasticflow.jobfile.entry_points.object_arguments import object_of
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.entry_point.factory_calls import CallForms
     from elasticflow.compiler.entry_point.imports import Imports
-    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.job import Args, Job
 
 
 def factories(job: Job, forms: CallForms, scope: Callable[[str], Imports]) -> dict[str, Call]:
@@ -70,7 +70,7 @@ def factory(
     imports: Imports,
     entry: str,
     *positional: str,
-    args: dict[str, Any] | None = None,
+    args: Args | None = None,
     where: str = "",
     is_method: bool = False,
 ) -> Call:
@@ -103,24 +103,19 @@ def _argument(value: Any, imports: Imports, where: str) -> Any:
     """Return a value of the job file with code in place of the objects that its tables mean."""
     described = object_of(value)
     if described is not None:
-        args = {key: _argument(each, imports, f"{where}.{key}") for key, each in described.args.items()}
+        args = {key: _argument(item, imports, f"{where}.{key}") for key, item in described.args.items()}
         if described.entry == "builtins:dict" and not described.is_partial:
             return args  # how a dict is written that would be taken for an object
         name = imports.name_of(described.entry)
         call = Call(name, keywords(args, where))
         return partial_of(imports, call) if described.is_partial else call
     if isinstance(value, dict):
-        return {key: _argument(each, imports, f"{where}.{key}") for key, each in value.items()}
+        return {key: _argument(item, imports, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list):
-        return [_argument(each, imports, f"{where}[{place}]") for place, each in enumerate(value)]
+        return [_argument(item, imports, f"{where}[{number}]") for number, item in enumerate(value)]
     return value
 
 
 def partial_of(imports: Imports, call: Call) -> Call:
     """Return *call* as `functools.partial` makes it: to be finished by whoever calls the result."""
     return Call(imports.name_of("functools:partial"), (("", call.name), *call.arguments))
-
-
-def included(job: Job, imports: Imports) -> dict[str, Name]:
-    """Return the name of each object of the job's own that snapshots include."""
-    return {name: Name(imports.name_of(entry)) for name, entry in job.snapshots.include.items()}

@@ -94,10 +94,10 @@ def keywords(args: Mapping[str, Any], where: str) -> tuple[tuple[str, Code], ...
     """
     plain = {key: value for key, value in args.items() if key.isidentifier() and not keyword.iskeyword(key)}
     rest = {key: value for key, value in args.items() if key not in plain}
-    found = [(f"{key}=", literal(value, f"{where}.{key}")) for key, value in plain.items()]
+    arguments = [(f"{key}=", literal(value, f"{where}.{key}")) for key, value in plain.items()]
     if rest:
-        found.append(("**", literal(rest, where)))
-    return tuple(found)
+        arguments.append(("**", literal(rest, where)))
+    return tuple(arguments)
 
 
 def literal(value: Any, where: str) -> Code:
@@ -120,7 +120,7 @@ def literal(value: Any, where: str) -> Code:
             return Display("{", tuple(items), "}")
         case list() | tuple():
             opening, closing = "()" if isinstance(value, tuple) else "[]"
-            items = [("", literal(item, f"{where}[{place}]")) for place, item in enumerate(value)]
+            items = [("", literal(item, f"{where}[{number}]")) for number, item in enumerate(value)]
             return Display(opening, tuple(items), closing)
         case _:
             return _scalar(value, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from elasticflow.compiler.entry_point.factories import factories, factory, included, partial_of
+from elasticflow.compiler.entry_point.factories import factories, factory, partial_of
 from elasticflow.compiler.entry_point.imports import Imports
 from elasticflow.compiler.entry_point.source_code import (
     Call,
@@ -69,7 +69,7 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         "prepare": None if prepare is None else call("prepare_data", "worker", prepare),
         "weights": call("load_weights", "model", from_root(job.model.weights)) if job.model.weights else None,
         "step": _step(job, forms),
-        "state": _state(job, forms, included(job, imports)),
+        "state": _state(job, forms, imports),
     }
     if forms.step_moves_optimizers and job.lr_scheduler is not None:
         code["scheduler"] = call("Schedules", calls["scheduler"])
@@ -182,7 +182,7 @@ def _path(job: Job) -> Code:
     return f"[str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]"
 
 
-def _ddp_options(job: Job) -> dict[str, Any]:
+def _ddp_options(job: Job) -> Mapping[str, Any]:
     return {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
 
 
@@ -223,9 +223,9 @@ def _without_secrets(value: Any, secrets: Mapping[KeyPath, TextWithSecrets], pat
     if path in secrets:
         return _looked_up(secrets[path])
     if isinstance(value, dict):
-        return {key: _without_secrets(each, secrets, (*path, key)) for key, each in value.items()}
+        return {key: _without_secrets(item, secrets, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_secrets(each, secrets, (*path, number)) for number, each in enumerate(value)]
+        return [_without_secrets(item, secrets, (*path, number)) for number, item in enumerate(value)]
     return value
 
 
@@ -321,7 +321,7 @@ def _evaluation(job: Job, dataset: Call | None, imports: Imports, forms: CallFor
     weights, best_of = measured_weights(job), _best_of(job)
     batch_size = table.batch_size or job.dataset.micro_batch_size
     metrics = {name: Name(imports.name_of(entry)) for name, entry in table.metrics.items()}
-    options: dict[str, Any] = {
+    options: Mapping[str, Any] = {
         **({} if forms.step_moves_optimizers else {"precision": Name("PRECISION")}),
         "every": intervals(table.every),
         **({"metrics": metrics} if metrics else {}),
@@ -353,7 +353,7 @@ def measured_weights(job: Job) -> Literal["ema", "raw", "both"]:
     return chosen or ("raw" if job.train.ema is None else "ema")
 
 
-def _state(job: Job, forms: CallForms, include: Mapping[str, Name]) -> Code:
+def _state(job: Job, forms: CallForms, imports: Imports) -> Code:
     optimizer = "optimizers" if forms.step_moves_optimizers else "optimizer"
     parts = {
         "model": "model",
@@ -363,6 +363,7 @@ def _state(job: Job, forms: CallForms, include: Mapping[str, Name]) -> Code:
         "ema": "average" if job.train.ema is not None else None,
         "evaluation": "evaluation" if job.evaluation else None,
     }
+    include = {name: Name(imports.name_of(entry)) for name, entry in job.snapshots.include.items()}
     return call(
         "State",
         **{part: Name(name) for part, name in parts.items() if name is not None},

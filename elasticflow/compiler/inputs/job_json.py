@@ -57,7 +57,7 @@ def to_json(value: Any, where: str = "") -> Any:
             dot = " " if where.endswith("]") else "."
             return {key: to_json(item, f"{where}{dot}{key}") for key, item in value.items()}
         case list() | tuple():
-            return [to_json(item, f"{where}[{place}]") for place, item in enumerate(value)]
+            return [to_json(item, f"{where}[{number}]") for number, item in enumerate(value)]
         case _:
             raise JobRefusedError(
                 f"{where}: a {type(value).__name__} cannot be an argument",

@@ -64,8 +64,8 @@ def _has(parent: str, name: str) -> bool:
 
 
 def _module(name: str) -> Module | None:
-    place = Path(elasticflow.__file__).resolve().parents[1]
+    above_package = Path(elasticflow.__file__).resolve().parents[1]
     try:
-        return Finder((), (place,)).find(name)
+        return Finder((), (above_package,)).find(name)
     except (CannotTellError, NoModuleError):
         return None

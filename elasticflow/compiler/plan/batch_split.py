@@ -1,12 +1,10 @@
-"""How a job's batches and steps fall out, at each world size; pure."""
+"""How a job's batches are split at each world size; pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
-
-from elasticflow.jobfile.checks import training_length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +74,7 @@ def _shown(job: Job) -> list[int]:
         chosen = [low << power for power in range(1, high.bit_length()) if low << power < high]
     room = MOST_ROWS - 2
     if len(chosen) > room:  # evenly among those there are, which lie closer where they are small
-        chosen = [chosen[place * (len(chosen) - 1) // (room - 1)] for place in range(room)]
+        chosen = [chosen[number * (len(chosen) - 1) // (room - 1)] for number in range(room)]
     return [low, *chosen, high]
 
 
@@ -141,13 +139,3 @@ def _subtrees(low: int, high: int, leaves: int) -> tuple[int, int]:
         most = max(most, number + held.bit_length())
         number, low = number + 1, low + size
     return number, most
-
-
-def num_steps(job: Job, samples: int) -> int:
-    """Return the optimizer steps of a whole run over a dataset of so many samples."""
-    return training_length.num_steps(job.train, job.dataset, samples)
-
-
-def steps_per_epoch(job: Job, samples: int) -> tuple[int, int]:
-    """Return the fewest and the most optimizer steps that end within one epoch; the same at every world size."""
-    return training_length.steps_per_epoch(job.dataset, samples)

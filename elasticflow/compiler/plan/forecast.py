@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.compiler.plan.batch_split import num_steps, steps_per_epoch
+from elasticflow.jobfile.checks.training_length import num_steps, steps_per_epoch
 from elasticflow.jobfile.tables.units import intervals, parse_interval
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def forecast(job: Job, known: Knowledge) -> Forecast:
     """Return what a run of *job* would come to."""
     samples = None if known.samples is None else int(known.samples.value)
     has_end = samples is not None or job.train.steps is not None
-    steps = num_steps(job, samples or 0) if has_end else None
+    steps = num_steps(job.train, job.dataset, samples or 0) if has_end else None
     step_s = None if known.step_s is None else known.step_s.value
     duration_s = None if steps is None or step_s is None else steps * step_s
     pace = _pace(job, samples, step_s)
@@ -101,7 +101,7 @@ def forecast(job: Job, known: Knowledge) -> Forecast:
     size = None if known.snapshot_bytes is None else known.snapshot_bytes.value
     return Forecast(
         steps=steps,
-        steps_per_epoch=None if samples is None else steps_per_epoch(job, samples),
+        steps_per_epoch=None if samples is None else steps_per_epoch(job.dataset, samples),
         duration_s=duration_s,
         evaluations=_evaluations(job, samples, steps, duration_s),
         snapshots_per_hour=rate,
@@ -125,7 +125,7 @@ def _epoch_steps(job: Job, samples: int) -> float:
     """Return the steps of an epoch on average: with tail = "spill", an epoch may end within a batch."""
     if job.dataset.tail == "spill":
         return samples / job.dataset.global_batch_size
-    return steps_per_epoch(job, samples)[0]
+    return steps_per_epoch(job.dataset, samples)[0]
 
 
 def _rate(every: str | list[str], pace: _Pace) -> tuple[float | None, bool]:
@@ -179,12 +179,11 @@ def _evaluations(job: Job, samples: int | None, steps: int | None, duration_s: f
 
 
 def _due(every: Sequence[str], lengths: dict[str, float | None]) -> int | None:
-    found, is_at_end = 0, False
-    for text in every:
-        interval = parse_interval(text)
+    count, is_at_end = 0, False
+    for interval in map(parse_interval, every):
         length = lengths[interval.unit]
         if length is None:
             return None
-        found += int(length // interval.amount)
+        count += int(length // interval.amount)
         is_at_end = is_at_end or length % interval.amount == 0
-    return found if is_at_end else found + 1
+    return count if is_at_end else count + 1

@@ -11,16 +11,15 @@ from pydantic import model_serializer, model_validator
 from elasticflow.compiler.inputs.job_json import job_digest
 from elasticflow.compiler.plan import batch_split, torchrun
 from elasticflow.compiler.plan.batch_split import Fact, WorldRow
-from elasticflow.jobfile.entry_points.object_arguments import ARGS_OF, objects_of
+from elasticflow.jobfile.entry_points.calls import entry_calls
 from elasticflow.jobfile.tables.units import intervals, parse_duration, parse_interval, parse_size
 from elasticflow.redaction import without_secrets
 from elasticflow.snapshots.format.policy import Keep
 from elasticflow.snapshots.format.writer_config import WriterConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from elasticflow.jobfile.entry_points.object_arguments import ObjectArgument
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.snapshots.format.policy import BestMode
 
@@ -131,7 +130,7 @@ def plan_job(
     Raises:
         JobRefusedError: torchrun could not do what the job asks, or an argument cannot be written down.
     """
-    variables = torchrun.variables(job)
+    variables, limit = torchrun.variables(job), job.snapshots.staging_limit
     return LaunchPlan(
         job_name=job.job.name,
         job_digest=job_digest(job),
@@ -158,7 +157,7 @@ def plan_job(
             writer=WriterConfig(
                 keep=keep_of(job),
                 integrity=job.snapshots.integrity,
-                staging_limit=_bytes(job.snapshots.staging_limit),
+                staging_limit=None if limit is None else parse_size(limit),
                 options=job.snapshots.options,
             ),
         ),
@@ -171,29 +170,7 @@ def plan_job(
 
 def entries(job: Job) -> dict[str, str]:
     """Return every `package.module:attribute` of the job by its key, in the order of the job file."""
-    found = {
-        "model.entry": job.model.entry,
-        "model.loss": job.model.loss,
-        "model.step": job.model.step,
-        "model.loss_count": job.model.loss_count,
-        "optimizer.entry": job.optimizer.entry,
-        "lr_scheduler.entry": job.lr_scheduler.entry if job.lr_scheduler else None,
-        "dataset.entry": job.dataset.entry,
-        "dataset.prepare": job.dataset.prepare,
-        "dataset.collate": job.dataset.collate,
-    }
-    if job.evaluation:
-        found["evaluation.entry"] = job.evaluation.entry
-        found |= {f"evaluation.metrics.{name}": entry for name, entry in job.evaluation.metrics.items()}
-    found |= {".".join(map(str, (*each.path, "entry"))): each.entry for each in _objects(job)}
-    found |= {f"snapshots.include.{name}": entry for name, entry in job.snapshots.include.items()}
-    return {key: entry for key, entry in found.items() if entry is not None}
-
-
-def _objects(job: Job) -> Iterator[ObjectArgument]:
-    return objects_of(
-        {name: table.model_dump() for name in ARGS_OF if (table := getattr(job, name)) is not None}
-    )
+    return {".".join(map(str, call.path)): call.text for call in entry_calls(job.model_dump())}
 
 
 def _modules(job: Job) -> tuple[str, ...]:
@@ -219,7 +196,3 @@ def _restarts(job: Job) -> RestartPlan:
         hang_timeout_s=parse_duration(job.restarts.hang_timeout),
         grace_s=parse_duration(job.snapshots.grace),
     )
-
-
-def _bytes(size: str | None) -> int | None:
-    return None if size is None else parse_size(size)

@@ -51,7 +51,7 @@ class Variable:
 def variables(job: Job) -> tuple[Variable, ...]:
     """Return the variables of every process of a launch, in a fixed order."""
     threads = "workers set their threads themselves; a fork server that ran threads would hang them"
-    found = [
+    listed = [
         Variable(
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
             "1",
@@ -68,12 +68,12 @@ def variables(job: Job) -> tuple[Variable, ...]:
     ]
     if job.train.consistency == "exact":
         reason = "without a fixed workspace cuBLAS may add in another order each time"
-        found.append(Variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", reason))
+        listed.append(Variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", reason))
     if job.nodes.interface is not None:
         reason = "workers talk over nodes.interface"
-        found.append(Variable("GLOO_SOCKET_IFNAME", job.nodes.interface, reason))
-        found.append(Variable("NCCL_SOCKET_IFNAME", job.nodes.interface, reason))
-    return tuple(found)
+        listed.append(Variable("GLOO_SOCKET_IFNAME", job.nodes.interface, reason))
+        listed.append(Variable("NCCL_SOCKET_IFNAME", job.nodes.interface, reason))
+    return tuple(listed)
 
 
 def arguments(job: Job) -> tuple[str, ...]:
@@ -104,13 +104,10 @@ def store_options(job: Job) -> dict[str, str]:
 
 def _rdzv_conf(job: Job) -> str:
     defaults = C10D_CONF if job.torchrun.rdzv_backend == "c10d" else {}
+    values = {**defaults, **job.torchrun.rdzv_conf}
     return ",".join(
-        f"{key}={_conf_value(value)}" for key, value in {**defaults, **job.torchrun.rdzv_conf}.items()
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in values.items()
     )
-
-
-def _conf_value(value: str | float | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def script(job_name: str, args: Sequence[str], environ: Mapping[str, str], reasons: Mapping[str, str]) -> str:

@@ -35,7 +35,7 @@ def line_at(text: str, start: int) -> str:
 
 def mask_secrets(line: str) -> str:
     """Return *line* with each secret-looking value replaced by as many stars."""
-    line = re.sub(_USER, lambda found: "*" * len(found[0]), line)
+    line = re.sub(_USER, lambda user: "*" * len(user[0]), line)
     line = re.sub(
         _QUERY, lambda m: f"{m['key']}={'*' * len(m['value'])}" if is_secret(m["key"]) else m[0], line
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elasticflow import redaction
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.entry_points.object_arguments import objects_in
+from elasticflow.jobfile.entry_points.object_arguments import ARGS_OF, objects_in
 from elasticflow.jobfile.text.layers import table_at, value_at
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
-_FREE = (("model", "args"), ("optimizer", "args"), ("lr_scheduler", "args"), ("dataset", "args"), ("evaluation", "args"), ("snapshots", "options"))  # fmt: skip
+_FREE = (*((table, "args") for table in ARGS_OF), ("snapshots", "options"))
 
 
 def check_free_values(source: Source) -> Iterator[Diagnostic]:
@@ -71,15 +71,14 @@ def check_secrets(source: Source) -> Iterator[Diagnostic]:
         is_told = any(redaction.is_secret(str(part)) for part in path[2:])
         if isinstance(value, str) and is_told and _without_references(value):
             message = f"{dotted(path)} looks like a secret, and a job file is checked in"
-            here = f'{remedy}, such as {path[-1]} = "${{env:NAME}}"'
-            yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=here)
+            example = f'{remedy}, such as {path[-1]} = "${{env:NAME}}"'
+            yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=example)
     uri = value_at(("snapshots", "uri"), written)
     if isinstance(uri, str) and re.search(r"://[^/@]*:[^/@]+@", _without_references(uri)):
         message = "snapshots.uri holds a password, and a job file is checked in"
-        here = f'{remedy}, such as "://me:${{env:NAME}}@"'
-        yield source.problem(
-            codes.SECRET_IN_FILE, message, ("snapshots", "uri"), severity="warning", remedy=here
-        )
+        example = f'{remedy}, such as "://me:${{env:NAME}}@"'
+        path = ("snapshots", "uri")
+        yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=example)
 
 
 def _without_references(text: str) -> str:

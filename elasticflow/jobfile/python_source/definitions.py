@@ -60,8 +60,8 @@ class MethodError(CannotTellError):
 def file_seen_from_here(module: Module) -> str:
     """Return a module's file as seen from the current folder, or its full name when it lies outside."""
     assert module.file is not None  # only source has lines
-    here = Path.cwd()
-    return str(module.file.relative_to(here) if module.file.is_relative_to(here) else module.file)
+    current = Path.cwd()
+    return str(module.file.relative_to(current) if module.file.is_relative_to(current) else module.file)
 
 
 class Definition(NamedTuple):

@@ -216,10 +216,8 @@ _DISTRIBUTIONS = {
 
 def installed_folders() -> tuple[Path, ...]:
     """Return the folders Python finds installed packages in; the current folder is not one of them."""
-    here = Path.cwd()
-    return tuple(
-        Path(each) for each in dict.fromkeys(sys.path) if each and Path(each) != here and Path(each).is_dir()
-    )
+    folders = (Path(text) for text in dict.fromkeys(sys.path) if text)
+    return tuple(folder for folder in folders if folder != Path.cwd() and folder.is_dir())
 
 
 def install_help(top: str, finder: Finder) -> str:
@@ -235,5 +233,6 @@ def looked_in(finder: Finder) -> str:
 
 def seen_from_here(folder: Path) -> str:
     """Return a folder as seen from the current one, where it lies inside."""
-    here = Path.cwd()
-    return f"./{folder.relative_to(here)}".removesuffix(".") if folder.is_relative_to(here) else str(folder)
+    if not folder.is_relative_to(Path.cwd()):
+        return str(folder)
+    return f"./{folder.relative_to(Path.cwd())}".removesuffix(".")

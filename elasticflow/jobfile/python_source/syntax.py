@@ -42,7 +42,7 @@ def decorators_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -
 def own_nodes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
     """Yield the nodes of a function's body in their order, without those of functions and classes inside it."""
     inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.GeneratorExp)
-    waiting: list[ast.AST] = function.body[::-1]
+    waiting: list[ast.AST] = [*reversed(function.body)]
     while waiting:
         node = waiting.pop()
         yield node

@@ -78,11 +78,6 @@ class MovedLayer:
         return None
 
 
-def file_layer(name: str, text: str, raw: TomlTable) -> Layer:
-    """Return the layer of a file."""
-    return Layer(name, text, raw, lambda: spots_in(text), is_file=True)
-
-
 def lay_over(below: TomlTable, layer: Layer | MovedLayer) -> TomlTable:
     """Return the keys of *below* with those of *layer* over them; both stay as they are."""
     return without(below, layer.removes) if layer.removes else merge(below, layer.raw)

@@ -260,13 +260,13 @@ def _commas(line: str) -> Iterator[str]:
 def _numbers(line: str) -> Iterator[str]:
     def changed(part: str) -> str:
         part = re.sub(
-            r"(?<![\w.,])(\d{1,3}(?:,\d{3})+)(?![\w,])", lambda found: found[1].replace(",", ""), part
+            r"(?<![\w.,])(\d{1,3}(?:,\d{3})+)(?![\w,])", lambda number: number[1].replace(",", ""), part
         )
         part = re.sub(r"(?<![\w.])0+(\d+)(?![\w.:-])", r"\1", part)
         part = re.sub(r"(?<![\w.])\.(\d)", r"0.\1", part)
         part = re.sub(r"(\d)\.(?=[eE]|\s|,|\]|}|$)", r"\1.0", part)
         part = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[fFLlj](?!\w)", r"\1", part)
-        return re.sub(r"(?<![\w.])0([XOB])", lambda found: f"0{found[1].lower()}", part)
+        return re.sub(r"(?<![\w.])0([XOB])", lambda number: f"0{number[1].lower()}", part)
 
     yield _outside(line, changed)
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, Severity, diagnostic_at
-from elasticflow.jobfile.diagnostics.positions import KeyPath, Span
+from elasticflow.jobfile.diagnostics.positions import KeyPath, Span, spots_in
 from elasticflow.jobfile.text.layers import (
     Layer,
     MovedLayer,
     Place,
-    file_layer,
     flag_layer,
     lay_over,
     span_of,
@@ -102,7 +101,7 @@ class _Reader:
         except UnreadableError as error:
             self.problems.append(error.diagnostic)
             return
-        layer = file_layer(name, text, raw)
+        layer = Layer(name, text, raw, lambda: spots_in(text), is_file=True)
         self.files.append(path)
         bases = raw.pop("extends", [])
         if isinstance(bases, str):

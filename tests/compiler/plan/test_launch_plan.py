@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.compiler.plan.batch_split import exact_cost, num_steps, steps_per_epoch, world_row
+from elasticflow.compiler.plan.batch_split import exact_cost, world_row
 from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
+from elasticflow.jobfile.checks.training_length import num_steps, steps_per_epoch
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.training.fixed_order_sum import TreeSum
@@ -167,7 +168,10 @@ def test_steps_are_those_of_the_schedule(samples: int, batch: int, epochs: int, 
     if tail == "drop" and samples < batch:
         return
     job = make_job(train__epochs=epochs, dataset__global_batch_size=batch, dataset__tail=tail)
-    assert num_steps(job, samples) == IndexSchedule(samples, batch, epochs=epochs, tail=tail).steps
+    assert (
+        num_steps(job.train, job.dataset, samples)
+        == IndexSchedule(samples, batch, epochs=epochs, tail=tail).steps
+    )
 
 
 @given(st.integers(1, 500), st.integers(1, 60), st.sampled_from(["spill", "short", "drop"]))
@@ -180,10 +184,12 @@ def test_steps_of_an_epoch_are_those_of_the_schedule(samples: int, batch: int, t
     while not schedule.is_end(position) and position.epoch < 19:  # the last epoch's last batch is short
         position = schedule.batch(position)[2]
         ended[(position.offset - 1) // samples] += 1
-    fewest, most = steps_per_epoch(make_job(dataset__global_batch_size=batch, dataset__tail=tail), samples)
+    job = make_job(dataset__global_batch_size=batch, dataset__tail=tail)
+    fewest, most = steps_per_epoch(job.dataset, samples)
     assert {fewest, most} >= set(ended[:18])
 
 
 def test_declared_steps_need_no_dataset() -> None:
     """train.steps is the number of steps."""
-    assert num_steps(make_job(train__epochs=None, train__steps=17), 0) == 17
+    job = make_job(train__epochs=None, train__steps=17)
+    assert num_steps(job.train, job.dataset, 0) == 17
