@@ -1,7 +1,7 @@
-"""One agent per node: forms each generation the supervisor decides on, and reports how it ended.
+"""One agent per node: starts the workers of each generation that the supervisor orders, and reports how they ended.
 
-It starts the workers from its fork server and forwards what they log. Whether to restart is never its decision.
-Nothing here imports torch: an agent that does so starts two seconds later, and takes 100 MB more.
+It forks them from its fork server and forwards what they log. Whether to restart is never its decision. The agent does
+not import torch: it would start two seconds later and take 100 MB more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.02
 _ROOT_CAUSE_WAIT_S = 0.15
-# Within which killed workers have to be gone: after a generation, and when the agent leaves.
+# Seconds in which killed workers have to be gone: after a generation, and when the agent leaves.
 _GONE_S = 5
 _GONE_AT_LAST_S = 30
 
@@ -47,12 +47,12 @@ class Agent:
     """The agent of one node.
 
     Args:
-        config: What the supervisor told it.
+        config: What the supervisor gave it.
         options: What torchrun makes of the launch's arguments.
         store: The launch's control store.
         server: Forks the workers; it is ready.
         writer: Writes the snapshots of the node.
-        heartbeats: Those of the node's workers.
+        heartbeats: The heartbeats of the node's workers.
     """
 
     def __init__(
@@ -116,10 +116,7 @@ class Agent:
             self._node_heartbeat.end()
 
     def finish(self, patience_s: float) -> None:
-        """After `run`: have the writer end what it holds, for at most *patience_s*, and tell what became of it.
-
-        What workers have left behind is ended.
-        """
+        """After `run`: have the writer finish within *patience_s*, report its snapshots, end what workers left behind."""
         self._writer.finish(patience_s)
         self._orphans.end()
         self._reporter.forward()
@@ -154,12 +151,12 @@ class Agent:
         }
 
     def _watch(self, workers: ForkedWorkers, generation: int) -> tuple[bool, set[int]]:
-        """Return once the workers have all ended, one has failed, or the supervisor stops the generation.
+        """Wait until all workers have ended, one has failed, or the supervisor stops the generation.
 
         Returns:
             Whether the generation failed, and which local ranks ended by themselves.
         """
-        draining = False
+        is_draining = False
         while True:
             select.select([self._server.fileno(), self._writer.fileno()], [], [], _POLL_S)
             self._reporter.forward()
@@ -171,19 +168,19 @@ class Agent:
                     self._look()
                 self._reporter.forward()
                 return state is GroupState.FAILED, set(workers.exits())
-            if not draining and is_requested(self._store, "drain", generation):
-                draining = True
+            if not is_draining and is_requested(self._store, "drain", generation):
+                is_draining = True
                 workers.send(signal.SIGTERM)
             if is_requested(self._store, "stop", generation):
                 return False, set()
             self._look_for_hang(workers, generation)
 
     def _look(self) -> None:
-        """Pass on a request to leave, and look after the helpers, without which the agent leaves.
+        """Pass on a request to leave; end what workers left behind; check the helpers.
 
         Raises:
             NodeReleasedError: this node was let go, or counts as lost.
-            HelperLostError: the writer or the fork server has ended: whatever workers say then is only what follows.
+            HelperLostError: the writer or the fork server has ended; failures of workers only follow from that.
         """
         self._node_heartbeat.pass_on()
         self._orphans.pursue(time.monotonic())
@@ -205,9 +202,9 @@ class Agent:
             self._server.pump(0.01)
 
     def _look_for_hang(self, workers: ForkedWorkers, generation: int) -> None:
-        """Tell whether all workers here make no progress, and, when the supervisor asks, where they stand.
+        """Report whether all workers of this node make no progress, and their stacks when the supervisor asks.
 
-        It asks once those of all nodes make none.
+        It asks once the workers of all nodes make none.
         """
         is_stalled = self._heartbeats.look(workers.exits())
         if is_stalled != self._is_stalled:
@@ -221,10 +218,10 @@ class Agent:
 def build_agent(
     config: AgentConfig, server: ForkServer, writer: WriterProcess, heartbeats: WorkerHeartbeats
 ) -> Agent:
-    """Return the agent once its fork server is ready, with what that read in the launch's torchrun.args.
+    """Return the agent once its fork server is ready and has read the launch's torchrun.args.
 
     Raises:
-        TorchrunRefusedError: torchrun refuses those arguments.
+        TorchrunRefusedError: torchrun refuses these arguments.
         HelperLostError: the fork server has ended.
     """
     store = join_store(StoreAddress.parse(config.rendezvous))

@@ -1,4 +1,4 @@
-"""Starting the agent: its configuration and its process; free of torch."""
+"""Starting the agent: its configuration and its process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LAST_WORDS = 2000
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """What the supervisor tells an agent; JSON on its standard input: everybody may read command lines.
+    """What the supervisor gives an agent, on its standard input: everybody may read command lines.
 
     Attributes:
         launch_folder: Absolute path of the launch folder.
@@ -38,12 +38,12 @@ class AgentConfig:
         rendezvous: Where the launch's keys are (`StoreAddress.url`).
         path: Folders of the job's own code, absolute.
         modules: Modules the fork server imports.
-        start_method: fork or spawn.
-        hang_timeout_s: Seconds without a heartbeat that are a hang.
+        start_method: `fork` or `spawn`.
+        hang_timeout_s: Seconds without a heartbeat that count as a hang.
         grace_s: Seconds the writer has for what it holds when the launch ends.
         writer: What the node's snapshot writer is started with.
         node_rank: This node's place among all, where the rendezvous is static.
-        seed: The job's; what its modules draw at import follows from it.
+        seed: The job's seed, from which random numbers follow that its modules draw at import.
     """
 
     launch_folder: str
@@ -66,7 +66,7 @@ class AgentEnd:
 
     Attributes:
         exit_code: As `Popen.returncode` gives it: negative is a signal.
-        last_words: The end of what it and its helpers printed, since it was started.
+        last_words: The end of what it and its helpers printed.
     """
 
     exit_code: int
@@ -74,7 +74,7 @@ class AgentEnd:
 
     @property
     def cause(self) -> str:
-        """In one line: `was killed by SIGKILL`, `ended, since its snapshot writer was killed by SIGKILL`."""
+        """How it ended, in words: `was killed by SIGKILL`, `ended, since its snapshot writer was killed by SIGKILL`."""
         if self.exit_code < 0:
             return f"was {signal_or_code(self.exit_code)}"
         if self.exit_code == STORE_LOST:
@@ -86,7 +86,7 @@ class AgentEnd:
 
     @property
     def is_its_own_doing(self) -> bool:
-        """Whether it may well end so again: nobody killed it, or a helper of its, from outside."""
+        """Whether another agent may well end in the same way: nobody killed this one or a helper of it from outside."""
         return self.exit_code not in (STORE_LOST, HELPER_KILLED) and not is_killed_from_outside(
             self.exit_code
         )
@@ -105,7 +105,7 @@ class AgentProcess:
     def start(self) -> None:
         """Start the agent; what it and its helpers print is appended to the log.
 
-        exec'd, so it inherits none of this process' sockets or locks.
+        It is exec'd, so it inherits none of this process' sockets or locks.
         """
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as output:
@@ -133,13 +133,13 @@ class AgentProcess:
         self._process.send_signal(number)
 
     def last_words(self) -> str:
-        """Return the end of what it printed since it was started."""
+        """Return the end of what the agent and its helpers have printed since it was started."""
         with self._log.open("rb") as log:
             log.seek(max(self._began, log.seek(0, os.SEEK_END) - _LAST_WORDS))
             return log.read().decode("utf-8", "replace")
 
     def end(self) -> None:
-        """Return when the agent is gone: if it is not, it is killed with everything below it."""
+        """Kill the agent, with everything below it, if it lives; it is gone afterwards."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

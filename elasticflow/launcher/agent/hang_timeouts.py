@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Quick steps are interrupted for as long by things that are no hang.
+# Even quick steps stall for so long by what is no hang.
 FLOOR_S = 60.0
 FACTOR = 10
 ENOUGH = 10
@@ -22,7 +22,7 @@ class HangTimeouts:
 
     Args:
         ceiling_s: Seconds.
-        learned: By phase, how often it was seen and its longest stall in seconds: what `learned` returned before.
+        learned: What `learned` returned in an earlier launch.
     """
 
     def __init__(self, ceiling_s: float, learned: Mapping[str, tuple[int, float]] | None = None) -> None:
@@ -35,7 +35,7 @@ class HangTimeouts:
         self._seen[phase] = number + 1, max(longest, seconds)
 
     def allow_as_long(self, phase: str, seconds: float) -> None:
-        """Take in that a stall of *seconds* counted as a hang: if it was none, one as long does not count again."""
+        """Take in that a stall of *seconds* counted as a hang: a stall as long does not count again."""
         self.note(phase, min(seconds, self._ceiling_s))
 
     def of(self, phase: str) -> float:
@@ -48,5 +48,5 @@ class HangTimeouts:
         return min(self._ceiling_s, max(FLOOR_S, FACTOR * longest))
 
     def learned(self) -> dict[str, tuple[int, float]]:
-        """Return what a later launch of the run may begin with."""
+        """Return, by phase, how often it was seen and its longest stall in seconds, for a later launch of the run."""
         return {phase: (number, round(longest, 3)) for phase, (number, longest) in self._seen.items()}

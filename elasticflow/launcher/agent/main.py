@@ -1,6 +1,6 @@
-"""What runs on a node: `python -m elasticflow.launcher.agent.main PARENT_PID`, its configuration on standard input.
+"""The process of an agent: `python -m elasticflow.launcher.agent.main PARENT_PID`, its configuration on standard input.
 
-Starts the writer and the fork server first, since they import for seconds, then becomes the agent.
+It starts the fork server and the writer first, since they import for seconds, then becomes the agent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the agent can pass the wish to leave on
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the agent can pass on a request to leave
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     heartbeats = WorkerHeartbeats(config.hang_timeout_s)
     launch = Path(config.launch_folder)
@@ -52,12 +52,12 @@ def main() -> None:
     code = _end_of(lambda: _serve(config, server, heartbeats))
     logging.shutdown()
     sys.stderr.flush()
-    # Threads of the presence may still wait for the store, which may be gone.
+    # Threads of the heartbeat may still wait for the store, which may be gone.
     os._exit(code)
 
 
 def _end_of(serve: Callable[[], None]) -> int:
-    """Return what this process ends with after *serve*, having said why in the last line of its log."""
+    """Call *serve* and return this process' exit code; the last line of its log says why."""
     try:
         serve()
     except HelperLostError as lost:
@@ -66,7 +66,7 @@ def _end_of(serve: Callable[[], None]) -> int:
     except TorchrunRefusedError as refused:
         sys.stderr.write(f"{refused}\n")
         return 1
-    except StoreLostError as lost:  # seen here before the presence saw it
+    except StoreLostError as lost:  # seen before the heartbeat saw it
         sys.stderr.write(f"{lost}\n")
         return STORE_LOST
     return 0

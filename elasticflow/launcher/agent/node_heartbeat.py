@@ -1,4 +1,4 @@
-"""A node's signs of life to the supervisor; also how it asks to leave, and hears that it has been let go."""
+"""A node's signs of life to the supervisor, its request to leave, and whether it was let go."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NodeHeartbeat:
             lambda: join_store(address),
             beat_key(outbox.number),
             _LONGEST_SILENCE_S,
-            # A node that is cut off has been replaced by others; its workers end with this process.
+            # Other nodes have replaced a node that is cut off; its workers end with this process.
             when_silent=_end_without_store,
             when_failed=_end_without_store,
             after_each=self._look_for_release,
@@ -50,7 +50,7 @@ class NodeHeartbeat:
         self._beat.start()
 
     def end(self) -> None:
-        """Give no more: the launch is over, and its store may go at any time."""
+        """Give no signs of life any more: the launch is over, and its store may go at any time."""
         self._beat.stop()
         self._beat.join()
 

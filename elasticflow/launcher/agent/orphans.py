@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from elasticflow.run_folder import RunFolder
 
-# What dies with its parent is dead by then, and need not be told of.
+# What dies with its parent is dead by then, and need not be reported.
 _SETTLE_S = 0.2
 GRACE_S = 3.0
 _POLL_S = 0.02
@@ -61,8 +61,8 @@ class Orphans:
     """The processes that workers of a run have left behind.
 
     Args:
-        find: Returns the process ids of those that are there now.
-        tell: Called with each that had to be ended.
+        find: Returns the process ids of those that exist now.
+        tell: Called with each of them that had to be ended.
     """
 
     def __init__(self, find: Callable[[], Iterable[int]], tell: Callable[[EndedOrphan], None]) -> None:
@@ -70,7 +70,7 @@ class Orphans:
         self._asked: dict[psutil.Process, _Asked] = {}
 
     def look(self, now: float) -> None:
-        """Take in those that are there now. To be called while workers of the run have none that are meant to live."""
+        """Take in the orphans that exist now. To be called while no process that workers started is meant to live."""
         for pid in self._find():
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
@@ -78,7 +78,7 @@ class Orphans:
                     self._asked.setdefault(process, _Asked(_command(process), now))
 
     def pursue(self, now: float) -> bool:
-        """Ask those that were found to end, kill those that had their grace; return whether any is left."""
+        """Ask known orphans to end, and kill those that had their grace; return whether any is left."""
         for process, asked in list(self._asked.items()):
             _reap(process.pid)
             if not _is_alive(process):
@@ -94,7 +94,7 @@ class Orphans:
         return bool(self._asked)
 
     def end(self) -> None:
-        """Return once none is left, not even of those that they leave behind themselves; each has its grace."""
+        """End all orphans, also those that orphans leave behind; each has its grace."""
         deadline = time.monotonic() + 2 * GRACE_S
         while time.monotonic() < deadline:
             self.look(time.monotonic())
@@ -104,9 +104,9 @@ class Orphans:
 
 
 def adopted(run: RunFolder, own: Collection[int]) -> list[int]:
-    """Return the processes with the mark of *run* that the kernel gave to this one, which started only its *own* children.
+    """Return the orphans of *run* that the kernel made children of this process, and their descendants.
 
-    Their descendants are among them. Dead ones are let go.
+    This process has started its *own* children only. Other children that are dead are reaped.
     """
     orphans: list[int] = []
     waiting = [pid for pid in children_of(os.getpid()) if pid not in own]

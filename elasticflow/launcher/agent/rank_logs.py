@@ -45,9 +45,9 @@ def _followed(line: bytes) -> EventRecord | None:
 
 
 def tail(path: Path, size: int = 8192) -> str:
-    """Return the end of a worker's standard error: all there is of one that died before it could log.
+    """Return the last *size* bytes of a worker's standard error; empty if the worker died before it opened that.
 
-    Nothing if it died even before it had opened that.
+    A worker that died before it could log leaves nothing else.
     """
     try:
         with path.open("rb") as file:

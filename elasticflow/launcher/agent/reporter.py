@@ -1,4 +1,4 @@
-"""What an agent tells the supervisor of one generation: its workers, what they and the writer say, how they end."""
+"""What an agent reports to the supervisor about a generation: its workers, what they and the writer say, how they end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.client.writer_process import WriterProcess
 
-# Of one message, so that none is large.
+# Lines in one message, so that none is large.
 _MOST_LINES = 20
 
 
@@ -50,7 +50,7 @@ class Reporter:
         self._logs: list[RankLog] = []
 
     def started(self, generation: int, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None:
-        """Tell that workers of *generation* have started, and follow their logs; *ranks* and *pids* are by local rank."""
+        """Report that workers of *generation* have started, and follow their logs; *ranks* and *pids* are by local rank."""
         self._generation, self._ranks = generation, ranks
         self._logs = [RankLog(self._folder, generation, rank) for rank in ranks.values()]
         workers = tuple(StartedWorker(rank, pids[local], self._node) for local, rank in ranks.items())
@@ -66,17 +66,17 @@ class Reporter:
             self._outbox.post(WriterReports(tuple(reports)))
 
     def left_behind(self, process: EndedOrphan) -> None:
-        """Tell that a process was ended which a worker had left behind."""
+        """Report that a process was ended which a worker had left behind."""
         self._outbox.post(
             ProcessLeftBehind(self._node, process.pid, process.command, was_killed=process.was_killed)
         )
 
     def standstill(self, *, is_so: bool) -> None:
-        """Tell that all workers of the node have made no progress for too long, or that one makes progress again."""
+        """Report that all workers of the node have made no progress for too long, or that one makes progress again."""
         self._outbox.post(Standstill(self._generation, self._node, is_so=is_so))
 
     def stacks(self, workers: ForkedWorkers) -> None:
-        """Tell where each worker that lives stands; all of them write their stacks to their standard errors."""
+        """Report where each worker that lives stands; all of them write their stacks to their standard errors."""
         gone = workers.exits()
         pids = {local_rank: pid for local_rank, pid in workers.pids().items() if local_rank not in gone}
         stacks = stack_dumps.collect(pids, workers.stderrs)
@@ -98,7 +98,7 @@ class Reporter:
         self._outbox.post(Stacks(self._generation, self._node, stalled))
 
     def ended(self, workers: ForkedWorkers, alone: Container[int], *, failed: bool) -> None:
-        """Tell that no worker is left; the local ranks in *alone* ended by themselves."""
+        """Report that no worker is left; the local ranks in *alone* ended by themselves."""
         self.forward()
         for log in self._logs:
             log.close()

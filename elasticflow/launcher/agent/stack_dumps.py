@@ -32,8 +32,8 @@ def parse(dump: str) -> tuple[Frame, ...]:
         if line.endswith("(most recent call first):"):
             is_current = line.startswith("Current thread")
             frames = [] if is_current else frames
-        elif is_current and (found := _FRAME.fullmatch(line)):
-            frames.append(Frame(found["file"], int(found["line"]), found["function"]))
+        elif is_current and (match := _FRAME.fullmatch(line)):
+            frames.append(Frame(match["file"], int(match["line"]), match["function"]))
         elif not line:
             is_current = False
     return tuple(frames)

@@ -16,14 +16,14 @@ from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, H
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
-# Of one node; the bound of nodes.nproc_per_node.
+# On one node; the bound of nodes.nproc_per_node.
 MOST_WORKERS = 1024
 # The agent looks fifty times a second.
 _PAUSE_S = 1.0
 
 
 class WorkerProgress(NamedTuple):
-    """How far a local rank is: its phase and finished steps, the seconds since it got there, and how many it may take."""
+    """How far a local rank is: its phase, its finished steps, the seconds since its last progress, and their limit."""
 
     local_rank: int
     phase: str
@@ -64,7 +64,7 @@ class WorkerHeartbeats:
         self._looked = 0.0
 
     def reset(self, workers: int) -> None:
-        """Start anew for the next generation of *workers* local ranks; what was learned stays."""
+        """Begin the next generation, of *workers* local ranks; the timeouts that were learned stay."""
         self._memory[:] = bytes(len(self._memory))
         self._looked = time.monotonic()
         self._slots = [_Slot(0, "start", self._looked) for _ in range(workers)]
@@ -83,7 +83,7 @@ class WorkerHeartbeats:
         pause_s, self._looked = now - self._looked, now
         is_one_left = does_one_move = False
         for rank, slot in enumerate(self._slots):
-            # Where the agent was paused its workers may have been: a laptop that slept, a group that was frozen.
+            # If the agent was paused, its workers may have been: a laptop that slept, a group that was frozen.
             if pause_s > _PAUSE_S:
                 slot.since += pause_s
             beats, _, phase = HEARTBEAT.unpack_from(self._memory, rank * HEARTBEAT_SLOT)
@@ -96,7 +96,7 @@ class WorkerHeartbeats:
         return is_one_left and not does_one_move
 
     def allow_as_long(self) -> None:
-        """Do not count as a hang again what lasts no longer than each worker's stall has lasted by now."""
+        """Do not count as a hang again what lasts no longer than the present stall of each worker."""
         for progress in self.progress():
             self.hang_timeouts.allow_as_long(progress.phase, progress.seconds)
 

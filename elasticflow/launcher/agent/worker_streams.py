@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 
-# A progress bar begins each line with a carriage return; the last byte may be half of an end.
+# A progress bar begins each line with a carriage return; the last byte may be half of a line end.
 _ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")
 # Bytes that are kept waiting for the end of their line.
 _LONGEST = 1 << 16
@@ -33,7 +33,7 @@ class WorkerStreams:
         folder: The run's.
         generation: Its number.
         ranks: Global ranks by local rank.
-        options: Which streams are shown, too: in the agent's own, each line after its worker's name, as torchrun does.
+        options: Which streams are also shown, in the agent's own, each line after its worker's name, as torchrun does.
 
     Attributes:
         stdouts: Path of each local rank's standard output.
@@ -84,9 +84,9 @@ class _Shown:
 
     def _write(self, lines: list[bytes]) -> None:
         if lines:
-            # Bytes as they are: what the locale of this stream cannot write is no reason to end.
+            # Bytes as they are: text that this stream's locale cannot write is no reason to end.
             data = b"".join(self._prefix + line + b"\n" for line in lines)
-            # A full disk: the stream itself is kept elsewhere, or told of there.
+            # A full disk: the stream itself is kept elsewhere.
             with contextlib.suppress(OSError):
                 self._to.flush()
                 self._to.buffer.write(data)

@@ -1,8 +1,8 @@
 """Workers of one node, forked by the warm server.
 
-torch's own `MultiprocessContext` counts a worker finished only when its return value has arrived in a
-queue, and waits for ever for one that leaves by `os._exit` (measured, torch 2.13). Here exit code 0 is
-success and anything else is failure.
+torch's own `MultiprocessContext` counts a worker as finished only when its return value has arrived in a queue, and
+waits for ever for one that leaves by `os._exit` (measured, torch 2.13). Here exit code 0 is success and any other is
+failure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class GroupState(enum.Enum):
-    """State of a group of workers: FAILED once one has ended otherwise than with exit code 0, FINISHED once all have left with 0."""
+    """State of a group of workers: FAILED once one has ended with another exit code than 0, FINISHED once all have with 0."""
 
     RUNNING = enum.auto()
     FINISHED = enum.auto()
@@ -68,7 +68,7 @@ class ForkedWorkers:
         return self._streams.stderrs
 
     def poll(self) -> GroupState:
-        """Take in what the server reports, show what is to be shown, and return where the group stands.
+        """Take in what the server reports, show streams that are to be shown, and return the group's state.
 
         Raises:
             HelperLostError: the fork server is gone, and its workers with it.
@@ -125,7 +125,7 @@ class ForkedWorkers:
 
     def close(self, number: signal.Signals, timeout: float) -> None:
         """Send *number* to every worker's session, and SIGKILL to what is left after *timeout* seconds."""
-        if self._closed:  # their process ids may be somebody else's by now
+        if self._closed:  # their process ids may be others' by now
             return
         self._closed = True
         self._end(number, timeout)

@@ -22,17 +22,20 @@ if TYPE_CHECKING:
 class ForkServer:
     """The agent's end of the fork server.
 
-    Started by exec from the agent's main thread: the death signal fires when the *thread* that started
-    a process ends.
+    The agent's main thread starts it by exec: the kernel kills a process when the *thread* that started it ends.
 
     Args:
         entry_point: The file that workers run.
         path: Folders of the job's own code.
         modules: Modules that the job names.
-        start_method: fork or spawn.
+        start_method: `fork` or `spawn`.
         keep_fds: Descriptors that workers inherit.
-        seed: The job's; what its modules draw at import follows from it.
-        arguments: torchrun's, which the server reads by torch's own parser.
+        seed: The job's seed, from which random numbers follow that its modules draw at import.
+        arguments: torchrun's arguments, which the server reads by torch's own parser.
+
+    Attributes:
+        process: The server.
+        exits: Exit code (negative: signal) and Unix time of the end of each worker, by process id.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class ForkServer:
                         self.exits[message.pid] = (message.code, message.at)
                     case Started():
                         self._started[message.local_rank] = message.pid
-                        # of a worker long gone that had the same id
+                        # A worker long gone may have had the same id.
                         self.exits.pop(message.pid, None)
                     case Ready():
                         self._ready = message
@@ -105,10 +108,10 @@ class ForkServer:
         return True
 
     def wait_ready(self) -> Ready:
-        """Return what the server tells once it has imported all that it may.
+        """Return the server's `Ready`, once it has imported all that it may.
 
         Raises:
-            HelperLostError: the server ended instead; its own message is in the agent's log.
+            HelperLostError: the server has ended; its own message is in the agent's log.
         """
         while self._ready is None:
             if not self.pump(1.0):
@@ -119,8 +122,8 @@ class ForkServer:
         """Return what torchrun makes of the launch's arguments, once the server is ready.
 
         Raises:
-            TorchrunRefusedError: it refuses them.
-            HelperLostError: the server ended instead.
+            TorchrunRefusedError: torchrun refuses them.
+            HelperLostError: the server has ended.
         """
         ready = self.wait_ready()
         if ready.options is None:
@@ -144,5 +147,5 @@ class ForkServer:
         return self._started[local_rank]
 
     def lost(self) -> HelperLostError:
-        """Return the error that says how the server ended, whose socket was found closed."""
+        """Return the error that says how the server ended; waits until it has: its socket is closed."""
         return HelperLostError("fork server", self.process.wait())

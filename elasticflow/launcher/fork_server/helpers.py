@@ -1,4 +1,4 @@
-"""The agent's two helpers, fork server and writer: without either the agent leaves and is started again."""
+"""How the agent ends when one of its helpers, fork server or writer, has ended: another agent is started then."""
 
 from __future__ import annotations
 

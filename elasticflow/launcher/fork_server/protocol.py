@@ -1,4 +1,4 @@
-"""What the agent and its fork server say to each other: JSON lines over a socket."""
+"""Messages between the agent and its fork server: JSON lines over a socket."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Setup:
         entry_point: The file that workers run.
         path: Folders of the job's own code.
         modules: Modules that the job names.
-        start_method: fork or spawn.
-        seed: The job's; what its modules draw at import follows from it.
-        arguments: torchrun's, for its own parser to read; none if nobody asks for the options.
+        start_method: `fork` or `spawn`.
+        seed: The job's seed, from which random numbers follow that its modules draw at import.
+        arguments: torchrun's, for its own parser to read; none if the options are not wanted.
     """
 
     entry_point: str
@@ -52,8 +52,8 @@ class Ready:
 
     Attributes:
         refused: Modules that each worker has to import for itself.
-        options: What torchrun makes of the launch's arguments; None if it was not asked, or refuses them.
-        refusal: Why it refuses them.
+        options: What torchrun makes of the launch's arguments; None if they were not wanted, or torchrun refuses them.
+        refusal: Why torchrun refuses them.
     """
 
     refused: tuple[RefusedModule, ...]

@@ -1,8 +1,8 @@
 """The process that has imported torch and the job's modules, and forks workers on request.
 
-Run as `python -m elasticflow.launcher.fork_server.server FD PARENT_PID`, exec'd from the agent's main thread.
-It has one thread, ignores TERM, INT and HUP (a signal to the whole process group must not kill workers in
-the middle of a drain), and dies with the agent. What travels over the socket FD: `launcher/fork_server/protocol.py`.
+Run as `python -m elasticflow.launcher.fork_server.server FD PARENT_PID`, exec'd from the agent's main thread. It has one
+thread, ignores TERM, INT and HUP (a signal to the whole process group must not kill workers in the middle of a drain),
+and dies with the agent. The messages over the socket FD are in `launcher/fork_server/protocol.py`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def main() -> NoReturn:
     refused: tuple[RefusedModule, ...] = ()
     if start_method == "fork":
         warm_up(setup.seed)
-    # Beside the imports of the job's modules, and before them: a child with threads of theirs might hang.
+    # It runs beside the imports of the job's modules, and is forked before them: with threads of theirs it might hang.
     reader = ArgumentsReader(setup.arguments) if setup.arguments else None
     if start_method == "fork":
         refused = tuple(preload(setup.modules, setup.path))
         start_method = "spawn" if unsafe_to_fork() else "fork"
-        _ignore_signals()  # what the job's modules made of them at import is not for this process
+        _ignore_signals()  # the job's modules may have changed that at import
     options, refusal = _options(reader)
     gc.collect()
     gc.freeze()  # shared pages stay shared: the collector no longer writes into them

@@ -11,9 +11,9 @@ from elasticflow.system.processes import die_with_parent
 
 
 def main() -> None:
-    """Run the entry point named on the command line; exec has cleared nothing but the death signal's check."""
+    """Run the entry point that the command line names, after the process id of the fork server."""
     die_with_parent(int(sys.argv[1]))
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # exec has taken the fork server's away
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # exec has removed the fork server's handler
     entry_point = sys.argv[2]
     sys.argv = [entry_point]
     runpy.run_path(entry_point, run_name="__main__")

@@ -1,4 +1,4 @@
-"""What torchrun's own parser makes of a launch's arguments: it stays the one source of what they mean."""
+"""A launch's arguments as torchrun's own parser reads them: it alone says what they mean."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class TorchrunOptions:
     """What an agent needs of a launch's arguments.
 
     Attributes:
-        nproc: Workers of this node; `auto`, `gpu` and `cpu` have been counted here.
+        nproc: Workers of this node; `auto`, `gpu` and `cpu` are numbers by now.
         role: Name of the workers' role.
         shown_stdouts: Local ranks whose standard output is shown beside being kept.
-        shown_stderrs: Local ranks whose standard error is.
+        shown_stderrs: Local ranks whose standard error is shown beside being kept.
         numa: How torch binds a worker to the cores near its GPU; empty if it does not.
     """
 
@@ -46,7 +46,7 @@ def read(arguments: Sequence[str]) -> TorchrunOptions:
     """Return what torchrun's own parser makes of *arguments*; imports torch, and may touch the GPUs to count them.
 
     Raises:
-        TorchrunRefusedError: it refuses them.
+        TorchrunRefusedError: torchrun refuses them.
     """
     from torch.distributed.elastic.multiprocessing import Std
     from torch.distributed.elastic.multiprocessing.api import to_map
@@ -54,14 +54,14 @@ def read(arguments: Sequence[str]) -> TorchrunOptions:
 
     parser = get_args_parser()
     parser.prog = "torchrun"
-    told = io.StringIO()
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(errors):
             parsed = parser.parse_args(arguments)
     except SystemExit:
-        last = told.getvalue().strip().rpartition("\n")[2]
+        last = errors.getvalue().strip().rpartition("\n")[2]
         raise TorchrunRefusedError(last.removeprefix("torchrun: error: ")) from None
-    # Logs go to the run folder; told of no folder, torch makes one beside it for each agent and leaves it there (2.13).
+    # Logs go to the run folder; without a folder torch makes one for each agent and leaves it there (2.13).
     parsed.log_dir = os.devnull
     try:
         launch, _, _ = config_from_args(parsed)
@@ -82,7 +82,7 @@ def read(arguments: Sequence[str]) -> TorchrunOptions:
 class ArgumentsReader:
     """A child of the fork server that reads *arguments*, while the server imports on.
 
-    Not the server itself: to count GPUs may open their driver, and a process that has done so must not fork workers.
+    The server itself must not: counting GPUs may open their driver, and a process that has done so must not fork workers.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
@@ -104,7 +104,9 @@ class ArgumentsReader:
         """
         with os.fdopen(self._answer) as pipe:
             text = pipe.read()
-        with contextlib.suppress(ChildProcessError):  # a module of the job that waits for any child took it
+        with contextlib.suppress(
+            ChildProcessError
+        ):  # a module of the job that waits for any child has reaped it
             os.waitpid(self._pid, 0)
         if not text:
             raise TorchrunRefusedError("their reader was killed")

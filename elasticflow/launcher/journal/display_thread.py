@@ -1,6 +1,6 @@
 """What people are shown while a launch goes on, in a thread of its own.
 
-A terminal that is held, a pipe that nobody reads, a connection that has died: all of them make a write wait for ever.
+A write to a terminal that is held, a pipe that nobody reads, or a dead connection may wait for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from elasticflow.events import EventRecord
 
-# Records; further ones are not shown: all of them are in the run's files.
+# Records; further ones are not shown, but all are in the run's files.
 _MOST_WAITING = 100_000
 _PATIENCE_S = 5.0
 _LOOK_S = 0.05
@@ -36,7 +36,7 @@ class DisplayThread:
             self._waiting.put(record)
 
     def close(self) -> bool:
-        """Return True once all was shown; False if nothing has been for a while: then it hangs."""
+        """Show what waits and end; return False if the thread hangs: nothing was shown for a while."""
         self._waiting.put(None)
         left, since = self._waiting.qsize(), time.monotonic()
         while self._thread.is_alive():

@@ -25,11 +25,11 @@ _LEFT_FOR_GOOD = frozenset(
 
 
 class Durations:
-    """The one place that counts them; it is told what happens, in order.
+    """Counts the parts; `saw` has to be called with all that happens, in order.
 
     Args:
-        before: The parts of the run's earlier launches; None: they are not known.
-        clock: Seconds. The launch begins with its first event.
+        before: The parts of the run's earlier launches; None: unknown.
+        clock: Returns seconds. The launch begins with its first event.
     """
 
     def __init__(self, before: Mapping[str, float] | None, clock: Callable[[], float]) -> None:
@@ -61,7 +61,7 @@ class Durations:
         return {name: round(seconds, 3) for name, seconds in parts.items()}
 
     def of_run(self) -> Parts | None:
-        """Return the parts of all launches so far; None if those of earlier ones are not known."""
+        """Return the parts of all launches so far; None if those of earlier launches are unknown."""
         if self._before is None:
             return None
         return {
@@ -70,7 +70,7 @@ class Durations:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Return what an event at the launch's end says: `seconds` is the sum of `durations`."""
+        """Return fields for an event at the launch's end: `seconds` is the sum of `durations`."""
         parts = self.of_launch()
         return {
             "seconds": round(sum(parts.values()), 3),
@@ -84,7 +84,7 @@ class Durations:
         self._part, self._since = part, now
 
     def _evaluated(self, seconds: object) -> None:
-        """Count as evaluating what has counted as training until now."""
+        """Count the last *seconds*, which have counted as training, as evaluating."""
         self._begin(self._part)
         if isinstance(seconds, int | float):
             moved = min(max(0.0, float(seconds)), self._parts[TRAINING])
@@ -92,11 +92,11 @@ class Durations:
             self._parts[EVALUATING] += moved
 
 
-def read_parts(found: object) -> Parts | None:
-    """Return the parts that a state file holds as *found*; None if they are no such thing."""
-    if not isinstance(found, dict):
+def read_parts(record: object) -> Parts | None:
+    """Return the parts that *record*, from a state file, holds; None if it is something else."""
+    if not isinstance(record, dict):
         return None
-    parts = {name: found.get(name) for name in PARTS}
-    if not all(isinstance(each, int | float) and each >= 0 for each in parts.values()):
+    parts = {name: record.get(name) for name in PARTS}
+    if not all(isinstance(seconds, int | float) and seconds >= 0 for seconds in parts.values()):
         return None
-    return {name: float(each or 0.0) for name, each in parts.items()}
+    return {name: float(seconds or 0.0) for name, seconds in parts.items()}

@@ -30,13 +30,13 @@ class EnvironmentRecord:
 
     def data(self, line: Mapping[str, Any]) -> None:
         """Take in a `dataset.opened`."""
-        told = {key: line[key] for key in ("samples", "shards", "fingerprint", "source") if key in line}
-        self._facts["datasets"][line["name"]] = told
+        facts = {key: line[key] for key in ("samples", "shards", "fingerprint", "source") if key in line}
+        self._facts["datasets"][line["name"]] = facts
 
     def found(self, line: Mapping[str, Any]) -> None:
-        """Take in an `environment.found`; the file is written behind the caller's back, once in a launch.
+        """Take in an `environment.found`; a thread writes the file, once in a launch.
 
-        Looking up who owns the modules takes a tenth of a second, which a run that restarts does not have.
+        Looking up the modules' packages takes a tenth of a second, which a run that restarts does not have.
         """
         if self._writing is None:
             self._facts |= {key: line[key] for key in ("node", "generation", "device", "files")}
@@ -44,7 +44,7 @@ class EnvironmentRecord:
             self._writing.start()
 
     def close(self) -> None:
-        """Return once the file is written, if anything is."""
+        """Wait until the file is written, if anything is."""
         if self._writing is not None:
             self._writing.join(timeout=10)
 

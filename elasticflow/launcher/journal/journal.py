@@ -35,10 +35,10 @@ _CARRIED: dict[str, type | tuple[type, ...]] = {
 
 
 def _carried_over(folder: RunFolder) -> dict[str, Any]:
-    """Return what is the run's and not the launch's, as the launch before left it."""
+    """Return the state that belongs to the run and not to a launch, as the launch before left it."""
     begin = {"restarts": 0, "step": 0, "steps": None, "epoch": 0, "loss": None, "snapshot": None}
     before = read_record(folder.state)
-    if not isinstance(before, dict):  # the first launch, or a state that says nothing
+    if not isinstance(before, dict):  # the first launch, or a damaged state
         return begin
     return {
         key: before[key] if isinstance(before.get(key), kind) else begin[key]
@@ -47,12 +47,12 @@ def _carried_over(folder: RunFolder) -> dict[str, Any]:
 
 
 def _durations_before(folder: RunFolder) -> Parts | None:
-    """Return where the time of the run's earlier launches went: nowhere if there were none, None if nobody knows."""
+    """Return where the time of the run's earlier launches went: empty if there were none, None if that is unknown."""
     if not folder.state.exists() and not (folder.events.is_file() and folder.events.stat().st_size):
         return {}
     state = read_record(folder.state)
-    found = state.get("durations") if isinstance(state, dict) else None
-    return read_parts(found.get("run")) if isinstance(found, dict) else None
+    durations = state.get("durations") if isinstance(state, dict) else None
+    return read_parts(durations.get("run")) if isinstance(durations, dict) else None
 
 
 class Journal:
@@ -60,12 +60,12 @@ class Journal:
 
     Attributes:
         damage: What was moved out of events.jsonl when it was opened; None if it was whole.
-        durations: Where the launch's time goes; told of every event and line.
+        durations: Where the launch's time goes; it sees every event and line.
         generation: The newest generation of this launch; 0 before the first.
         state: What state.json says.
     """
 
-    def __init__(self, folder: RunFolder, launch: int, show: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, folder: RunFolder, launch: int, show: Callable[[EventRecord], None]) -> None:
         self._folder = folder
         self.durations = Durations(_durations_before(folder), time.monotonic)
         self._lines = AppendedLines(folder.events)
@@ -103,13 +103,13 @@ class Journal:
         self.copy(record)
         return record
 
-    def copy(self, record: dict[str, Any]) -> None:
+    def copy(self, record: EventRecord) -> None:
         """Append an event as it stands, a worker's for instance, and show it."""
         self.durations.saw(record)
         self._lines.append([record])
         self._show(record)
 
-    def show(self, record: dict[str, Any]) -> None:
+    def show(self, record: EventRecord) -> None:
         """Show a record that belongs to another file."""
         self.durations.saw(record)
         self._show(record)

@@ -43,8 +43,8 @@ class Metrics:
     def settle(self, step: int) -> None:
         """Make the file end exactly with *step*, where a generation is about to go on.
 
-        Lines beyond it are moved to metrics.redone.jsonl, then cut. Lines up to it that the supervisor
-        did not live to write, or that were damaged, are taken from the rank logs of earlier generations.
+        Lines beyond it are moved to metrics.redone.jsonl. Lines up to it that the supervisor did not live to write, or
+        that were damaged, are taken from the rank logs of earlier generations.
         """
         if self._damaged_at is not None:
             self._refill(self._damaged_at, step)
@@ -62,24 +62,25 @@ class Metrics:
             self._lines.sync()
 
     def _refill(self, start: int, step: int) -> None:
-        """Put the lines up to *step* that damage took back where they stood, from byte *start* on."""
+        """Put the lines up to *step* that damage took back where they were, from byte *start* on."""
         with self._folder.metrics.open("rb") as file:
             before = {_key(record) for line in file if file.tell() <= start and (record := _record(line))}
             file.seek(start)
             later = {_key(record): record for line in file if (record := _record(line))}
-        last = max((each[0] for each in before), default=0)
-        found = {_key(r): r for r in self._missing(last - 1, step) if _key(r) not in before} | later
+        last = max((number for number, _ in before), default=0)
+        lines = {_key(r): r for r in self._missing(last - 1, step) if _key(r) not in before} | later
         self._lines.truncate(start)
-        self._lines.append([found[key] for key in sorted(found)])
+        self._lines.append([lines[key] for key in sorted(lines)])
         self._lines.sync()
 
     def _missing(self, last: int, step: int) -> list[EventRecord]:
-        found: dict[tuple[int, bool], EventRecord] = {}
+        """Return the lines of the steps after *last*, up to *step*, from the rank logs of all generations."""
+        lines: dict[tuple[int, bool], EventRecord] = {}
         for generation in sorted(_generations(self._folder)):
             for record in _metrics_in(self._folder.rank_log(generation, 0)):
                 if last < record["step"] <= step:
-                    found[_key(record)] = record  # a newer generation's holds
-        return [found[key] for key in sorted(found)]
+                    lines[_key(record)] = record  # that of a newer generation holds
+        return [lines[key] for key in sorted(lines)]
 
     def close(self) -> None:
         """Close the file; its lines are on disk."""
@@ -94,10 +95,10 @@ def _metrics_of(record: EventRecord) -> EventRecord:
 def _record(line: bytes) -> EventRecord | None:
     """Return the record on *line*; None if it is damaged."""
     try:
-        found = parse(line)
+        record = parse(line)
     except BadJsonError:
         return None
-    return found if _is_metrics(found) else None
+    return record if _is_metrics(record) else None
 
 
 def _is_metrics(record: EventRecord) -> bool:

@@ -43,7 +43,7 @@ class LaunchStore:
 
     Attributes:
         address: Where this machine's agents find the launch's keys.
-        endpoint: The address that other machines are told; None if none may join.
+        endpoint: The address at which other machines join; None if none may.
         server: Serves the store in this process; None if somebody else serves it.
     """
 
@@ -56,7 +56,7 @@ class LaunchStore:
         """Return the store as the launch's supervisor uses it.
 
         Raises:
-            StoreLostError: who serves it does not answer.
+            StoreLostError: the store does not answer.
         """
         if self.server is None:
             return join_store(self.address, looks_at=TOLD)
@@ -64,14 +64,14 @@ class LaunchStore:
         return self.server.store(self.address.prefix)
 
     def close(self) -> None:
-        """Give no sign of life any more, and give the port back: another launch of this process may need it."""
+        """Give no sign of life any more, and free the port: another launch of this process may need it."""
         if self._beat is not None:
             self._beat.stop()
         if self.server is not None:
             self.server.close()
 
     def outlive_store(self) -> None:
-        """Let this process go on without the store: the launch is over, and what is left is to write that down."""
+        """Let this process go on without the store: the launch is over, and only has to be written down."""
         if self._beat is not None:
             self._beat.outlive_store()
 
@@ -113,7 +113,7 @@ def _start_beat(address: StoreAddress) -> Beat:
         sys.stderr.flush()
         os._exit(INTERRUPTED)
 
-    # A request that fails is no end: the supervisor sees that, too. One that never returns is.
+    # A request that fails is left to the supervisor, which sees that, too; one that never returns is not.
     beat = Beat(
         lambda: join_store(address, looks_at=""),
         SUPERVISOR_BEAT,
@@ -125,7 +125,7 @@ def _start_beat(address: StoreAddress) -> Beat:
 
 
 def store_address_of(plan: LaunchPlan, host: str, port: int) -> StoreAddress:
-    """Return where the keys of the job of *plan* are in the store at *host*:*port*."""
+    """Return the address of the job's keys in the store at *host*:*port*."""
     backend = "etcd-v2" if plan.rdzv_backend == "etcd-v2" else "c10d"
     address = StoreAddress(host, port, backend=backend, options=plan.rdzv_options)
     return address.under(plan.job_name)
@@ -135,7 +135,7 @@ def connect(address: StoreAddress) -> ControlStore:
     """Return a client of the store at *address*, which somebody else serves.
 
     Raises:
-        RendezvousError: nobody does, or this version of elasticflow cannot use it.
+        RendezvousError: nobody serves one there, or this version of elasticflow cannot use it.
     """
     try:
         socket.create_connection((address.host, address.port), timeout=_ANSWER_S).close()
@@ -173,11 +173,11 @@ def _lead(store: ControlStore, address: StoreAddress) -> int:
         number += 1
         if store.add(f"claim/{number}", 1) == 1:
             store.set(_NEWEST, str(number))
-            # Nobody reads them any more, and the store outlives all runs.
+            # Nobody reads the keys of older launches any more, and the store outlives all runs.
             join_store(address.under(str(number - 2)), looks_at="").forget()
             return number
         deadline = time.monotonic() + _CLAIM_S
-        while time.monotonic() < deadline:  # unless it died right after it claimed
+        while time.monotonic() < deadline:  # the process that claimed it may have died right after
             if newest_launch(store) >= number:
                 raise led
             time.sleep(_LOOK_S)

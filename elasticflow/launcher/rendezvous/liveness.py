@@ -19,9 +19,9 @@ _SILENT_S = 3.0
 
 
 class Silence:
-    """How long a process or a store has given no sign of life, as somebody sees it who looks again and again.
+    """How long a process or a store has given no sign of life, seen by an observer that looks again and again.
 
-    A pause of the one who looks, whose laptop slept for instance, is no silence: it is counted anew after one.
+    A pause of the observer, on a laptop that slept for instance, is no silence: counting begins anew after it.
 
     Args:
         limit_s: Seconds that a silence may last.
@@ -38,7 +38,7 @@ class Silence:
         self.has_changed = False
 
     def look(self, sign: object, now: float) -> None:
-        """Take in *sign*, which is another one after each sign of life; None before the first."""
+        """Take in *sign*, a value that changes with each sign of life; None before the first."""
         was_paused = now - self._looked > self._limit_s / 2
         self._looked = now
         if sign != self._sign or was_paused:
@@ -51,14 +51,14 @@ class Silence:
 
 
 class Beat:
-    """Changes a number in a control store several times a second, and watches over whether the store answers.
+    """Changes a number in a control store several times a second, and watches whether the store answers.
 
-    In threads of its own, with a connection of its own: the main thread may be busy ending workers, or be inside a
-    request to a host that is cut off, which never returns.
+    It has threads and a connection of its own: the main thread may be busy ending workers, or be inside a request to a
+    host that is cut off, which never returns.
 
     Args:
         join: Returns a client of the store.
-        key: Where the number is.
+        key: Key of the number.
         limit_s: Seconds without an answer after which the store counts as lost.
         when_silent: Called when it does.
         when_failed: Called when a request has failed.
@@ -91,16 +91,16 @@ class Beat:
             thread.start()
 
     def stop(self) -> None:
-        """Give no sign of life any more, and do not mind what becomes of the store."""
+        """Give no sign of life any more, and ignore what becomes of the store."""
         self._is_over.set()
 
     def join(self) -> None:
-        """Wait a moment for the threads to end: one that is inside a request when the interpreter ends would abort it."""
+        """Wait a moment for the threads to end: a thread inside a request would abort the interpreter when it ends."""
         for thread in self._threads:
             thread.join(BEAT_S)
 
     def outlive_store(self) -> None:
-        """Go on, but do not mind any more if the store does not answer."""
+        """Go on, but ignore a store that does not answer."""
         self._needs_store = False
 
     def _beat(self) -> None:
@@ -126,7 +126,7 @@ class Beat:
 
 
 class SupervisorWatch:
-    """Looks for signs of life of the supervisor of the launch in *store*; one that serves the store itself gives none."""
+    """Looks for signs of life of the launch's supervisor in *store*; a supervisor that serves the store gives none."""
 
     def __init__(self, store: ControlStore) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""A store of its own for the rendezvous of runs: `elasticflow rendezvous serve`."""
+"""`elasticflow rendezvous serve`: a control store that outlives launches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
         say: Called with what a person should know.
 
     Raises:
-        PortTakenError: the port is in use, or is not this machine's.
+        PortTakenError: the port is in use, or the address is not this machine's.
     """
     # Blocked before any thread is started, so that all of them leave the signals to `sigwait` below.
     signals = leave_signals()

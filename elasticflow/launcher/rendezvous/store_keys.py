@@ -1,7 +1,6 @@
-"""The keys by which the supervisor and the agents of a launch talk.
+"""The keys through which the supervisor and the agents of a launch talk.
 
-All of them lie in one control store under the launch's own prefix, and are used by `set`, `get`, `add`, `check` and
-`delete_key` only, so that etcd fits the same interface (`protocol/etcd_store.py`):
+They lie in one control store under the launch's own prefix (`protocol/control_store.py`):
 
     invitation              what another machine has to know to take part (`invitation.py`)
     exit_code               of the launch, once it is over

@@ -1,4 +1,4 @@
-"""The store of a launch's keys, served by a thread of this process; what is spoken is told in `protocol/tcp_store.py`."""
+"""The control store of a launch, served by a thread of this process by the protocol of `protocol/tcp_store.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.protocol.tcp_store import HELLO, Answer, Frames, Request, frame
 
 _MOST_AT_ONCE = 1 << 16
-# Bytes that wait for a client that does not read; it is let go then.
+# Bytes that wait for a client that does not read; beyond that it is let go.
 _MOST_WAITING = 1 << 28
 _DESCRIPTORS = 1 << 16
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -22,7 +22,7 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 @dataclass
 class _Client:
-    """A connection, and what is under way with it."""
+    """A connection, and what is under way on it."""
 
     connection: socket.socket
     frames: Frames = field(default_factory=Frames)
@@ -35,20 +35,20 @@ class _Client:
 class StoreServer:
     """Serves keys on *listener* as long as this process lives, or until `close`.
 
-    All methods but `close` raise StoreLostError once it serves no more.
+    All methods but `close` raise StoreLostError once the server has ended.
     """
 
     def __init__(self, listener: socket.socket) -> None:
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._clients: list[_Client] = []
-        # What this process' own threads have changed and clients have not been told.
+        # Paths that have changed and that clients have not been told of.
         self._untold: list[str] = []
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = socket.socketpair()
         self._listener = listener
-        for each in (listener, self._wake_read, self._wake_write):
-            each.setblocking(False)
+        for connection in (listener, self._wake_read, self._wake_write):
+            connection.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._is_over = False
@@ -122,7 +122,7 @@ class StoreServer:
 
     def _wake(self) -> None:
         if threading.current_thread() is not self._thread:
-            with suppress(OSError):  # it is to wake up already, or is gone
+            with suppress(OSError):  # the thread is woken up already, or has ended
                 self._wake_write.send(b"\0")
 
     def _serve(self) -> None:
@@ -137,21 +137,21 @@ class StoreServer:
                     else:
                         self._hear(key.data, happened)
                 self._tell_changes()
-        finally:  # also where memory is short: whoever waits for an answer must see that none will come
+        finally:  # also when memory is short: clients that wait must see that no answer will come
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
             for client in list(self._clients):
                 self._drop(client)
             self._selector.close()
-            for each in (self._listener, self._wake_read, self._wake_write):
-                each.close()
+            for connection in (self._listener, self._wake_read, self._wake_write):
+                connection.close()
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
-            # Until a client goes: the listener would be ready all the time. Any other has gone again.
+            # No more until a client goes: the listener would be ready all the time. After other errors the client is gone.
             if error.errno in _NO_DESCRIPTORS:
                 self._selector.unregister(self._listener)
                 self._accepts = False
@@ -181,7 +181,7 @@ class StoreServer:
             self._drop(client)
 
     def _after_hello(self, client: _Client, data: bytes) -> bytes:
-        """Return what of *data* follows the client's first line, which is answered by ours."""
+        """Return what of *data* follows the client's `HELLO`, and answer that."""
         missing = len(HELLO) - len(client.hello)
         if missing == 0:
             return data
@@ -219,17 +219,17 @@ class StoreServer:
     def _begin_watch(self, client: _Client, prefix: str) -> None:
         for path, value in self._below(prefix):
             self._send(client, _change(path, value))
-        # Only now: what changes from here on is told after what was there.
+        # Only now: changes from here on have to follow the values that were there.
         client.watches = prefix
         self._send(client, frame(Answer.YES))
 
     def _below(self, prefix: str) -> list[tuple[str, bytes]]:
-        """Return what there is under *prefix*; this process' own threads may change it at any time."""
+        """Return paths under *prefix* with their values; this process' other threads may change them at any time."""
         with self._changed:
             return [(path, value) for path, value in self._values.items() if path.startswith(prefix)]
 
     def _give(self, client: _Client) -> None:
-        """Answer a client that waits for a value, if it is there."""
+        """Answer a client that waits for a value, if the value is there."""
         value = None if client.waits_for is None else self._values.get(client.waits_for)
         if value is not None:
             client.waits_for = None
@@ -239,11 +239,11 @@ class StoreServer:
         with self._changed:
             changed = [(path, self._values.get(path)) for path in dict.fromkeys(self._untold)]
             self._untold = []
-        told = [(path, _change(path, value)) for path, value in changed]
-        for client in list(self._clients if told else ()):
+        frames = [(path, _change(path, value)) for path, value in changed]
+        for client in list(self._clients if frames else ()):
             try:
                 self._give(client)
-                for path, data in told:
+                for path, data in frames:
                     if client.watches is not None and path.startswith(client.watches):
                         self._send(client, data)
             except OSError:
@@ -299,14 +299,14 @@ class LocalControlStore:
 
 
 def _change(path: str, value: bytes | None) -> bytes:
-    """Return the frame that tells those who watch that *path* has this value now, or none."""
+    """Return the frame that tells watching clients that *path* has *value* now; None: it was removed."""
     if value is None:
         return frame(Answer.REMOVED, path.encode())
     return frame(Answer.CHANGED, path.encode(), value)
 
 
 def _allow_descriptors() -> None:
-    """Let this process have many descriptors: a node has half a dozen connections, a worker that waits one."""
+    """Let this process have many descriptors: each node has half a dozen connections, each worker that waits has one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -86,7 +86,7 @@ class Outbox:
 
 
 class Orders:
-    """The supervisor's orders, as the agent of *node* reads them in *store*: no last call, no election."""
+    """The supervisor's orders in *store*, as the agent of *node* reads them."""
 
     def __init__(self, store: ControlStore, node: str) -> None:
         self._store = store
@@ -94,14 +94,14 @@ class Orders:
         self._seen = 0
 
     def skip_old(self) -> None:
-        """Pass over the orders that were published before this agent was started."""
+        """Skip the orders that were published before this agent was started."""
         if self._store.check([ORDER_COUNT]):
             self._seen = int(self._store.get(ORDER_COUNT))
 
     def wait_for_next(self, may_wait: Callable[[], None] = lambda: None) -> Assignment | None:
         """Return this node's part in the next generation that it takes part in, or None once the launch is over.
 
-        There is no time limit: the supervisor's life is one.
+        There is no time limit: the agent ends with its supervisor.
 
         Args:
             may_wait: Called several times a second meanwhile; an exception ends the wait.
