@@ -92,7 +92,7 @@ def origins_now(
         project_root: Folder that its paths are relative to.
         job_files: The job file and what it extends, from the root.
         launch_id: New for each launch.
-        before: Of the launch before: what was found in it while it ran is looked at again.
+        before: What the launch before was made from: files and packages its workers reported are looked at again.
     """
     sources = own_sources(job, project_root, job_files)
     earlier = {} if before is None else before.sources

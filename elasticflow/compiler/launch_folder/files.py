@@ -37,9 +37,9 @@ def write_new(folder: Path, files: Mapping[str, str]) -> None:
 def write_into(
     folder: Path, files: Mapping[str, str], *, vouched: Mapping[str, str | None], force: bool
 ) -> None:
-    """Replace these files of *folder* one by one, in order. Checked before anything is written.
+    """Replace these files of *folder* one by one, in order; nothing is written where one must not be replaced.
 
-    Others stay, but for those of ours that belong no longer to it and were not edited.
+    Other files stay, except those of ours that no longer belong to the folder and were not edited.
 
     Args:
         folder: An existing folder.

@@ -299,8 +299,8 @@ def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
 def _overridden(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
     """Yield a warning for each axis whose key a flag sets."""
     for axis in axes:
-        place = source.look(axis.path)
-        if place is not None and not place[0].is_file:
+        layer_and_spot = source.look(axis.path)
+        if layer_and_spot is not None and not layer_and_spot[0].is_file:
             key = dotted(axis.path)
             message = f"{key} is an axis, and the flag wins: its cases differ in name only"
             remedy = f"change the axis instead: --set 'matrix.axes.{key}=[...]'"

@@ -86,14 +86,11 @@ def _width(text: str) -> int:
         return len(text) + text.count("\t") * (len(_TAB) - 1)
     from unicodedata import category, east_asian_width
 
-    widths = (
-        len(_TAB)
-        if c == "\t"
-        else 0
-        if category(c) in {"Mn", "Me"}
-        else 2
-        if east_asian_width(c) in "WF"
-        else 1
-        for c in text
-    )
-    return sum(widths)
+    def columns(c: str) -> int:
+        if c == "\t":
+            return len(_TAB)
+        if category(c) in {"Mn", "Me"}:
+            return 0
+        return 2 if east_asian_width(c) in "WF" else 1
+
+    return sum(map(columns, text))

@@ -36,7 +36,7 @@ class ArgumentCheck:
         signature: What that takes.
 
     Attributes:
-        depends_on_others: What was found is of other keys of the job, too, than the entry and its arguments.
+        depends_on_others: The problems follow from other keys of the job, too, than the entry and its arguments.
     """
 
     def __init__(self, entry: EntryPoint, definition: Definition, signature: Signature) -> None:

@@ -169,10 +169,10 @@ class _EntryPointCheck:
     def _class_for_function(self, definition: Definition) -> Diagnostic:
         given = ", ".join(self.call.given) or "nothing"
         message = f"{self.call.text} is a class, and is called with {given}: that makes an object of it"
-        from elasticflow.jobfile.python_source.bare_names import with_module
-
         function = "name a function"
         if self.call.path == ("model", "loss"):
+            from elasticflow.jobfile.python_source.bare_names import with_module
+
             near = with_module(self.call.path, self.attribute, is_exact=True)
             function = f'name a function, such as "{near or "torch.nn.functional:cross_entropy"}"'
         return self._entry.problem(

@@ -97,12 +97,9 @@ class KeySuggestion(NamedTuple):
         return f" ({self.note})" if self.note else ""
 
     def _several(self, name: str) -> str:
-        tables = " or ".join(f"[{dotted(each[:-1])}]" for each in self.keys)
-        return (
-            f'"{name}" belongs in {tables}'
-            if name
-            else f"did you mean {' or '.join(map(dotted, self.keys))}?"
-        )
+        if not name:
+            return f"did you mean {' or '.join(map(dotted, self.keys))}?"
+        return f'"{name}" belongs in {" or ".join(f"[{dotted(key[:-1])}]" for key in self.keys)}'
 
     def _table(self, path: KeyPath, value: object) -> str:
         name = str(self.keys[0][0])
@@ -133,12 +130,9 @@ def set_flag(key: KeyPath, value: str) -> str:
     """Return the `--set` that gives a key a value, which is TOML, quoted for a shell; empty: not known."""
     if not value or len(value) > _LONGEST:
         return f"write --set {dotted(key)}=..."
-    bare = (
-        value[1:-1]
-        if value.startswith('"') and value.count('"') == 2 and not _is_toml(value[1:-1])
-        else value
-    )
-    return f"write --set {shlex.quote(f'{dotted(key)}={bare}')}"
+    if value.startswith('"') and value.count('"') == 2 and not _is_toml(value[1:-1]):
+        value = value[1:-1]
+    return f"write --set {shlex.quote(f'{dotted(key)}={value}')}"
 
 
 def _is_toml(text: str) -> bool:
@@ -301,5 +295,5 @@ def _listed(around: KeyPath, names: Sequence[str]) -> str:
 
 def has_header(source: Source, table: KeyPath) -> bool:
     """Return whether a table begins with a header, and not with a brace."""
-    place = source.look(table)
-    return place is not None and place[1].value is None
+    layer_and_spot = source.look(table)
+    return layer_and_spot is not None and layer_and_spot[1].value is None

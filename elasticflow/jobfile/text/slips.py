@@ -277,15 +277,14 @@ def _powers(line: str) -> Iterator[str]:
     numbers = pair and re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\*\*|\*|/|\^)\s*(-?\d{1,3}(?:\.\d+)?)", pair[5])
     if not pair or not numbers:
         return
-    first, second = float(numbers[1]), float(numbers[3])
+    first, sign, second = float(numbers[1]), numbers[2], float(numbers[3])
     try:
-        result = (
-            first**second
-            if numbers[2] in {"**", "^"}
-            else first * second
-            if numbers[2] == "*"
-            else first / second
-        )
+        if sign == "*":
+            result = first * second
+        elif sign == "/":
+            result = first / second
+        else:
+            result = first**second
     except (ZeroDivisionError, OverflowError):
         return
     whole = result.is_integer() and "." not in pair[5]
