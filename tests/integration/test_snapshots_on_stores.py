@@ -143,9 +143,9 @@ def test_snapshots_are_read_from_a_web_server(
         assert verify.verify(served.catalog, found) == []
         client = served.connect(served.writer())
         served.share(client, 2)
-        (report,) = client.flush(300)
-    assert report["event"] == "snapshot.failed"
-    assert f"{url} is read-only" in report["reason"]
+        (report,) = served.flushed(client, 300)
+    assert report.event == "snapshot.failed"
+    assert f"{url} is read-only" in str(report.reason)
     assert [s.step for s in bench.catalog.committed()] == [1]
 
 
@@ -204,7 +204,7 @@ def test_secrets_are_told_nowhere(
     assert len(found) == 3
     everything = [
         *found,
-        json.dumps([reports, writer.reports()]),
+        json.dumps([reports, writer.reports()], default=vars),
         done.stdout,
         done.stderr,
         *capfd.readouterr(),

@@ -106,9 +106,9 @@ def test_store_that_refuses(bench_in_bucket: Bench, proxy: FaultyProxy, s3_serve
     first = len(proxy.asked)
     proxy.schedule = lambda _, method: 403 if method in {"PUT", "POST", "DELETE"} else None
     bench.share(client, 2, size=MIB)
-    (report,) = client.flush(300)
-    assert report["event"] == "snapshot.failed"
-    assert "PermissionError" in report["reason"]
+    (report,) = bench.flushed(client, 300)
+    assert report.event == "snapshot.failed"
+    assert "PermissionError" in str(report.reason)
     refused = [method for method, _ in proxy.asked[first:] if method == "PUT"]
     assert len(refused) <= 2  # the shard and the state
     proxy.schedule = lambda *_: None
@@ -194,9 +194,9 @@ def test_full_disk(bench_on_disk: Bench, small_disk: Path) -> None:
     ballast.write_bytes(b"x" * (9 * MIB))
     for step in (2, 3):
         bench.share(client, step, size=4 * MIB)
-        (report,) = client.flush(300)
-        assert report["event"] == "snapshot.failed"
-        assert "No space left on device" in report["reason"]
+        (report,) = bench.flushed(client, 300)
+        assert report.event == "snapshot.failed"
+        assert "No space left on device" in str(report.reason)
     assert_all_whole(bench.catalog, [1])
     ballast.unlink()
     bench.share(client, 4, size=4 * MIB)
@@ -212,9 +212,9 @@ def test_read_only_disk(bench_on_disk: Bench, small_disk: Path) -> None:
     assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 1)]
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True, timeout=100)
     bench.share(client, 2)
-    (report,) = client.flush(300)
-    assert report["event"] == "snapshot.failed"
-    assert "Read-only file system" in report["reason"]
+    (report,) = bench.flushed(client, 300)
+    assert report.event == "snapshot.failed"
+    assert "Read-only file system" in str(report.reason)
     assert_all_whole(bench.catalog, [1])
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True, timeout=100)
     bench.share(client, 3)

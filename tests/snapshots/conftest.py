@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.run_folder import snapshot_name
+from elasticflow.snapshots.client import writer_reports
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import WriterProcess, start_writer
-from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.client.writer_reports import SnapshotReport
+from elasticflow.snapshots.format.manifest import ManifestFacts
+from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 LIMITS = {"fence_grace_s": 0.5, "settle_s": 10.0, "shares_s": 20.0}
@@ -81,10 +84,8 @@ class Bench:
             TensorEntry(f"a{rank}", "U8", (size // 2,), 0, size // 2),
             TensorEntry(f"b{rank}", "F32", (size // 8,), size // 2, size // 2),
         ]
-        record = {
-            "state": {"position": {"step": step}, "state": {}},
-            "manifest": {"trigger": "steps", "samples": step * 10, **about},
-        }
+        facts = ManifestFacts(trigger="steps", samples=step * 10, **about)
+        record = SnapshotRecord({"position": {"step": step}, "state": {}}, facts)
         client.stage(name=name, step=step, tensors=entries, nbytes=size, record=record if rank == 0 else None)
         return name
 
@@ -96,13 +97,22 @@ class Bench:
         )
 
     @staticmethod
-    def outcomes(reports: list[dict[str, Any]]) -> list[tuple[str, int]]:
-        """Event and step of each report, without retention's."""
+    def outcomes(reports: Iterable[Any]) -> list[tuple[str, int]]:
+        """Event and step of each report, as a client has it or as its JSON, without retention's."""
+        typed = [writer_reports.from_json(r) if isinstance(r, dict) else r for r in reports]
         return [
-            (r["event"], r["step"])
-            for r in reports
-            if r["event"] in {"snapshot.committed", "snapshot.failed"}
+            (r.event, r.step)
+            for r in typed
+            if isinstance(r, SnapshotReport) and r.event in {"snapshot.committed", "snapshot.failed"}
         ]
+
+    @staticmethod
+    def flushed(client: StagingClient, timeout_s: float) -> list[SnapshotReport]:
+        """What *client* is told until all that it staged has an outcome: of snapshots only."""
+        reports = client.flush(timeout_s)
+        of_snapshots = [report for report in reports if isinstance(report, SnapshotReport)]
+        assert of_snapshots == reports
+        return of_snapshots
 
     @staticmethod
     @contextlib.contextmanager

@@ -13,6 +13,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from elasticflow.run_folder import snapshot_name
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
 from elasticflow.runtime.state.state import State
+from elasticflow.snapshots.client.writer_reports import SnapshotReport
+from elasticflow.snapshots.format.manifest import ManifestFacts
+from elasticflow.snapshots.format.shard_file import SnapshotRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,17 +83,15 @@ class Training:
         captured, world = self.state.capture(), len(clients)
         name = snapshot_name(self.steps, generation, f"{self.steps:08x}")
         content = {"position": {"step": self.steps, "epoch": 0, "samples": 6 * self.steps}}
-        record = {
-            "state": {**content, "state": captured.tree},
-            "manifest": {
-                "trigger": "steps",
-                "samples": 6 * self.steps,
-                "aliases": captured.aliases,
-                "memory_formats": captured.memory_formats,
-                "versions": {"torch": str(torch.__version__)},
-                **about,
-            },
-        }
+        facts = ManifestFacts(
+            trigger="steps",
+            samples=6 * self.steps,
+            aliases=captured.aliases,
+            memory_formats=captured.memory_formats,
+            versions={"torch": str(torch.__version__)},
+            **about,
+        )
+        record = SnapshotRecord({**content, "state": captured.tree}, facts)
         for rank, client in enumerate(clients):
             shard = ShardPlanner(rank, world).shard_of(captured)
             entries = shard.copy_into(client.buffer(shard.nbytes, timeout_s=100))
@@ -102,6 +103,7 @@ class Training:
                 record=record if rank == 0 else None,
             )
         for client in clients:
-            outcomes = [report["event"] for report in client.flush(30) if report["name"] == name]
+            reports = [report for report in client.flush(30) if isinstance(report, SnapshotReport)]
+            outcomes = [report.event for report in reports if report.name == name]
             assert outcomes == ["snapshot.committed"]
         return name

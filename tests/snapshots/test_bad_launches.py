@@ -65,8 +65,8 @@ def halted(
 
     def go_on() -> str:
         writer.process.send_signal(signal.SIGCONT)
-        (report,) = [r for r in zombie.flush(20) if r["event"] != "snapshot.removed"]
-        return str(report["event"])
+        (report,) = [r for r in bench.flushed(zombie, 20) if r.event != "snapshot.removed"]
+        return report.event
 
     try:
         yield go_on

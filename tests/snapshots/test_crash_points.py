@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.format import policy
-from elasticflow.snapshots.format.shard_file import StagedShard, TensorEntry
+from elasticflow.snapshots.format.manifest import ManifestFacts
+from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard, TensorEntry
 from elasticflow.snapshots.format.writer_config import WriterConfig, WriterStart
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from elasticflow.snapshots.client.writer_reports import SnapshotReport
     from elasticflow.snapshots.format.manifest import Manifest
 
 SIZE = 64  # bytes of each of two tensors
@@ -151,8 +153,8 @@ class Story:
         with suppress(DeadError):
             for number, frozen in enumerate(life.frozen):
                 self.step += 1
-                about = {"parent": parent and parent.name, "metric": float(number % 2), "trigger": "steps"}
-                self._stage(writing, board, generation, frozen, about)
+                facts = ManifestFacts("steps", parent and parent.name, float(number % 2))
+                self._stage(writing, board, generation, frozen, facts)
                 pending = board.next_settled()
                 assert pending is not None
                 committer._retain(pending, self._commit(committer, board, pending))
@@ -176,10 +178,10 @@ class Story:
             self.catalog.pin(names[place % len(names)])
             self.pinned.add(names[place % len(names)])
 
-    def _hear(self, report: dict[str, Any], listeners: list[Any], *, to_parent: bool) -> None:
+    def _hear(self, report: SnapshotReport, listeners: list[Any], *, to_parent: bool) -> None:
         assert to_parent
-        if report["event"] == "snapshot.committed":
-            self.told.append(report["name"])
+        if report.event == "snapshot.committed":
+            self.told.append(report.name)
 
     def _commit(self, committer: Committer, board: PendingSnapshots, pending: PendingSnapshot) -> Manifest:
         committed = committer._settle(pending)
@@ -193,14 +195,14 @@ class Story:
         board: PendingSnapshots,
         generation: int,
         frozen: int,
-        about: dict[str, Any],
+        facts: ManifestFacts,
     ) -> None:
         name = snapshot_name(self.step, generation, f"{self.step:08x}")
         entries = [
             TensorEntry("own", "U8", (SIZE,), 0, SIZE),
             TensorEntry("frozen", "U8", (SIZE,), SIZE, SIZE, frozen=True),
         ]
-        record = {"state": {"position": {"step": self.step}, "state": {}}, "manifest": about}
+        record = SnapshotRecord({"position": {"step": self.step}, "state": {}}, facts)
         shard = StagedShard(entries, 2 * SIZE, record)
         pending = board.add(PendingSnapshot(name, self.step, generation, 1, 1), 0, record, None)
         self.staged[name] = bytes([self.step]) * SIZE + bytes([frozen]) * SIZE

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.format.manifest import ManifestFacts
+from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store import reuse
 from tests.snapshots.conftest import Bench
@@ -34,7 +35,8 @@ def share(client: StagingClient, step: int, *, rank: int = 0, frozen: int = 1, *
         TensorEntry(f"own{rank}", "U8", (OWN,), half, OWN),
         TensorEntry(f"second{rank}", "U8", (half,), half + OWN, half, frozen=True),
     ]
-    record = {"state": {"position": {"step": step}, "state": {}}, "manifest": {"trigger": "steps", **about}}
+    facts = ManifestFacts(trigger="steps", **about)
+    record = SnapshotRecord({"position": {"step": step}, "state": {}}, facts)
     client.stage(name=name, step=step, tensors=entries, nbytes=size, record=record if rank == 0 else None)
     return name
 
@@ -147,9 +149,9 @@ def test_lender_lost_before_the_commit_fails_the_snapshot_and_not_the_next(bench
     bench.catalog.quarantine(bench.name_of(1), "for the test")
     share(clients[1], 2, rank=1)
     for client in clients:
-        (report,) = client.flush(20)
-        assert "snapshot.failed" == report["event"]
-        assert "is no longer there or was set aside" in report["reason"]
+        (report,) = bench.flushed(client, 20)
+        assert "snapshot.failed" == report.event
+        assert "is no longer there or was set aside" in str(report.reason)
     for rank, client in enumerate(clients):
         share(client, 3, rank=rank)
     for client in clients:

@@ -51,8 +51,8 @@ def test_another_launch_fences_this_one(bench: Bench) -> None:
     assert bench.outcomes(client.flush(20)) == [("snapshot.committed", 1)]
     bench.catalog.claim_generation({})
     bench.share(client, 2)
-    (report,) = client.flush(20)
-    assert (report["event"], report["reason"]) == ("snapshot.failed", "fenced")
+    (report,) = bench.flushed(client, 20)
+    assert (report.event, report.reason) == ("snapshot.failed", "fenced")
     assert [s.step for s in bench.catalog.committed()] == [1]
     assert bench.catalog.storage.list("snapshots") == [bench.name_of(1)]
 
@@ -80,8 +80,8 @@ def test_zombie_of_an_older_generation_cannot_commit(bench: Bench) -> None:
     bench.connect(writer, generation=2)
     began = time.monotonic()
     bench.share(zombie, 9)
-    (report,) = zombie.flush(20)
-    assert (report["event"], report["reason"]) == ("snapshot.failed", "fenced")
+    (report,) = bench.flushed(zombie, 20)
+    assert (report.event, report.reason) == ("snapshot.failed", "fenced")
     assert time.monotonic() - began < 10
     assert bench.catalog.committed() == []
 
@@ -126,7 +126,7 @@ def test_failure_on_one_node_fails_the_snapshot_on_all(bench: Bench) -> None:
     with bench.small_files(other, 100_000):
         for rank, client in enumerate(clients):
             bench.share(client, 1, rank=rank, size=300_000)
-        reasons = [client.flush(20)[0]["reason"] for client in clients]
+        reasons = [bench.flushed(client, 20)[0].reason for client in clients]
     assert reasons == ["rank 1: OSError: [Errno 27] File too large", "OSError: [Errno 27] File too large"]
     assert bench.catalog.committed() == []
 
@@ -139,7 +139,7 @@ def test_failure_on_the_node_of_rank_0_is_heard_elsewhere(bench: Bench) -> None:
     with bench.small_files(head, 100_000):
         for rank, client in enumerate(clients):
             bench.share(client, 1, rank=rank, size=300_000)
-        reasons = [client.flush(20)[0]["reason"] for client in clients]
+        reasons = [bench.flushed(client, 20)[0].reason for client in clients]
     assert reasons == [
         "OSError: [Errno 27] File too large",
         "the node of rank 0: OSError: [Errno 27] File too large",
@@ -155,8 +155,8 @@ def test_lost_node_fails_the_snapshot_after_the_limit(bench: Bench) -> None:
     other.process.kill()
     other.process.wait()
     bench.share(clients[0], 1)
-    (report,) = clients[0].flush(20)
-    assert report["reason"] == "the shares of ranks [1] did not come within 0.5 s"
+    (report,) = bench.flushed(clients[0], 20)
+    assert report.reason == "the shares of ranks [1] did not come within 0.5 s"
     alone = bench.connect(head, 0, 1, generation=2)
     bench.share(alone, 1, generation=2)
     assert bench.outcomes(alone.flush(20)) == [("snapshot.committed", 1)]

@@ -10,19 +10,20 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elasticflow.errors import StagingLimitError
 from elasticflow.snapshots.client.memory_tier import MemoryTierClient
-from elasticflow.snapshots.client.messages import CommittedPosition, RequestPersist
-from elasticflow.snapshots.client.staging import BEGUN, StagingClient
-from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.client.messages import CommittedPosition, PersistBegun, RequestPersist
+from elasticflow.snapshots.format.manifest import ManifestFacts
+from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 from elasticflow.snapshots.read import verify
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:
+    from elasticflow.snapshots.client.staging import StagingClient
     from elasticflow.snapshots.client.writer_process import WriterProcess
     from elasticflow.snapshots.memory.slots import Slot
 
@@ -40,14 +41,11 @@ class Rank:
     generation: int
     size: int = SIZE
 
-    def record(self, step: int) -> dict[str, Any] | None:
+    def record(self, step: int) -> SnapshotRecord | None:
         """What rank 0 gives with its share."""
-        about = {"trigger": "memory", "samples": step * 10, "epoch": 0, "metric": None}
-        return (
-            {"state": {"position": {"step": step}, "state": {"rest": {"lr": 0.5}}}, "manifest": about}
-            if self.rank == 0
-            else None
-        )
+        facts = ManifestFacts(trigger="memory", samples=step * 10)
+        state = {"position": {"step": step}, "state": {"rest": {"lr": 0.5}}}
+        return SnapshotRecord(state, facts) if self.rank == 0 else None
 
     def hold(self, step: int) -> Slot:
         """Fill a slot with bytes that tell step and rank."""
@@ -121,8 +119,8 @@ def test_successors_go_on_from_the_newest_step_that_every_rank_has(bench: Bench)
     held = second[0].tier.recall()
     assert held is not None
     assert (Bench.name_of(7), 7, None) == (held.name, held.step, held.committed)
-    assert {"position": {"step": 7}, "state": {"rest": {"lr": 0.5}}} == held.record["state"]
-    assert 70 == held.record["manifest"]["samples"]
+    assert {"position": {"step": 7}, "state": {"rest": {"lr": 0.5}}} == held.record.state
+    assert 70 == held.record.manifest.samples
     assert [] == bench.catalog.committed()
 
 
@@ -156,6 +154,20 @@ def test_held_set_survives_a_successor_that_held_nothing(bench: Bench) -> None:
         rank.hold(6)
     die(third)
     assert [content(6), content(6)] == recalled(joined(bench, writer, generation=4))
+
+
+def test_rank_without_bytes_takes_part(bench: Bench) -> None:
+    """More ranks than tensors: a rank whose shard is empty holds it like the others, and does not wait for ever."""
+    first, second = joined(bench, bench.writer())
+    first.tier.reserve(SIZE)
+    first.tier.describe([TensorEntry("a0", "U8", (SIZE,), 0, SIZE)], SIZE, first.record(0))
+    second.tier.reserve(0)
+    second.tier.describe([], 0, None)
+    first.hold(3)
+    assert second.tier.commit_slot(second.tier.next_slot(20), Bench.name_of(3), 3, None)
+    for rank in (first, second):
+        rank.client.request_persist(3, "steps")
+    assert [("snapshot.committed", 3)] == bench.outcomes(second.client.flush(20))
 
 
 def test_slots_are_taken_over(bench: Bench) -> None:
@@ -304,7 +316,7 @@ def test_what_is_being_written_is_not_filled(bench: Bench) -> None:
     ranks[0].client.request_persist(1, "steps")
     while not (begun := ranks[0].client.reports()):
         time.sleep(0.001)
-    assert BEGUN == begun[0]["event"]
+    assert isinstance(begun[0], PersistBegun)
     writer.process.send_signal(signal.SIGSTOP)
     used = {ranks[0].hold(step).descriptor for step in range(2, 9)}
     writer.process.send_signal(signal.SIGCONT)
@@ -390,7 +402,7 @@ def test_record_that_changed_much_is_told_anew(bench: Bench) -> None:
     rank.hold(1)
     record = rank.record(2)
     assert record is not None
-    record["state"]["rest"] = {"words": ["long"] * 10_000}
+    record.state["rest"] = {"words": ["long"] * 10_000}
     slot = rank.fill(2)
     name = Bench.name_of(2)
     assert not rank.tier.commit_slot(slot, name, 2, record)
@@ -400,7 +412,7 @@ def test_record_that_changed_much_is_told_anew(bench: Bench) -> None:
     (successor,) = joined(bench, writer, world=1, generation=2)
     held = successor.tier.recall()
     assert held is not None
-    assert (2, record["state"]) == (held.step, held.record["state"])
+    assert (2, record.state) == (held.step, held.record.state)
 
 
 def test_limit_that_is_too_small_for_the_tier_is_told(bench: Bench) -> None:
@@ -420,7 +432,7 @@ def test_nothing_is_left_when_everything_is_killed(tmp_path: Path, real_processe
         "import sys, time\n"
         "from elasticflow.snapshots.client.writer_process import start_writer\n"
         "from elasticflow.snapshots.format.writer_config import WriterStart\n"
-        "from elasticflow.snapshots.client.staging import BEGUN, StagingClient\n"
+        "from elasticflow.snapshots.client.staging import StagingClient\n"
         "from elasticflow.snapshots.format.shard_file import TensorEntry\n"
         "from elasticflow.snapshots.client.memory_tier import MemoryTierClient\n"
         f"w = start_writer(WriterStart({str(tmp_path)!r}, 'r'))\n"

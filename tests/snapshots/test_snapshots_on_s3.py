@@ -113,6 +113,6 @@ def test_store_that_refuses_fails_the_snapshot(s3_bucket: str, bench_at: Callabl
     client = bench.connect(bench.writer())
     for step in (1, 2):
         bench.share(client, step)
-        (report,) = client.flush(60)
-        assert report["event"] == "snapshot.failed"
-        assert "bucket does not exist" in report["reason"]
+        (report,) = bench.flushed(client, 60)
+        assert report.event == "snapshot.failed"
+        assert "bucket does not exist" in str(report.reason)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import fault_injection
 from elasticflow.errors import StorageError
@@ -27,51 +26,32 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.client.memory_tier import RecalledState
     from elasticflow.snapshots.client.staging import StagingClient
     from elasticflow.snapshots.format.policy import HasPosition
+    from elasticflow.snapshots.format.shard_file import SnapshotRecord
     from elasticflow.snapshots.memory.slots import Slot
     from elasticflow.snapshots.store.catalog import Catalog
 
 _TRIGGER = "memory"
 
 
-@dataclass(frozen=True)
-class MemorySnapshot:
-    """What an earlier generation held in memory.
-
-    Attributes:
-        content: To apply.
-        parent: Name of the newest committed snapshot before it, if any.
-        committed_at: Position of that snapshot, if it was committed in this launch.
-    """
-
-    content: SnapshotContent
-    parent: str | None
-    committed_at: HasPosition | None
-
-    @classmethod
-    def of(cls, recalled: RecalledState, run_id: str) -> MemorySnapshot:
-        """Return the snapshot that the writer handed over."""
-        about, committed = recalled.record["manifest"], recalled.committed
-        metric = None if about["metric"] is None else float(about["metric"])
-        manifest = Manifest(
-            run_id=run_id,
-            name=recalled.name,
-            step=recalled.step,
-            generation=recalled.generation,
-            world_size=len(recalled.shares),
-            created=0.0,
-            files={},
-            tensors={},
-            **{**about, "metric": metric},
-        )
-        tensors = {
-            entry.key: view_of(memoryview(memory), BY_NAME[entry.dtype], entry.shape, entry.offset)
-            for entries, memory in recalled.shares
-            for entry in entries
-        }
-        content = SnapshotContent(manifest, recalled.record["state"], tensors)
-        if committed is None:
-            return cls(content, about["parent"], None)
-        return cls(content, committed.name, committed)
+def content_of(recalled: RecalledState, run_id: str) -> SnapshotContent:
+    """Return what an earlier generation held as a snapshot to apply; its tensors lie where they were held."""
+    manifest = Manifest(
+        run_id=run_id,
+        name=recalled.name,
+        step=recalled.step,
+        generation=recalled.generation,
+        world_size=len(recalled.shares),
+        created=0.0,
+        files={},
+        tensors={},
+        **vars(recalled.record.manifest),
+    )
+    tensors = {
+        entry.key: view_of(memoryview(memory), BY_NAME[entry.dtype], entry.shape, entry.offset)
+        for entries, memory in recalled.shares
+        for entry in entries
+    }
+    return SnapshotContent(manifest, recalled.record.state, tensors)
 
 
 class MemoryTier:
@@ -141,7 +121,7 @@ class MemoryTier:
         self._last, self._last_time, self._held_step = position, time.monotonic(), position.step
 
     def _commit_slot(
-        self, shard: RankShard, slot: Slot, name: str, step: int, record: dict[str, Any] | None
+        self, shard: RankShard, slot: Slot, name: str, step: int, record: SnapshotRecord | None
     ) -> None:
         if shard is not self._shard:
             self._client.describe(shard.entries, shard.nbytes, record)
@@ -165,8 +145,8 @@ class MemoryTier:
         """
         self._client.invalidate(equal_at)
 
-    def recall(self, catalog: Catalog) -> MemorySnapshot | None:
-        """Return what an earlier generation held, if all ranks have it and no committed snapshot is newer.
+    def recall(self, catalog: Catalog) -> RecalledState | None:
+        """Return what an earlier generation held, if all ranks were handed it and no committed snapshot is newer.
 
         Collective: every rank. No snapshot is read for it.
         """
@@ -180,7 +160,7 @@ class MemoryTier:
         if recalled is None or not name or set(names) != {name}:
             return None
         me.heartbeat.hold(recalled.step)
-        return MemorySnapshot.of(recalled, me.run_id)
+        return recalled
 
     def _is_due_by_time(self) -> bool:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)

@@ -11,6 +11,8 @@ from elasticflow.run_folder import snapshot_name
 from elasticflow.runtime.data import index_schedule
 from elasticflow.runtime.process import environment, random_streams
 from elasticflow.runtime.process.position import Position
+from elasticflow.snapshots.format.manifest import ManifestFacts
+from elasticflow.snapshots.format.shard_file import SnapshotRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,8 +141,8 @@ class SnapshotMetadata:
         text = f"{me.run_id}/{step}/{me.generation}".encode()
         return snapshot_name(step, me.generation, blake2b(text, digest_size=4).hexdigest())
 
-    def record(self, position: Position, captured: Captured, trigger: str) -> dict[str, Any] | None:
-        """Return the record that the writer is sent, on rank 0; see `StagingClient.stage`."""
+    def record(self, position: Position, captured: Captured, trigger: str) -> SnapshotRecord | None:
+        """Return what rank 0 hands over with its shard; None on other ranks."""
         me, evaluation = self._me, self._evaluation
         if me.rank != 0:
             return None
@@ -155,16 +157,16 @@ class SnapshotMetadata:
             job_digest=me.job_digest,
             tree=captured.tree,
         )
-        manifest = {
-            "trigger": trigger,
-            "parent": self.parent,
-            "metric": None if evaluation is None else evaluation.metric_at(position),
-            "ranked_by": None if evaluation is None else evaluation.measure,
-            "epoch": position.epoch,
-            "samples": position.samples,
-            "aliases": captured.aliases,
-            "memory_formats": captured.memory_formats,
-            "fingerprints": self._fingerprints,
-            "versions": self._environment,
-        }
-        return {"state": state.to_json(), "manifest": manifest}
+        facts = ManifestFacts(
+            trigger=trigger,
+            parent=self.parent,
+            metric=None if evaluation is None else evaluation.metric_at(position),
+            ranked_by=None if evaluation is None else evaluation.measure,
+            epoch=position.epoch,
+            samples=position.samples,
+            aliases=captured.aliases,
+            memory_formats=captured.memory_formats,
+            fingerprints=self._fingerprints,
+            versions=self._environment,
+        )
+        return SnapshotRecord(state.to_json(), facts)

@@ -13,7 +13,7 @@ from elasticflow.runtime.process import environment, leaving, random_streams
 from elasticflow.runtime.process.context import Restored
 from elasticflow.runtime.replica_checks.captured import CaptureCheck
 from elasticflow.runtime.replica_checks.replicas import ReplicaCheck, flip
-from elasticflow.runtime.snapshot import restore, writer_connection
+from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.runtime.snapshot.metadata import SnapshotMetadata, StateRecord
 from elasticflow.runtime.snapshot.policy import Policy
@@ -23,6 +23,7 @@ from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.snapshot.writer_connection import WriterReports
 from elasticflow.runtime.state.loading import load_weights
 from elasticflow.snapshots.client.loading import NodeLoader
+from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format.policy import Due, Keep
 
 if TYPE_CHECKING:
@@ -115,14 +116,17 @@ class Snapshots:
         worker.leave_untrained()
         loader = NodeLoader(self._client, partial(leaving.beat_or_leave, worker))
         held = None if self._memory_tier is None else self._memory_tier.recall(self._catalog)
-        content = restore.newest_good(worker, self._catalog, loader) if held is None else held.content
+        if held is None:
+            content = restore.newest_good(worker, self._catalog, loader)
+        else:
+            content = memory_tier.content_of(held, worker.run_id)
         position = self._schedule.start if content is None else self._take_over(content, loader)
         if content is not None:
             self.restored = Restored(content.manifest.name, is_from_memory=held is not None)
         self._last, self._last_time = position, time.monotonic()
         if held is not None:
             self._metadata.parent = held.parent
-            self._last = held.committed_at or (self._schedule.start if held.parent is None else position)
+            self._last = held.committed or (self._schedule.start if held.parent is None else position)
         if self._memory_tier is not None:
             self._memory_tier.begin(position)
         self._replica_check.begin(position)
@@ -285,8 +289,9 @@ class Snapshots:
         self._copier.finish()
         self._capture_check.finish(self._state.capture)
         reports = self._client.flush(_FLUSH_LIMIT_S)
-        failed = [r for r in reports if r["event"] == events.SNAPSHOT_FAILED and r["name"] == self._staged]
         self._reports.log(reports)
-        if failed:
-            raise SnapshotError(f"the last snapshot could not be written: {failed[0]['reason']}")
+        outcomes = [r for r in reports if isinstance(r, SnapshotReport) and r.name == self._staged]
+        for outcome in outcomes:
+            if outcome.event == events.SNAPSHOT_FAILED:
+                raise SnapshotError(f"the last snapshot could not be written: {outcome.reason}")
         leaving.record_stop(self._worker, self._catalog)

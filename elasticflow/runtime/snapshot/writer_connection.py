@@ -6,19 +6,20 @@ import select
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.snapshots.client.staging import BEGUN, StagingClient
+from elasticflow.snapshots.client import writer_reports
+from elasticflow.snapshots.client.messages import PersistBegun
+from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import start_writer
 from elasticflow.snapshots.format.writer_config import WriterStart
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.snapshot.policy import Policy
     from elasticflow.runtime.state.state import State
+    from elasticflow.snapshots.client.writer_reports import WriterReport
 
-# What becomes of snapshots, as the writer reports it.
-_REPORTED = frozenset(
-    {events.SNAPSHOT_COMMITTED, events.SNAPSHOT_REMOVED, events.SNAPSHOT_FAILED, events.STORE_TROUBLE}
-)
 # Writers live as long as the worker that started them.
 _started: list[Any] = []
 
@@ -47,17 +48,17 @@ class WriterReports:
         if self._client.is_awaiting and self._poll.poll(0):
             self.log(self._client.reports())
 
-    def log(self, reports: list[dict[str, Any]]) -> None:
+    def log(self, reports: Iterable[WriterReport | PersistBegun]) -> None:
         """Log *reports* of the writer."""
         me = self._me
         for report in reports:
-            event = report.pop("event")
-            if event == BEGUN:
-                self.log_staged(**report)
+            if isinstance(report, PersistBegun):
+                self.log_staged(**vars(report))
             # Under our agent the writer's own reports become events.
-            elif me.rank == 0 and me.identity.started_by != "launcher" and event in _REPORTED:
-                report.pop("generation", None)
-                me.event(events.EVENTS[event], **report)
+            elif me.rank == 0 and me.identity.started_by != "launcher":
+                fields = writer_reports.to_json(report)
+                fields.pop("generation", None)
+                me.event(events.EVENTS[fields.pop("event")], **fields)
 
     def log_staged(self, **facts: Any) -> None:
         """Log that the writer has a snapshot's bytes; *facts* are its name, step and trigger."""

@@ -79,7 +79,7 @@ class WriterConnection:
         return self._channel.fileno()
 
     def close(self) -> None:
-        """Leave; shares already staged are still written."""
+        """Leave."""
         self._channel.close()
 
     def send(self, message: ToWriter) -> None:

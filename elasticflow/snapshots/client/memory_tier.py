@@ -18,19 +18,17 @@ from elasticflow.snapshots.client.messages import (
     HeldMemory,
     Invalidate,
     Recall,
-    ReserveSlots,
-    Slots,
 )
-from elasticflow.snapshots.format.shard_file import StagedShard, without_infinities
-from elasticflow.snapshots.memory import buffers
-from elasticflow.snapshots.memory.slots import MOST_METADATA, Label, Slot
+from elasticflow.snapshots.format.shard_file import StagedShard
+from elasticflow.snapshots.memory.slots import MOST_METADATA, TAIL, Label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from elasticflow.snapshots.client.connection import WriterConnection
     from elasticflow.snapshots.client.messages import CommittedPosition
-    from elasticflow.snapshots.format.shard_file import TensorEntry
+    from elasticflow.snapshots.client.staging import StagingClient
+    from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
+    from elasticflow.snapshots.memory.slots import Slot
 
 _ANSWER_LIMIT_S = 60.0
 # Made once: to make an encoder takes longer than what it encodes at each step.
@@ -43,7 +41,7 @@ class RecalledState:
 
     Attributes:
         name: As a snapshot would be called.
-        record: Rank 0's, as of `StagingClient.stage`.
+        record: Rank 0's.
         committed: Newest snapshot that its writer committed out of the memory tier; None: none.
         shares: Where each tensor lies, and the memory it lies in.
     """
@@ -51,37 +49,36 @@ class RecalledState:
     name: str
     generation: int
     step: int
-    record: dict[str, Any]
+    record: SnapshotRecord
     committed: CommittedPosition | None
     shares: list[tuple[Sequence[TensorEntry], mmap.mmap]]
 
+    @property
+    def parent(self) -> str | None:
+        """Name of the newest committed snapshot before it, if any."""
+        return self.record.manifest.parent if self.committed is None else self.committed.name
+
 
 class MemoryTierClient:
-    """One rank's slots; used from one thread, with the link's.
+    """One rank's slots; used from the thread that uses the connection.
 
     Args:
-        link: To the node's writer.
+        link: To the node's writer; its slots are those of the memory tier, the one that was filled last at the end.
         generation: This worker's.
     """
 
-    def __init__(self, link: WriterConnection, generation: int) -> None:
+    def __init__(self, link: StagingClient, generation: int) -> None:
         self._link, self._generation = link, generation
-        # The slot that was filled last comes last.
-        self._slots: list[Slot] = []
-        self._reserved = 0
         self._layout = 0
-        self._record: dict[str, Any] = {}
+        # Rank 0's record as JSON, as it was described last.
+        self._described: dict[str, Any] = {}
         self._held: Held | None = None
         self._held_memory: list[int] = []
-        link.handlers |= {Slots: self._map, Held: self._note_held, HeldMemory: self._note_held_memory}
+        link.handlers |= {Held: self._note_held, HeldMemory: self._note_held_memory}
 
     def reserve(self, nbytes: int) -> None:
-        """Ask for slots of *nbytes* and return at once: they are made ready while the worker goes on."""
-        if nbytes > self._reserved:
-            for slot in self._slots:
-                os.close(slot.descriptor)
-            self._reserved, self._slots = nbytes, []
-            self._link.send(ReserveSlots(nbytes))
+        """Ask for slots for shards of *nbytes* and return at once; see `StagingClient.reserve`."""
+        self._link.reserve(nbytes + TAIL, is_held=True)
 
     def next_slot(self, timeout_s: float | None = None) -> Slot:
         """Return the slot to fill next; waits until slots are ready.
@@ -93,27 +90,27 @@ class MemoryTierClient:
             StagingLimitError: three slots for each worker are more than the limit allows.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._slots:
+        while not self._link.slots:
             self._link.receive_one(deadline, "no slot was made ready")
-        for slot in self._slots[:-1]:
+        for slot in self._link.slots[:-1]:
             if slot.lock():
                 slot.clear_label()
                 return slot
         # The writer locks one of the three at most, so this is a defect.
         raise SnapshotError("no slot of the memory tier is free")
 
-    def describe(self, tensors: Sequence[TensorEntry], nbytes: int, record: dict[str, Any] | None) -> None:
-        """Tell how the shares that follow are laid out, and rank 0's record as it is now.
+    def describe(self, tensors: Sequence[TensorEntry], nbytes: int, record: SnapshotRecord | None) -> None:
+        """Send how the shards that follow are laid out, and rank 0's record as it is now.
 
         Raises:
             SnapshotError: the writer died.
         """
         self._layout += 1
-        self._record = without_infinities(record) if record is not None else {}
-        self._link.send(Describe(self._layout, StagedShard(tensors, nbytes, self._record or None)))
+        self._described = {} if record is None else record.to_json()
+        self._link.send(Describe(self._layout, StagedShard(tensors, nbytes, record)))
 
-    def commit_slot(self, slot: Slot, name: str, step: int, record: dict[str, Any] | None) -> bool:
-        """Say that *slot* holds this rank's share of *step*; False if the record has become another: `describe` first.
+    def commit_slot(self, slot: Slot, name: str, step: int, record: SnapshotRecord | None) -> bool:
+        """Label *slot* as this rank's shard of *step*; False if the record changed too much for that: `describe` first.
 
         Args:
             slot: As `next_slot` gave it; given back.
@@ -123,22 +120,22 @@ class MemoryTierClient:
         """
         metadata = b""
         if record is not None:
-            changed = list(_differences(self._record, without_infinities(record), []))
+            changed = list(_differences(self._described, record.to_json(), []))
             metadata = _JSON.encode({"name": name, "changed": changed}).encode()
-        is_told = len(metadata) <= MOST_METADATA
-        if is_told:
-            fault_injection.reach("tier.before_seal")
-            slot.set_label(Label(self._generation, step, self._layout, metadata))
-            self._slots.remove(slot)
-            self._slots.append(slot)
-            slot.unlock()
-        return is_told
+        if len(metadata) > MOST_METADATA:
+            return False
+        fault_injection.reach("tier.before_seal")
+        slot.set_label(Label(self._generation, step, self._layout, metadata))
+        self._link.slots.remove(slot)
+        self._link.slots.append(slot)
+        slot.unlock()
+        return True
 
     def invalidate(self, equal_at: int) -> None:
-        """Have nobody go on from anything that the ranks of this generation hold.
+        """Have nobody go on from what the ranks of this generation hold, nor from its snapshots after *equal_at*.
 
-        Nor from a snapshot that the writer took of it after step *equal_at*: it is not committed, or set aside. One rank
-        that says so is enough, and it may end right after.
+        Such a snapshot that the writer took of the memory tier is not committed, or set aside. One rank that calls this
+        is enough, and it may end right after.
 
         Raises:
             SnapshotError: the writer died, and what was held with it.
@@ -175,19 +172,6 @@ class MemoryTierClient:
 
     def _note_held_memory(self, _: HeldMemory) -> None:
         self._held_memory.append(self._link.descriptors.popleft())
-
-    def _map(self, message: Slots) -> None:
-        slots = []
-        for size in message.sizes:
-            descriptor = self._link.descriptors.popleft()
-            # Kept open: the lock is given back when a process closes the file.
-            slots.append(Slot(descriptor, size, buffers.map_memory(descriptor, size)))
-        self._slots = sorted(slots, key=_age)
-
-
-def _age(slot: Slot) -> tuple[int, int]:
-    label = slot.label()
-    return (label.generation, label.step) if label is not None else (0, 0)
 
 
 def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[list[str | int], Any]]:

@@ -10,12 +10,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from elasticflow.snapshots.format.shard_file import StagedShard
+from elasticflow.snapshots.client import writer_reports
+from elasticflow.snapshots.client.writer_reports import SnapshotReport
+from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard
+from elasticflow.storage.storage import Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.events import EventRecord
+    from elasticflow.snapshots.client.writer_reports import WriterReport
 
 
 class _Message:
@@ -55,34 +58,33 @@ class Hello(_Message):
 
 
 @dataclass(frozen=True)
-class ReserveBuffers(_Message):
-    """Make staging buffers of *nbytes* ready; `Buffers`, `OverLimit` or `NoMemory` answers it."""
+class Reserve(_Message):
+    """Make shared memory ready for this rank's shards; `Slots`, `OverLimit` or `NoMemory` answers it.
+
+    Attributes:
+        nbytes: Of each slot, at least.
+        is_held: What lies there outlives this worker: slots of the memory tier. Else staging buffers.
+    """
 
     nbytes: int
+    is_held: bool
 
 
 @dataclass(frozen=True)
 class Stage(_WithShard):
-    """Write what lies in a buffer as this rank's shard of a snapshot.
+    """Write what lies in a staging buffer as this rank's shard of a snapshot.
 
     Attributes:
         name: The snapshot's.
         step: Finished steps.
-        buffer: Number of the buffer; None: the shard has no bytes.
+        slot: Number of the buffer; None: the shard has no bytes.
         shard: What lies there.
     """
 
     name: str
     step: int
-    buffer: int | None
+    slot: int | None
     shard: StagedShard
-
-
-@dataclass(frozen=True)
-class ReserveSlots(_Message):
-    """Make slots of the memory tier for *nbytes* ready; `Slots`, `OverLimit` or `NoMemory` answers it."""
-
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -141,23 +143,23 @@ class Refused(_Message):
 
 
 @dataclass(frozen=True)
-class Buffers(_Message):
-    """Staging buffers; their descriptors come with the message.
+class Slots(_Message):
+    """Shared memory that the worker may fill; the descriptors come with the message.
 
     Attributes:
-        numbers: Of the buffers.
-        size: Bytes of each.
-        single: Why it is one instead of two, if so.
+        numbers: Of the slots. In the memory tier the slot that was filled last comes last.
+        sizes: Bytes of each.
+        single: Why it is one staging buffer instead of two, if so.
     """
 
     numbers: Sequence[int]
-    size: int
+    sizes: Sequence[int]
     single: str | None
 
 
 @dataclass(frozen=True)
 class Released(_Message):
-    """Buffer *number* is written and may be filled again."""
+    """Staging buffer *number* is written and may be filled again."""
 
     number: int
 
@@ -174,13 +176,6 @@ class OverLimit(_Message):
     """`snapshots.staging_limit` does not allow what was asked."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class Slots(_Message):
-    """Slots of the memory tier, each with its bytes; their descriptors come with the message."""
-
-    sizes: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -218,7 +213,7 @@ class HeldSet:
         name: As a snapshot would be called.
         generation: Whose.
         step: Finished steps.
-        record: Rank 0's, as of `StagingClient.stage`.
+        record: Rank 0's.
         committed: Newest snapshot that was committed out of the memory tier; None: none.
         shards: Of each rank.
     """
@@ -226,7 +221,7 @@ class HeldSet:
     name: str
     generation: int
     step: int
-    record: dict[str, Any]
+    record: SnapshotRecord
     committed: CommittedPosition | None
     shards: tuple[HeldShard, ...]
 
@@ -242,11 +237,12 @@ class Held(_Message):
         """Return the message with these fields."""
         if (held := fields["held"]) is None:
             return cls(None)
+        record = SnapshotRecord.from_json(held["record"])
         committed = None if held["committed"] is None else CommittedPosition(**held["committed"])
         shards = tuple(
-            HeldShard(each["size"], StagedShard.from_json(each["shard"])) for each in held["shards"]
+            HeldShard(shard["size"], StagedShard.from_json(shard["shard"])) for shard in held["shards"]
         )
-        return cls(HeldSet(**{**held, "committed": committed, "shards": shards}))
+        return cls(HeldSet(**{**held, "record": record, "committed": committed, "shards": shards}))
 
 
 @dataclass(frozen=True)
@@ -295,9 +291,14 @@ class LoadFailed(_Message):
 
 @dataclass(frozen=True)
 class Report(_Message):
-    """What became of a snapshot, or how the store does, as an event without the fields that all events have."""
+    """What became of a snapshot, or how the store does."""
 
-    report: EventRecord
+    report: WriterReport
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        """Return the message with these fields."""
+        return cls(writer_reports.from_json(fields["report"]))
 
 
 @dataclass(frozen=True)
@@ -307,26 +308,14 @@ class RetentionDone(_Message):
     name: str
 
 
-ToWriter = (
-    Hello
-    | ReserveBuffers
-    | Stage
-    | ReserveSlots
-    | Describe
-    | RequestPersist
-    | Recall
-    | Invalidate
-    | Load
-    | Unload
-)
+ToWriter = Hello | Reserve | Stage | Describe | RequestPersist | Recall | Invalidate | Load | Unload
 ToWorker = (
     Welcome
     | Refused
-    | Buffers
+    | Slots
     | Released
     | NoMemory
     | OverLimit
-    | Slots
     | PersistBegun
     | Held
     | HeldMemory
@@ -342,9 +331,19 @@ _TO_WORKER: dict[str, type[ToWorker]] = {cls.__name__: cls for cls in get_args(T
 
 def encode(message: ToWriter | ToWorker) -> bytes:
     """Return *message* as JSON; nothing of it is copied first: a snapshot's state may be large."""
-    return json.dumps(
-        {"type": type(message).__name__, **vars(message)}, allow_nan=False, default=vars
-    ).encode()
+    content = {"type": type(message).__name__, **vars(message)}
+    return json.dumps(content, allow_nan=False, default=_fields).encode()
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return what stands in JSON for a record inside a message."""
+    match value:
+        case SnapshotRecord():
+            return value.to_json()
+        case SnapshotReport() | Trouble():
+            return writer_reports.to_json(value)
+        case _:
+            return vars(value)
 
 
 def to_writer(data: bytes) -> ToWriter:

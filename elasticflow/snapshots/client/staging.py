@@ -5,67 +5,62 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import events, fault_injection
 from elasticflow.errors import SnapshotError, StagingLimitError
 from elasticflow.snapshots.client.connection import WriterConnection
 from elasticflow.snapshots.client.messages import (
-    Buffers,
     NoMemory,
     OverLimit,
     PersistBegun,
     Released,
     Report,
     RequestPersist,
-    ReserveBuffers,
+    Reserve,
     RetentionDone,
+    Slots,
     Stage,
 )
-from elasticflow.snapshots.format.shard_file import StagedShard, without_infinities
+from elasticflow.snapshots.client.writer_reports import SnapshotReport
+from elasticflow.snapshots.format.shard_file import StagedShard
 from elasticflow.snapshots.memory import buffers
+from elasticflow.snapshots.memory.slots import Slot
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Sequence
 
-    from elasticflow.events import EventRecord
     from elasticflow.snapshots.client.channel import Channel
     from elasticflow.snapshots.client.messages import ToWorker
-    from elasticflow.snapshots.format.shard_file import TensorEntry
+    from elasticflow.snapshots.client.writer_reports import WriterReport
+    from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 
-
-# Report that a snapshot out of the memory tier is being written: name, step, trigger.
-BEGUN = "begun"
 # Snapshots staged by a worker and not committed yet; a commit takes a tenth of a second where many are kept.
 MOST_OPEN = 8
 _TIDY_LIMIT_S = 5.0
 
 
-@dataclass(eq=False)
-class _Mapped:
-    size: int
-    memory: mmap.mmap
-    # free -> filling (by the worker) -> writing (by the writer) -> free
-    state: str = "free"
-
-
 class StagingClient(WriterConnection):
     """One rank's connection to its node's writer, to stage and to hear of outcomes; used from one thread.
 
-    Two buffers per rank, or one where memory is short: while one is being written, the other can be filled; when all
-    are being written, `buffer` waits, so a slow store delays the next snapshot and never grows memory.
+    Its shared memory is either staging buffers or the slots of the memory tier (`MemoryTierClient`). There are two
+    buffers per rank, or one where memory is short: while one is being written, the other can be filled; when all are
+    being written, `buffer` waits, so a slow store delays the next snapshot and never grows memory.
 
     Attributes:
+        slots: The shared memory reserved last; empty until the writer has it ready.
         single: Why this rank has one buffer instead of two, if so.
     """
 
     def __init__(self, channel: Channel[ToWorker]) -> None:
         super().__init__(channel)
-        self._mapped: dict[int, _Mapped] = {}
+        self.slots: list[Slot] = []
         self._reserved = 0
-        self._reports: list[EventRecord] = []
+        # The buffer that `buffer` gave and `stage` did not hand over yet.
+        self._filling: Slot | None = None
+        # Numbers of the buffers that the writer has not released.
+        self._writing: set[int] = set()
+        self._reports: list[WriterReport | PersistBegun] = []
         # Snapshots staged here that have no outcome yet.
         self._open: set[str] = set()
         # Snapshots staged here after which retention has not run yet.
@@ -76,7 +71,7 @@ class StagingClient(WriterConnection):
         self._begun = 0
         self.single: str | None = None
         self.handlers |= {
-            Buffers: self._map,
+            Slots: self._map,
             Released: self._release,
             NoMemory: self._refuse,
             OverLimit: self._refuse,
@@ -85,15 +80,24 @@ class StagingClient(WriterConnection):
             RetentionDone: self._note_retention,
         }
 
-    def reserve(self, nbytes: int) -> None:
-        """Ask for two buffers of *nbytes*, or one where memory is short, and return at once.
+    def close(self) -> None:
+        """Leave; what was staged is still written, and what was held is held."""
+        self._drop_slots()
+        super().close()
 
-        They are made ready while the worker goes on. Not between `buffer` and `stage`: larger buffers take the
-        place of the old ones.
+    def reserve(self, nbytes: int, *, is_held: bool = False) -> None:
+        """Ask for shared memory of *nbytes* per slot, if there is less, and return at once.
+
+        The writer makes it ready while the worker goes on: slots of the memory tier with *is_held*, else two buffers,
+        or one where memory is short. Not between `buffer` and `stage`: larger ones take the place of the old ones.
+
+        Raises:
+            SnapshotError: the writer died.
         """
         if nbytes > self._reserved:
+            self._drop_slots()
             self._reserved = nbytes
-            self.send(ReserveBuffers(nbytes))
+            self.send(Reserve(nbytes, is_held))
 
     def buffer(self, nbytes: int, timeout_s: float | None = None) -> memoryview:
         """Return a free staging buffer of *nbytes*; waits while all are being written.
@@ -111,10 +115,11 @@ class StagingClient(WriterConnection):
             if len(self._open) >= MOST_OPEN:
                 self.receive_one(deadline, f"none of {len(self._open)} snapshots was committed")
                 continue
-            for mapped in sorted(self._mapped.values(), key=lambda m: m.state != "filling"):
-                if mapped.state != "writing" and mapped.size >= nbytes:
-                    mapped.state = "filling"
-                    return memoryview(mapped.memory)[:nbytes]
+            if self._filling is None:
+                free = (slot for slot in self.slots if slot.number not in self._writing)
+                self._filling = next(free, None)
+            if self._filling is not None:
+                return memoryview(self._filling.memory)[:nbytes]
             self.receive_one(deadline, "no staging buffer became free")
 
     def stage(
@@ -124,7 +129,7 @@ class StagingClient(WriterConnection):
         step: int,
         tensors: Sequence[TensorEntry],
         nbytes: int,
-        record: dict[str, Any] | None = None,
+        record: SnapshotRecord | None = None,
     ) -> None:
         """Hand the buffer last given by `buffer` to the writer and return at once.
 
@@ -133,19 +138,19 @@ class StagingClient(WriterConnection):
             step: Finished steps.
             tensors: This rank's share; may be empty.
             nbytes: Bytes of the buffer in use.
-            record: Rank 0's, as of `StagedShard`; None on other ranks.
+            record: Rank 0's; None on other ranks.
 
         Raises:
             SnapshotError: the writer died.
         """
-        number = next((n for n, mapped in self._mapped.items() if mapped.state == "filling"), None)
-        assert number is not None or not nbytes, "stage() without buffer()"
+        slot, self._filling = self._filling, None
+        assert slot is not None or not nbytes, "stage() without buffer()"
+        number = None if slot is None else slot.number
         if number is not None:
-            self._mapped[number].state = "writing"
+            self._writing.add(number)
         self._open.add(name)
         self._untidied.add(name)
-        shard = StagedShard(tensors, nbytes, None if record is None else without_infinities(record))
-        self.send(Stage(name, step, number, shard))
+        self.send(Stage(name, step, number, StagedShard(tensors, nbytes, record)))
         fault_injection.reach("snapshot.after_stage")
 
     def request_persist(self, step: int, trigger: str) -> None:
@@ -165,13 +170,13 @@ class StagingClient(WriterConnection):
         """True while something staged here has no outcome, or a request is not fulfilled."""
         return bool(self._open) or self._requested is not None
 
-    def reports(self) -> list[EventRecord]:
-        """Return what became of snapshots staged here since the last call; does not wait."""
+    def reports(self) -> list[WriterReport | PersistBegun]:
+        """Return what the writer reported since the last call; does not wait."""
         self.receive_waiting()
         reports, self._reports = self._reports, []
         return reports
 
-    def flush(self, timeout_s: float) -> list[EventRecord]:
+    def flush(self, timeout_s: float) -> list[WriterReport | PersistBegun]:
         """Wait until everything staged here is committed or failed; return the reports not yet fetched.
 
         Retention after the last commit is waited for as well, but not for long, and never for an error.
@@ -190,14 +195,12 @@ class StagingClient(WriterConnection):
         return self.reports()
 
     def _release(self, message: Released) -> None:
-        mapped = self._mapped.get(message.number)
-        if mapped is not None:
-            mapped.state = "free"
+        self._writing.discard(message.number)
 
     def _note_outcome(self, message: Report) -> None:
         report = message.report
-        if report["event"] not in (events.SNAPSHOT_REMOVED, events.STORE_TROUBLE):
-            self._open.discard(report["name"])
+        if isinstance(report, SnapshotReport) and report.event != events.SNAPSHOT_REMOVED:
+            self._open.discard(report.name)
         self._reports.append(report)
 
     def _note_retention(self, message: RetentionDone) -> None:
@@ -215,17 +218,26 @@ class StagingClient(WriterConnection):
         self._begun = message.step
         self._open.add(message.name)
         self._untidied.add(message.name)
-        self._reports.append({"event": BEGUN, **vars(message)})
+        self._reports.append(message)
         if self._requested is not None and self._requested <= self._begun:
             self._requested = None
 
-    def _map(self, message: Buffers) -> None:
-        # The writer keeps what is still being written.
-        self._mapped.clear()
-        self.single = message.single
-        for number in message.numbers:
-            descriptor = self.descriptors.popleft()
-            try:
-                self._mapped[number] = _Mapped(message.size, buffers.map_memory(descriptor, message.size))
-            finally:
+    def _drop_slots(self) -> None:
+        for slot in self.slots:
+            os.close(slot.descriptor)
+        self.slots, self._filling = [], None
+        self._writing.clear()
+
+    def _map(self, message: Slots) -> None:
+        descriptors = [self.descriptors.popleft() for _ in message.numbers]
+        # An earlier reservation is answered: larger slots follow.
+        if min(message.sizes) < self._reserved:
+            for descriptor in descriptors:
                 os.close(descriptor)
+            return
+        self.single = message.single
+        # The descriptors stay open: a slot's lock is given back when its process closes the file.
+        self.slots = [
+            Slot(number, descriptor, size, buffers.map_memory(descriptor, size))
+            for number, descriptor, size in zip(message.numbers, descriptors, message.sizes, strict=True)
+        ]

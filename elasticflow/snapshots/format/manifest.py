@@ -72,6 +72,32 @@ class TensorPlace:
 
 
 @dataclass(frozen=True)
+class ManifestFacts:
+    """What rank 0 knows for the manifest when it hands a snapshot over; the fields are those of `Manifest`."""
+
+    trigger: str = "unknown"
+    parent: str | None = None
+    metric: float | None = None
+    ranked_by: str | None = None
+    epoch: int = 0
+    samples: int = 0
+    aliases: dict[str, str] = field(default_factory=dict)
+    memory_formats: dict[str, str] = field(default_factory=dict)
+    fingerprints: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields; the metric as text, since JSON has no infinities."""
+        return {**vars(self), "metric": None if self.metric is None else str(float(self.metric))}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> ManifestFacts:
+        """Return the facts that `to_json` gave."""
+        metric = content["metric"]
+        return cls(**{**content, "metric": None if metric is None else float(metric)})
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a snapshot holds and where it comes from.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import fault_injection
 from elasticflow.snapshots.format.digests import Checksums
-from elasticflow.snapshots.format.manifest import FileEntry, TensorPlace
+from elasticflow.snapshots.format.manifest import FileEntry, ManifestFacts, TensorPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,33 +62,47 @@ class TensorEntry:
 
 
 @dataclass(frozen=True)
+class SnapshotRecord:
+    """What rank 0 hands over with its shard: all of a snapshot but its tensors.
+
+    Attributes:
+        state: Content of state.json.
+        manifest: What rank 0 knows for the manifest.
+    """
+
+    state: dict[str, Any]
+    manifest: ManifestFacts
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON; nothing in `state` is copied."""
+        return {"state": self.state, "manifest": self.manifest.to_json()}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> SnapshotRecord:
+        """Return the record that `to_json` gave."""
+        return cls(content["state"], ManifestFacts.from_json(content["manifest"]))
+
+
+@dataclass(frozen=True)
 class StagedShard:
     """One rank's shard of a snapshot, as it lies in shared memory.
 
     Attributes:
-        tensors: What lies where; may be empty.
+        tensors: Where each tensor lies; may be empty.
         nbytes: Bytes in use.
-        record: Rank 0's: `{"state": content of state.json, "manifest": {trigger, parent, metric, epoch, samples,
-            aliases, memory_formats, fingerprints, versions}}`; None on other ranks.
+        record: Rank 0's; None on other ranks.
     """
 
     tensors: Sequence[TensorEntry]
     nbytes: int
-    record: dict[str, Any] | None = None
+    record: SnapshotRecord | None = None
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> StagedShard:
         """Return the shard whose fields are *content*."""
         tensors = tuple(map(TensorEntry.from_json, content["tensors"]))
-        return cls(tensors, content["nbytes"], content["record"])
-
-
-def without_infinities(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a `StagedShard.record` as JSON can say it: its metric as text."""
-    metric = record["manifest"].get("metric")
-    if metric is None:
-        return record
-    return {**record, "manifest": {**record["manifest"], "metric": str(float(metric))}}
+        record = content["record"]
+        return cls(tensors, content["nbytes"], None if record is None else SnapshotRecord.from_json(record))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Slots of the memory tier: a share in shared memory with a label that says what it is.
+"""Slots of the memory tier: a shard in shared memory with a label that says what it is.
 
 A worker fills a slot and the writer reads it without a word between them: a slot is locked by whoever fills or writes
 it, by a lock that the kernel takes back from a process that dies, and its label is worth something only while whole.
@@ -34,7 +34,7 @@ class Label:
     Attributes:
         generation: Of the worker that filled it.
         step: Finished steps.
-        layout: Number of the message that told how the share is laid out, counted by that worker.
+        layout: Number of the `Describe` that says how the shard is laid out.
         metadata: JSON of what is another than in the layout; rank 0's only.
     """
 
@@ -45,10 +45,17 @@ class Label:
 
 
 class Slot:
-    """A buffer of the memory tier, as one process sees it."""
+    """A buffer of the writer, as one process sees it; lock and label are used in the memory tier only.
 
-    def __init__(self, descriptor: int, size: int, memory: mmap.mmap) -> None:
-        self.descriptor, self.memory = descriptor, memory
+    Args:
+        number: Of the buffer.
+        descriptor: Of the memory file, open as long as the slot is used.
+        size: Bytes of the buffer.
+        memory: This process' mapping of it.
+    """
+
+    def __init__(self, number: int, descriptor: int, size: int, memory: mmap.mmap) -> None:
+        self.number, self.descriptor, self.memory = number, descriptor, memory
         self._tail = size - TAIL
 
     def lock(self) -> bool:

@@ -14,7 +14,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.snapshots.memory.slots import TAIL, Label, Slot
+from elasticflow.snapshots.format.shard_file import SnapshotRecord
+from elasticflow.snapshots.memory.slots import Label, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +49,10 @@ class RankSlots:
     layouts: dict[tuple[int, int], StagedShard] = field(default_factory=dict)
     is_detached: bool = False
 
+    def buffers(self) -> list[Buffer]:
+        """Return the buffers, the one that was filled last at the end."""
+        return [buffer for _, buffer in sorted(self.slots, key=lambda pair: _age(pair[0]))]
+
 
 @dataclass(frozen=True)
 class FilledSlot:
@@ -72,17 +77,18 @@ class SlotSet:
         """Generation and step: what is newer is greater."""
         return self.generation, self.step
 
-    def metadata(self) -> tuple[str, dict[str, Any]]:
+    def metadata(self) -> tuple[str, SnapshotRecord]:
         """Return the set's name and rank 0's record, as it was at this step."""
         slot = self.slots[0]
+        assert slot.layout.record is not None, "rank 0 describes its shard with a record"
         metadata = json.loads(slot.label.metadata)
-        record: dict[str, Any] = copy.deepcopy(slot.layout.record or {})
+        content = copy.deepcopy(slot.layout.record.to_json())
         for path, value in metadata["changed"]:
-            parent: Any = record
+            parent: Any = content
             for key in path[:-1]:
                 parent = parent[key]
             parent[path[-1]] = value
-        return metadata["name"], record
+        return metadata["name"], SnapshotRecord.from_json(content)
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ class MemoryTierSlots:
             rank: Who asks.
             world_size: Ranks of its group, all on this node.
             generation: Its own.
-            nbytes: Bytes of its share.
+            nbytes: Bytes of each slot, its label included.
             before: Its slots so far, if they became too small.
 
         Raises:
@@ -129,15 +135,15 @@ class MemoryTierSlots:
             OSError: the machine has no memory for them.
         """
         with self._lock:
-            size, old = nbytes + TAIL, self._rank_slots.get(rank)
-            if old is not None and old.is_detached and old.world_size == world_size and _fits(old, size):
+            old = self._rank_slots.get(rank)
+            if old is not None and old.is_detached and old.world_size == world_size and _fits(old, nbytes):
                 old.generation, old.is_detached = generation, False
                 return old
             if before is not None:
                 self.detach(before)
             self.clear()
-            buffers, _ = self._pool.take_up_to(SLOTS, size, least=SLOTS, workers=world_size)
-            slots = [(Slot(b.descriptor, b.size, b.view), b) for b in buffers]
+            buffers, _ = self._pool.take_up_to(SLOTS, nbytes, least=SLOTS, workers=world_size)
+            slots = [(Slot(b.number, b.descriptor, b.size, b.view), b) for b in buffers]
             for slot, buffer in slots:
                 buffer.is_slot = True
                 # The buffer may have been a slot of another rank.
@@ -241,8 +247,13 @@ def _lock(slot_set: SlotSet) -> bool:
     return False
 
 
-def _fits(rank_slots: RankSlots, size: int) -> bool:
-    return all(size <= buffer.size for _, buffer in rank_slots.slots)
+def _fits(rank_slots: RankSlots, nbytes: int) -> bool:
+    return all(nbytes <= buffer.size for _, buffer in rank_slots.slots)
+
+
+def _age(slot: Slot) -> tuple[int, int]:
+    label = slot.label()
+    return (label.generation, label.step) if label is not None else (0, 0)
 
 
 def _labels(rank_slots: RankSlots) -> Iterator[tuple[tuple[int, int], FilledSlot]]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events, fault_injection
 from elasticflow.errors import StorageError
 from elasticflow.snapshots.client.messages import RetentionDone
+from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format import manifest, policy, shard_file
-from elasticflow.snapshots.format.manifest import Manifest
+from elasticflow.snapshots.format.manifest import Manifest, ManifestFacts
 from elasticflow.snapshots.store.publish import CommitAbandonedError, CommitRefusedError, Publisher
 from elasticflow.snapshots.writer.pending import Role, State
 
@@ -109,24 +110,19 @@ class Committer:
         return record
 
     def _manifest(self, pending: PendingSnapshot, files: list[WrittenFile]) -> Manifest:
-        about = (pending.record or {}).get("manifest", {})
-        metric = about.get("metric")
+        facts = ManifestFacts() if pending.record is None else pending.record.manifest
         return Manifest(
-            **{
-                "trigger": "unknown",
-                **about,
-                "metric": None if metric is None else float(metric),
-                "run_id": self._start.run_id,
-                "name": pending.name,
-                "step": pending.step,
-                "generation": pending.generation,
-                "world_size": pending.world_size,
-                "created": time.time(),
-                "seconds": round(time.monotonic() - pending.began, 4),
-                "files": {file.name: file.entry for file in files if not file.is_borrowed},
-                "borrowed": {file.name: file.entry for file in files if file.is_borrowed},
-                "tensors": {key: place for file in files for key, place in file.tensors.items()},
-            }
+            run_id=self._start.run_id,
+            name=pending.name,
+            step=pending.step,
+            generation=pending.generation,
+            world_size=pending.world_size,
+            created=time.time(),
+            seconds=round(time.monotonic() - pending.began, 4),
+            files={file.name: file.entry for file in files if not file.is_borrowed},
+            borrowed={file.name: file.entry for file in files if file.is_borrowed},
+            tensors={key: place for file in files for key, place in file.tensors.items()},
+            **vars(facts),
         )
 
     def _check_fence(self, pending: PendingSnapshot) -> None:
@@ -164,14 +160,8 @@ class Committer:
         self._tell(pending, events.SNAPSHOT_FAILED, reason=reason)
         self._pending_snapshots.close(pending)
 
-    def _tell(self, pending: PendingSnapshot, event: str, *, to_parent: bool = True, **facts: Any) -> None:
-        report = {
-            "event": event,
-            "name": pending.name,
-            "step": pending.step,
-            "generation": pending.generation,
-            **facts,
-        }
+    def _tell(self, pending: PendingSnapshot, event: str, *, to_parent: bool = True, **figures: Any) -> None:
+        report = SnapshotReport(event, pending.name, pending.step, pending.generation, **figures)
         self._report(report, list(pending.listeners.values()), to_parent=to_parent)
 
     def _retain(self, pending: PendingSnapshot, committed: Manifest) -> None:
@@ -193,11 +183,6 @@ class Committer:
             sys.stderr.write(f"snapshot writer: retention failed, the next commit tries again: {error}\n")
 
     def _tell_removed(self, pending: PendingSnapshot, snapshot: Manifest) -> None:
-        report = {
-            "event": events.SNAPSHOT_REMOVED,
-            "name": snapshot.name,
-            "step": snapshot.step,
-            "generation": snapshot.generation,
-        }
+        report = SnapshotReport(events.SNAPSHOT_REMOVED, snapshot.name, snapshot.step, snapshot.generation)
         listener = pending.listeners.get(0)
         self._report(report, [listener] if listener else [], to_parent=True)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elasticflow.snapshots.client.messages import NoMemory, OverLimit
-from elasticflow.snapshots.memory.buffers import LimitError
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from elasticflow.snapshots.client.channel import Channel
     from elasticflow.snapshots.client.messages import Hello, ToWorker, ToWriter
     from elasticflow.snapshots.memory.buffers import Buffer
@@ -49,14 +43,3 @@ class ConnectedRank:
             self.channel.send(message, descriptors)
         except OSError:
             return
-
-
-@contextlib.contextmanager
-def memory_refused(worker: ConnectedRank) -> Iterator[None]:
-    """Tell *worker* if the memory that it asked for is more than the limit allows, or than the machine has."""
-    try:
-        yield
-    except LimitError as error:
-        worker.send(OverLimit(str(error)))
-    except OSError as error:
-        worker.send(NoMemory(str(error)))

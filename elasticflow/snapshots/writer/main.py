@@ -20,30 +20,31 @@ from typing import TYPE_CHECKING, assert_never
 
 from elasticflow import fault_injection
 from elasticflow.snapshots.client import channel as channels
-from elasticflow.snapshots.client import messages
+from elasticflow.snapshots.client import messages, writer_reports
 from elasticflow.snapshots.client.channel import Channel
 from elasticflow.snapshots.client.messages import (
-    Buffers,
     Describe,
     Hello,
     Invalidate,
     Load,
+    NoMemory,
+    OverLimit,
     Recall,
     Refused,
     Released,
     Report,
     RequestPersist,
-    ReserveBuffers,
-    ReserveSlots,
+    Reserve,
+    Slots,
     Stage,
     Unload,
     Welcome,
 )
 from elasticflow.snapshots.format.writer_config import WriterStart
-from elasticflow.snapshots.memory.buffers import BufferPool
+from elasticflow.snapshots.memory.buffers import BufferPool, LimitError
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.writer.committer import Committer
-from elasticflow.snapshots.writer.connected_rank import ConnectedRank, memory_refused
+from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 from elasticflow.snapshots.writer.load_service import LoadService
 from elasticflow.snapshots.writer.memory_service import MemoryTierService
 from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots, State
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
     from elasticflow.events import EventRecord
     from elasticflow.snapshots.client.messages import ToWriter
+    from elasticflow.snapshots.client.writer_reports import WriterReport
     from elasticflow.snapshots.format.shard_file import StagedShard
     from elasticflow.snapshots.memory.buffers import Buffer
 
@@ -87,7 +89,7 @@ class Writer:
         )
         self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
         self._committer = Committer(start, catalog, self._pending_snapshots, self._report)
-        # None: no more.
+        # Lines for standard output; None: no more.
         self._out: queue.SimpleQueue[EventRecord | None] = queue.SimpleQueue()
         self._committing = thread(self._committer.run)
         self._printing = thread(self._print)
@@ -147,15 +149,15 @@ class Writer:
         match message:
             case Hello():
                 raise ValueError("a worker greeted twice")
-            case ReserveBuffers():
-                self._reserve(worker, message.nbytes)
+            case Reserve():
+                self._reserve(worker, message)
             case Stage():
                 self._stage(worker, message)
             case Load():
                 self._load_service.load(worker, message.name)
             case Unload():
                 self._load_service.leave(worker)
-            case ReserveSlots() | Describe() | RequestPersist() | Recall() | Invalidate():
+            case Describe() | RequestPersist() | Recall() | Invalidate():
                 self._memory_tier.handle(worker, message)
             case _:
                 assert_never(message)
@@ -191,22 +193,34 @@ class Writer:
             is_unread = False
         return not is_unread and (not worker.is_busy or worker not in self._workers)
 
-    def _reserve(self, worker: ConnectedRank, nbytes: int) -> None:
+    def _reserve(self, worker: ConnectedRank, message: Reserve) -> None:
+        """Give *worker* shared memory, or tell it that this is more than the limit allows or than the machine has."""
         fault_injection.reach("writer.reserve")
+        try:
+            if message.is_held:
+                buffers, single = self._memory_tier.attach(worker, message.nbytes), None
+            else:
+                buffers, single = self._staging_buffers(worker, message.nbytes)
+        except LimitError as error:
+            worker.send(OverLimit(str(error)))
+        except OSError as error:
+            worker.send(NoMemory(str(error)))
+        else:
+            slots = Slots([buffer.number for buffer in buffers], [buffer.size for buffer in buffers], single)
+            worker.send(slots, tuple(buffer.descriptor for buffer in buffers))
+
+    def _staging_buffers(self, worker: ConnectedRank, nbytes: int) -> tuple[list[Buffer], str | None]:
+        """Return two buffers for *worker* in place of those it has, or one, and why it is one."""
         for buffer in worker.buffers.values():
             self._pool.disown(buffer)
         worker.buffers = {}
-        with memory_refused(worker):
-            sharers = worker.hello.local_world_size
-            buffers, single = self._pool.take_up_to(2, nbytes, least=1, workers=sharers)
-            worker.buffers = {buffer.number: buffer for buffer in buffers}
-            size = min(buffer.size for buffer in buffers)
-            message = Buffers([buffer.number for buffer in buffers], size, single)
-            worker.send(message, tuple(buffer.descriptor for buffer in buffers))
+        buffers, single = self._pool.take_up_to(2, nbytes, least=1, workers=worker.hello.local_world_size)
+        worker.buffers = {buffer.number: buffer for buffer in buffers}
+        return buffers, single
 
     def _stage(self, worker: ConnectedRank, message: Stage) -> None:
         """Take a shard over; its bytes are written by a thread of the pool."""
-        buffer = None if message.buffer is None else worker.buffers.get(message.buffer)
+        buffer = None if message.slot is None else worker.buffers.get(message.slot)
         if buffer is not None:
             buffer.busy = True
         hello, shard = worker.hello, message.shard
@@ -232,10 +246,10 @@ class Writer:
             pending.listeners[rank].send(Released(buffer.number))
         self._pending_snapshots.finish(pending, rank, files, error)
 
-    def _report(self, report: EventRecord, listeners: Iterable[ConnectedRank], *, to_parent: bool) -> None:
+    def _report(self, report: WriterReport, listeners: Iterable[ConnectedRank], *, to_parent: bool) -> None:
         self._memory_tier.note(report)
         if to_parent:
-            self._out.put(report)
+            self._out.put(writer_reports.to_json(report))
         for worker in tuple(listeners):
             worker.send(Report(report))
 

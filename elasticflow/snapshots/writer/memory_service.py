@@ -18,17 +18,15 @@ from elasticflow.snapshots.client.messages import (
     PersistBegun,
     Recall,
     RequestPersist,
-    ReserveSlots,
-    Slots,
 )
+from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.memory.tier import MemoryTierSlots, PersistRequest, RankSlots, SlotSet
-from elasticflow.snapshots.writer.connected_rank import memory_refused
 from elasticflow.snapshots.writer.pending import PendingSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.events import EventRecord
+    from elasticflow.snapshots.client.writer_reports import WriterReport
     from elasticflow.snapshots.format.shard_file import StagedShard
     from elasticflow.snapshots.memory.buffers import Buffer, BufferPool
     from elasticflow.snapshots.writer.connected_rank import ConnectedRank
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 # Trigger of what is written because its launch ended without a snapshot of it.
 _AT_THE_END = "crash"
 
-MemoryTierMessage = ReserveSlots | Describe | RequestPersist | Recall | Invalidate
+MemoryTierMessage = Describe | RequestPersist | Recall | Invalidate
 
 
 class MemoryTierService:
@@ -71,8 +69,6 @@ class MemoryTierService:
     def handle(self, worker: ConnectedRank, message: MemoryTierMessage) -> None:
         """Do what *worker* asks for."""
         match message:
-            case ReserveSlots():
-                self._attach(worker, message.nbytes)
             case Describe():
                 if (rank_slots := self._rank_slots.get(worker)) is not None:
                     self._tier.describe(rank_slots, message.number, message.shard)
@@ -87,6 +83,19 @@ class MemoryTierService:
                 self._invalidate(worker.generation, message.equal_at)
             case _:
                 assert_never(message)
+
+    def attach(self, worker: ConnectedRank, nbytes: int) -> list[Buffer]:
+        """Return the slots for *worker*, of *nbytes* each; the one that was filled last comes last.
+
+        Raises:
+            LimitError: three slots for each rank are more than the limit allows.
+            OSError: the machine has no memory for them.
+        """
+        rank_slots = self._tier.attach(
+            worker.rank, worker.hello.world_size, worker.generation, nbytes, self._rank_slots.get(worker)
+        )
+        self._rank_slots[worker] = rank_slots
+        return rank_slots.buffers()
 
     def greet(self, *, is_single_node: bool) -> None:
         """A worker of the newest generation is here: what older ones ask for is not begun any more."""
@@ -119,19 +128,20 @@ class MemoryTierService:
             self._tier.request(PersistRequest(slot_set.generation, slot_set.step, _AT_THE_END))
             self.begin()
 
-    def note(self, report: EventRecord) -> None:
-        """Take note of an outcome."""
-        position = self._begun.pop(str(report.get("name")), None)
-        if position is not None and report["event"] == events.SNAPSHOT_COMMITTED:
-            self._committed = position
+    def note(self, report: WriterReport) -> None:
+        """Remember the newest snapshot that was committed out of the memory tier."""
+        if isinstance(report, SnapshotReport):
+            position = self._begun.pop(report.name, None)
+            if position is not None and report.event == events.SNAPSHOT_COMMITTED:
+                self._committed = position
 
     def _begin(self, slot_set: SlotSet, request: PersistRequest) -> None:
         name, record = slot_set.metadata()
-        about = record["manifest"]
-        about["trigger"] = request.trigger
+        facts = replace(record.manifest, trigger=request.trigger)
+        record = replace(record, manifest=facts)
         world_size = len(slot_set.slots)
         listeners = {w.rank: w for w in tuple(self._rank_slots) if w.generation == slot_set.generation}
-        self._begun[name] = CommittedPosition(name, slot_set.step, about["epoch"], about["samples"])
+        self._begun[name] = CommittedPosition(name, slot_set.step, facts.epoch, facts.samples)
         pending = PendingSnapshot(
             name,
             slot_set.step,
@@ -149,15 +159,6 @@ class MemoryTierService:
             listener.send(PersistBegun(name, slot_set.step, request.trigger))
         for rank, slot in slot_set.slots.items():
             self._write(rank, pending, replace(slot.layout, record=None if rank else record), slot.buffer)
-
-    def _attach(self, worker: ConnectedRank, nbytes: int) -> None:
-        with memory_refused(worker):
-            rank_slots = self._tier.attach(
-                worker.rank, worker.hello.world_size, worker.generation, nbytes, self._rank_slots.get(worker)
-            )
-            self._rank_slots[worker] = rank_slots
-            buffers = [buffer for _, buffer in rank_slots.slots]
-            worker.send(Slots([b.size for b in buffers]), tuple(b.descriptor for b in buffers))
 
     def _invalidate(self, generation: int, equal_at: int) -> None:
         """The replicas of *generation* differ: what was taken of them since they were equal is not to be used.

@@ -11,12 +11,12 @@ import threading
 import time
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.snapshots.format.shard_file import WrittenFile
+    from elasticflow.snapshots.format.shard_file import SnapshotRecord, WrittenFile
     from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 
 
@@ -61,7 +61,7 @@ class PendingSnapshot:
     staged: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     files: dict[int, list[WrittenFile]] = field(default_factory=dict)
-    record: dict[str, Any] | None = None
+    record: SnapshotRecord | None = None
     listeners: dict[int, ConnectedRank] = field(default_factory=dict)
     state: State = State.STAGING
     reason: str = ""
@@ -152,7 +152,7 @@ class PendingSnapshots:
         self,
         pending: PendingSnapshot,
         rank: int,
-        record: dict[str, Any] | None,
+        record: SnapshotRecord | None,
         listener: ConnectedRank | None,
     ) -> PendingSnapshot:
         """Note that *rank* handed over a shard of the snapshot that *pending* describes; return the one it is part of."""

@@ -57,7 +57,7 @@ class ShardWriter:
             )
             files.append(self._write_unless_there(place, packed))
         if shard.record is not None:
-            state = shard.record["state"]
+            state = shard.record.state
             files.append(shard_file.write_json(self._storage, place, STATE_FILE, state, self._integrity))
         return files
 

@@ -12,8 +12,8 @@ from elasticflow.runtime.snapshot import restore
 from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import WriterProcess, start_writer
-from elasticflow.snapshots.format.manifest import BLOCK
-from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.format.manifest import BLOCK, ManifestFacts
+from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -66,11 +66,8 @@ def stage(client: StagingClient, rank: int, step: int) -> None:
         TensorEntry(f"own{rank}", "U8", (size - FROZEN,), 0, size - FROZEN),
         TensorEntry(f"frozen{rank}", "U8", (FROZEN,), size - FROZEN, FROZEN, frozen=True),
     ]
-    record = (
-        {"state": {"position": {"step": step}, "state": {}}, "manifest": {"trigger": "steps"}}
-        if rank == 0
-        else None
-    )
+    state, facts = {"position": {"step": step}, "state": {}}, ManifestFacts(trigger="steps")
+    record = SnapshotRecord(state, facts) if rank == 0 else None
     name = f"{step:012d}-0001-{step:08x}"
     client.stage(name=name, step=step, tensors=tensors, nbytes=size, record=record)
 

@@ -16,8 +16,8 @@ from elasticflow.errors import SnapshotError
 from elasticflow.runtime.snapshot import restore
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, balanced
 from elasticflow.runtime.state.state import State
-from elasticflow.snapshots.format.manifest import Manifest
-from elasticflow.snapshots.format.shard_file import StagedShard
+from elasticflow.snapshots.format.manifest import Manifest, ManifestFacts
+from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.catalog import Catalog
@@ -103,7 +103,7 @@ def commit(catalog: Catalog, state: State, step: int) -> Manifest:
     rank_shard = ShardPlanner(0, 1).shard_of(captured)
     memory = memoryview(bytearray(rank_shard.nbytes))
     entries = list(rank_shard.copy_into(memory))
-    record = {"state": {"position": {"step": step}, "state": captured.tree}}
+    record = SnapshotRecord({"position": {"step": step}, "state": captured.tree}, ManifestFacts())
     shard = StagedShard(entries, rank_shard.nbytes, record)
     pending = PendingSnapshot(f"{step:012d}-0001-{step:08x}", step, 1, 1, 1)
     files = ShardWriter(WriterStart("", "r"), catalog).write(pending, 0, shard, memory)

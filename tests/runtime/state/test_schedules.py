@@ -142,7 +142,7 @@ class Run:
         record = recorder.record(position, captured, "steps")
         assert record is not None
         self._snapshot = (
-            json.dumps(record["state"]),
+            json.dumps(record.state),
             {key: tensor.detach().clone() for key, tensor in captured.tensors.items()},
         )
 

@@ -21,6 +21,8 @@ from elasticflow.run_folder import snapshot_name
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
 from elasticflow.runtime.state.state import State
 from elasticflow.snapshots.client.staging import StagingClient
+from elasticflow.snapshots.format.manifest import ManifestFacts
+from elasticflow.snapshots.format.shard_file import SnapshotRecord
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -42,7 +44,7 @@ def take(client: StagingClient, state: State, rank: int, generation: int, step: 
     captured = state.capture()
     shard = ShardPlanner(rank, WORLD).shard_of(captured)
     entries = shard.copy_into(client.buffer(shard.nbytes, timeout_s=100))
-    record = {"state": {"position": {"step": step}, "state": {}}, "manifest": {}} if rank == 0 else None
+    record = SnapshotRecord({"position": {"step": step}, "state": {}}, ManifestFacts()) if rank == 0 else None
     name = snapshot_name(step, generation, f"{step:08x}")
     client.stage(name=name, step=step, tensors=entries, nbytes=shard.nbytes, record=record)
 

@@ -14,7 +14,8 @@ import pytest
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client.staging import MOST_OPEN, StagingClient
 from elasticflow.snapshots.client.writer_process import start_writer
-from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.snapshots.format.manifest import ManifestFacts
+from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.read import verify
 
@@ -58,7 +59,7 @@ def test_shards_are_safetensors(bench: Bench) -> None:
         TensorEntry("scalar", "I64", (), 64, 8),
     ]
     name = bench.name_of(1)
-    client.stage(name=name, step=1, tensors=entries, nbytes=200, record={"state": {}, "manifest": {}})
+    client.stage(name=name, step=1, tensors=entries, nbytes=200, record=SnapshotRecord({}, ManifestFacts()))
     client.flush(20)
     shard = bench.catalog.storage.read(f"snapshots/{name}/shard-00000-of-00001.safetensors")
     found = {key: (value["dtype"], value["shape"], bytes(value["data"])) for key, value in deserialize(shard)}
@@ -88,13 +89,13 @@ def test_parent_and_workers_hear_of_commits(bench: Bench) -> None:
     client = bench.connect(writer)
     for step in (1, 2):
         bench.share(client, step)
-    reports = client.flush(20)
+    reports = bench.flushed(client, 20)
     assert bench.outcomes(reports) == [("snapshot.committed", 1), ("snapshot.committed", 2)]
-    assert [r["name"] for r in reports if r["event"] == "snapshot.removed"] == [bench.name_of(1)]
+    assert [r.name for r in reports if r.event == "snapshot.removed"] == [bench.name_of(1)]
     committed = reports[0]
-    assert committed["bytes"] > 1000
-    assert committed["seconds"] > 0
-    assert (committed["trigger"], committed["generation"]) == ("steps", 1)
+    assert (committed.bytes or 0) > 1000
+    assert (committed.seconds or 0) > 0
+    assert (committed.trigger, committed.generation) == ("steps", 1)
     time.sleep(0.1)
     assert bench.outcomes(writer.reports()) == bench.outcomes(reports)
 
@@ -150,13 +151,13 @@ def test_buffers_grow_and_stay_warm(bench: Bench) -> None:
     bench.share(client, 1, size=1000)
     bench.share(client, 2, size=5_000_000)
     assert bench.outcomes(client.flush(20)) == [("snapshot.committed", 1), ("snapshot.committed", 2)]
-    numbers = set(client._mapped)
+    numbers = {slot.number for slot in client.slots}
     client.close()
     time.sleep(0.2)
     successor = bench.connect(writer, generation=2)
     successor.reserve(5_000_000)
     successor.buffer(5_000_000)
-    assert set(successor._mapped) == numbers
+    assert {slot.number for slot in successor.slots} == numbers
 
 
 def test_no_torch_and_no_fsspec_in_the_writer(real_processes: None) -> None:

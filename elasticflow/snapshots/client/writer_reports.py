@@ -1,0 +1,66 @@
+"""What a node's writer reports: what became of a snapshot, and that the store is in trouble."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from elasticflow import events
+from elasticflow.storage.storage import Trouble
+
+if TYPE_CHECKING:
+    from elasticflow.events import EventRecord
+
+
+@dataclass(frozen=True)
+class SnapshotReport:
+    """What became of a snapshot.
+
+    Attributes:
+        event: `snapshot.committed`, `snapshot.failed` or `snapshot.removed`.
+        name: The snapshot's.
+        step: Finished steps.
+        generation: That took it.
+        bytes: Of its files, if this node committed it; so are the next two.
+        seconds: From the first staged shard to the commit.
+        trigger: Why it was taken.
+        reason: Why it failed.
+    """
+
+    event: str
+    name: str
+    step: int
+    generation: int
+    bytes: int | None = None
+    seconds: float | None = None
+    trigger: str | None = None
+    reason: str | None = None
+
+
+WriterReport = SnapshotReport | Trouble
+
+
+def to_json(report: WriterReport) -> EventRecord:
+    """Return the report as an event without the fields that all events have."""
+    match report:
+        case SnapshotReport():
+            return {key: value for key, value in vars(report).items() if value is not None}
+        case Trouble():
+            return {
+                "event": events.STORE_TROUBLE,
+                "operation": report.operation,
+                "class": report.kind,
+                "error": report.error,
+                "attempt": report.attempt,
+                "pause_s": round(report.pause_s, 1),
+            }
+        case _:
+            assert_never(report)
+
+
+def from_json(content: EventRecord) -> WriterReport:
+    """Return the report that `to_json` gave."""
+    if content["event"] != events.STORE_TROUBLE:
+        return SnapshotReport(**content)
+    fields = {key: value for key, value in content.items() if key not in ("event", "class")}
+    return Trouble(kind=content["class"], **fields)
