@@ -153,7 +153,9 @@ class Story:
         with suppress(DeadError):
             for number, frozen in enumerate(life.frozen):
                 self.step += 1
-                facts = ManifestFacts("steps", parent and parent.name, float(number % 2))
+                facts = ManifestFacts(
+                    trigger="steps", parent=parent and parent.name, metric=float(number % 2)
+                )
                 self._stage(writing, board, generation, frozen, facts)
                 pending = board.next_settled()
                 assert pending is not None

@@ -71,11 +71,24 @@ class TensorPlace:
         return cls(**{**content, "shape": tuple(content["shape"])})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ManifestFacts:
-    """What rank 0 knows for the manifest when it hands a snapshot over; the fields are those of `Manifest`."""
+    """What rank 0 knows for the manifest when it hands a snapshot over.
 
-    trigger: str = "unknown"
+    Attributes:
+        trigger: Why it was taken: steps, time, epoch, drain, end ...
+        parent: Name of the snapshot this generation was restored from, if any.
+        metric: Value that `keep.best` ranks by, if an evaluation preceded.
+        ranked_by: What *metric* is, as `measure_of` writes it; None: older snapshots do not say it.
+        epoch: Finished epochs.
+        samples: Samples consumed.
+        aliases: Tensors that share another's memory (tied weights): key to key.
+        memory_formats: Tensors stored contiguous that live in another format.
+        fingerprints: Identities of the data sets.
+        versions: Of libraries, and of what else bits depend on.
+    """
+
+    trigger: str
     parent: str | None = None
     metric: float | None = None
     ranked_by: str | None = None
@@ -86,33 +99,17 @@ class ManifestFacts:
     fingerprints: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields; the metric as text, since JSON has no infinities."""
-        return {**vars(self), "metric": None if self.metric is None else str(float(self.metric))}
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> ManifestFacts:
-        """Return the facts that `to_json` gave."""
-        metric = content["metric"]
-        return cls(**{**content, "metric": None if metric is None else float(metric)})
-
-
-@dataclass(frozen=True)
-class Manifest:
+@dataclass(frozen=True, kw_only=True)
+class Manifest(ManifestFacts):
     """What a snapshot holds and where it comes from.
 
     Attributes:
         name: Folder name: step, generation and id.
-        trigger: Why it was taken: steps, time, epoch, drain, end ...
         created: Unix time of the commit.
-        parent: Name of the snapshot this generation was restored from, if any.
-        metric: Value that `keep.best` ranks by, if an evaluation preceded.
-        ranked_by: What *metric* is, as `measure_of` writes it; None: older snapshots do not say it.
-        samples: Samples consumed.
-        aliases: Tensors that share another's memory (tied weights): key to key.
-        memory_formats: Tensors stored contiguous that live in another format.
-        fingerprints: Identities of the data sets.
-        seconds: From the first staged share to the commit.
+        files: Its own files, by name.
+        tensors: Where each tensor lies, by key.
+        seconds: From the first staged shard to the commit.
         borrowed: Files of earlier snapshots that hold tensors unchanged since: "<snapshot>/<file>". Never a file that
             snapshot borrowed itself.
     """
@@ -122,19 +119,9 @@ class Manifest:
     step: int
     generation: int
     world_size: int
-    trigger: str
     created: float
     files: dict[str, FileEntry]
     tensors: dict[str, TensorPlace]
-    parent: str | None = None
-    metric: float | None = None
-    ranked_by: str | None = None
-    epoch: int = 0
-    samples: int = 0
-    aliases: dict[str, str] = field(default_factory=dict)
-    memory_formats: dict[str, str] = field(default_factory=dict)
-    fingerprints: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     borrowed: dict[str, FileEntry] = field(default_factory=dict)
     format: int = FORMAT

@@ -74,13 +74,16 @@ class SnapshotRecord:
     manifest: ManifestFacts
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON; nothing in `state` is copied."""
-        return {"state": self.state, "manifest": self.manifest.to_json()}
+        """Return the record as JSON, which has no infinities: the metric as text. Nothing in `state` is copied."""
+        metric = None if self.manifest.metric is None else str(float(self.manifest.metric))
+        return {"state": self.state, "manifest": {**vars(self.manifest), "metric": metric}}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> SnapshotRecord:
         """Return the record that `to_json` gave."""
-        return cls(content["state"], ManifestFacts.from_json(content["manifest"]))
+        facts = content["manifest"]
+        metric = None if facts["metric"] is None else float(facts["metric"])
+        return cls(content["state"], ManifestFacts(**{**facts, "metric": metric}))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from elasticflow.errors import StorageError
 from elasticflow.snapshots.client.messages import RetentionDone
 from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format import manifest, policy, shard_file
-from elasticflow.snapshots.format.manifest import Manifest, ManifestFacts
+from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.store.publish import CommitAbandonedError, CommitRefusedError, Publisher
 from elasticflow.snapshots.writer.pending import Role, State
 
@@ -110,7 +110,7 @@ class Committer:
         return record
 
     def _manifest(self, pending: PendingSnapshot, files: list[WrittenFile]) -> Manifest:
-        facts = ManifestFacts() if pending.record is None else pending.record.manifest
+        assert pending.record is not None, "rank 0 hands the record over with its shard"
         return Manifest(
             run_id=self._start.run_id,
             name=pending.name,
@@ -122,7 +122,7 @@ class Committer:
             files={file.name: file.entry for file in files if not file.is_borrowed},
             borrowed={file.name: file.entry for file in files if file.is_borrowed},
             tensors={key: place for file in files for key, place in file.tensors.items()},
-            **vars(facts),
+            **vars(pending.record.manifest),
         )
 
     def _check_fence(self, pending: PendingSnapshot) -> None:
