@@ -1,6 +1,6 @@
-"""What a store's failure means: may it pass, and which kind of OSError is it.
+"""Which failures of a store may pass, and which OSError each of them is.
 
-The libraries' classes are known by name, so that none of them is imported to look at an error.
+The classes of the libraries are compared by name, so that no library is imported to look at an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PASSING_ERRNO = frozenset(
         errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EAGAIN,
     }
 )  # fmt: skip
-# Timeouts, resets, cut and garbled answers of botocore, aiohttp, requests, azure-core, fsspec and asyncssh.
+# Timeouts, resets, and answers that were cut or garbled: of botocore, aiohttp, requests, azure-core, fsspec, asyncssh.
 _PASSING_NAMES = frozenset(
     {
         "ConnectionError", "HTTPClientError", "ResponseParserError", "IncompleteReadError", "IncompleteRead",
@@ -44,7 +44,7 @@ _KINDS: dict[str, type[OSError]] = {
 _STATUS_KINDS: dict[int, type[OSError]] = {
     401: PermissionError, 403: PermissionError, 404: FileNotFoundError, 410: FileNotFoundError,
 }  # fmt: skip
-# aiohttp's for an answer it could not parse, as one that was cut: their `code` of 400 is its own, no server's.
+# Base class of aiohttp's errors for an answer that it could not parse. No server sent their `code` of 400.
 _UNPARSED = "HttpProcessingError"
 _DEEPEST = 10
 
@@ -56,55 +56,54 @@ def is_transient(error: BaseException) -> bool:
     status = status_of(error)
     if status is not None:
         return status in _PASSING_STATUS
-    return any(_passes(each) for each in _chain(error))
+    return any(_passes(cause) for cause in _chain(error))
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status of the answer that *error* tells of, if it is at least 400."""
-    for each in _chain(error):
-        if _UNPARSED in _names(each):
+    """Return the HTTP status that *error* came from, if it is 400 to 599."""
+    for cause in _chain(error):
+        if _UNPARSED in _names(cause):
             continue
-        response = getattr(each, "response", None)
+        response = getattr(cause, "response", None)
         # botocore.
         if isinstance(response, dict):
-            found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         else:
             # azure-core, aiohttp, gcsfs.
-            found = next(
-                (s for n in ("status_code", "status", "code") if (s := getattr(each, n, None))), None
-            )
-        if str(found).isdigit() and 400 <= int(str(found)) < 600:
-            return int(str(found))
+            names = ("status_code", "status", "code")
+            status = next((value for name in names if (value := getattr(cause, name, None))), None)
+        if str(status).isdigit() and 400 <= int(str(status)) < 600:
+            return int(str(status))
     return None
 
 
 def kind_of(error: BaseException) -> type[OSError]:
-    """Return the OSError that tells best what *error* is."""
+    """Return the class of OSError that fits *error* best."""
     if isinstance(error, OSError) and type(error) is not OSError and type(error).__module__ == "builtins":
         return type(error)
     status = status_of(error)
     if status in _STATUS_KINDS:
         return _STATUS_KINDS[status]
-    for each in _chain(error):
-        for name in _names(each):
+    for cause in _chain(error):
+        for name in _names(cause):
             if name in _KINDS:
                 return _KINDS[name]
-    # gcsfs tells a 403 in words only.
+    # gcsfs has no status for a 403, only this word.
     if "Forbidden" in str(error):
         return PermissionError
-    if any(isinstance(each, TimeoutError) or "Timeout" in type(each).__name__ for each in _chain(error)):
+    if any(isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ for cause in _chain(error)):
         return TimeoutError
     return ConnectionError if status is None and is_transient(error) else OSError
 
 
 def as_os_error(error: BaseException, text: str) -> OSError:
-    """Return the OSError of the fitting kind and number that says *text*."""
+    """Return *error* as an OSError of the fitting class and number, with *text* as its message."""
     kind, number = kind_of(error), getattr(error, "errno", None)
     return kind(number, text) if kind is OSError and isinstance(number, int) else kind(text)
 
 
 def in_full(error: BaseException) -> str:
-    """Return the words of *error* and of all that it came from."""
+    """Return the messages of *error* and of all errors that it came from."""
     return "\n".join(map(str, _chain(error)))
 
 
@@ -121,10 +120,10 @@ def _names(error: BaseException) -> list[str]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield *error*, then what it says it came from."""
-    each: Any = error
+    """Yield *error*, then the errors that it came from."""
+    cause: Any = error
     for _ in range(_DEEPEST):
-        if each is None:
+        if cause is None:
             return
-        yield each
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

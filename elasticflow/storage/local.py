@@ -1,4 +1,4 @@
-"""A local folder, served without any library."""
+"""A local folder; no library is needed for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LocalStore:
-    """Files on this machine's disks, whole or absent also after a power cut; see `Store`."""
+    """Files on this machine's disks; after a power cut, too, each is whole or absent. See `Store`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

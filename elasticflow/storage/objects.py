@@ -1,4 +1,4 @@
-"""Object stores, and whatever else fsspec reaches: s3, gs, az, abfs, memory."""
+"""Object stores (s3, gs, az, abfs), memory, and what else fsspec reaches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from elasticflow.system.atomic_files import Part
 
-# Bytes of one part of an upload; S3 takes 10,000 parts: 320 GB.
+# Bytes of one part of an upload. S3 takes 10,000 parts, so a file may have 320 GB.
 _PART = 4 * BLOCK
 _NOT_IN_RANGE = 416
 
@@ -24,8 +24,8 @@ _NOT_IN_RANGE = 416
 class ObjectStore:
     """Objects below *root* of an fsspec file system; see `Store`.
 
-    An upload becomes visible in one act: a single put up to a block, else parts and their commit. What breaks off before
-    that leaves nothing at the key.
+    An upload becomes visible in one act: up to a block by a single put, larger ones by the commit of their parts. One
+    that breaks off before that leaves nothing at the key.
     """
 
     def __init__(self, fs: Any, root: str, *, has_folders: bool = False, has_parts: bool = True) -> None:
@@ -36,22 +36,22 @@ class ObjectStore:
 
     def write(self, path: str, parts: Iterable[Part]) -> int:
         """See Store."""
-        place, front, rest = self._at(path, to_write=True), bytearray(), pieces(parts)
+        key, front, rest = self._at(path, to_write=True), bytearray(), pieces(parts)
         for piece in rest:
             if self._has_parts and len(front) + len(piece) > BLOCK:
-                return self._write_in_parts(place, itertools.chain((front, piece), rest))
+                return self._write_in_parts(key, itertools.chain((front, piece), rest))
             front += piece
-        self._fs.pipe_file(place, bytes(front))
+        self._fs.pipe_file(key, bytes(front))
         return len(front)
 
     def create(self, path: str, data: bytes) -> None:
         """See Store. Exclusive on s3, gs, az and memory (Source: fsspec 2026.9, `pipe_file(mode="create")`)."""
-        place = self._at(path, to_write=True)
+        key = self._at(path, to_write=True)
         if self._has_folders:
-            with self._fs.open(place, "xb") as file:
+            with self._fs.open(key, "xb") as file:
                 file.write(data)
         else:
-            self._fs.pipe_file(place, data, mode="create")
+            self._fs.pipe_file(key, data, mode="create")
 
     def replace(self, path: str, data: bytes) -> None:
         """See Store."""
@@ -66,7 +66,7 @@ class ObjectStore:
         try:
             return bytes(self._fs.cat_file(self._at(path), start=start, end=start + size))
         except Exception as error:
-            # From the end of the file on there is nothing to read.
+            # The range begins at the end of the file, or behind it.
             if errors.status_of(error) == _NOT_IN_RANGE:
                 return b""
             raise
@@ -80,13 +80,12 @@ class ObjectStore:
         return int(self._info(path)["size"])
 
     def modified(self, path: str) -> float | None:
-        """See Store. s3 says LastModified, gs updated, az last_modified; memory and others created, or nothing."""
+        """See Store. s3 has `LastModified`, gs `updated`, az `last_modified`; memory and others `created`, or nothing."""
         info = self._info(path)
-        found = next(
-            (info[key] for key in ("LastModified", "last_modified", "mtime", "updated") if key in info), None
-        )
-        found = datetime.fromisoformat(found) if isinstance(found, str) else found
-        return found.timestamp() if isinstance(found, datetime) else None
+        keys = ("LastModified", "last_modified", "mtime", "updated")
+        written = next((info[key] for key in keys if key in info), None)
+        written = datetime.fromisoformat(written) if isinstance(written, str) else written
+        return written.timestamp() if isinstance(written, datetime) else None
 
     def exists(self, path: str) -> bool:
         """See Store."""
@@ -99,10 +98,10 @@ class ObjectStore:
 
     def list(self, folder: str) -> list[str]:
         """See Store."""
-        place = self._at(folder)
-        found = [path.rstrip("/") for path in self._fs.ls(place, detail=False)]
-        # Some back-ends list the folder itself too.
-        return [path.rpartition("/")[2] for path in found if path.strip("/") != place.strip("/")]
+        key = self._at(folder)
+        paths = [path.rstrip("/") for path in self._fs.ls(key, detail=False)]
+        # Some back-ends list the folder itself, too.
+        return [path.rpartition("/")[2] for path in paths if path.strip("/") != key.strip("/")]
 
     def remove(self, path: str) -> None:
         """See Store."""
@@ -113,17 +112,17 @@ class ObjectStore:
         self._fs.rm(self._at(folder), recursive=True)
 
     def _info(self, path: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._fs.info(self._at(path))
-        return found
+        info: dict[str, Any] = self._fs.info(self._at(path))
+        return info
 
     def _at(self, path: str, *, to_write: bool = False) -> str:
-        place = f"{self._root}/{path}" if path else self._root
+        key = f"{self._root}/{path}" if path else self._root
         if to_write and self._has_folders:
-            self._fs.makedirs(place.rpartition("/")[0], exist_ok=True)
-        return place
+            self._fs.makedirs(key.rpartition("/")[0], exist_ok=True)
+        return key
 
-    def _write_in_parts(self, place: str, parts: Iterator[Part]) -> int:
-        file = self._fs.open(place, "wb", block_size=_PART, autocommit=False)
+    def _write_in_parts(self, key: str, parts: Iterator[Part]) -> int:
+        file = self._fs.open(key, "wb", block_size=_PART, autocommit=False)
         size = 0
         try:
             for part in parts:

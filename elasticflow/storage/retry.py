@@ -1,4 +1,4 @@
-"""Trying again what failed for a reason that passes: growing pauses with jitter, bounded in time."""
+"""Repeats what failed for a reason that passes: with growing pauses and jitter, for a bounded time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# `random` itself belongs to the training that this process may run.
+# The module's own generator belongs to the training that this process may run.
 _JITTER = random.SystemRandom()
 
 
@@ -24,7 +24,7 @@ class Patience:
 
     Attributes:
         total_s: From the first try to the start of the last one.
-        first_s: The first pause; each is twice the one before, less up to half of it by chance.
+        first_s: The first pause. Each pause is twice the one before it; up to half of it is left out by chance.
         most_s: The longest pause.
     """
 
@@ -36,18 +36,18 @@ class Patience:
 def call(
     action: Callable[[], T],
     patience: Patience,
-    told: Callable[[Exception, int, float], None],
+    on_retry: Callable[[Exception, int, float], None],
     *,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
     chance: Callable[[], float] = _JITTER.random,
 ) -> T:
-    """Return what *action* returns, tried again while it fails for a reason that passes.
+    """Return what *action* returns; it is repeated while it fails for a reason that passes.
 
     Args:
-        action: What to do; it must be safe to do twice.
-        patience: For how long.
-        told: Called before each pause with the error, the number of tries so far and the pause.
+        action: Must be safe to repeat.
+        patience: For how long it is repeated.
+        on_retry: Called before each pause with the error, the number of tries so far and the pause.
         sleep: How to pause.
         clock: What time it is.
         chance: A number in [0, 1) for the jitter.
@@ -64,6 +64,6 @@ def call(
             wait = pause * (1 - chance() / 2)
             if not errors.is_transient(error) or clock() + wait > deadline:
                 raise
-            told(error, tries, wait)
+            on_retry(error, tries, wait)
         sleep(wait)
         pause = min(2 * pause, patience.most_s)

@@ -1,8 +1,8 @@
-"""sftp, by asyncssh alone.
+"""sftp, through asyncssh.
 
-fsspec knows two libraries by the name sftp: paramiko, whose writes wait for each 32 kB and which never checks the host's
-key, and sshfs, which takes the name over once installed and overwrites in exclusive mode. Neither is used here: asyncssh
-is asked directly, so what else is installed changes nothing.
+fsspec has two libraries for sftp: paramiko waits after each 32 kB of a write and never checks the host's key; sshfs, once
+installed, takes the place of paramiko and overwrites files in exclusive mode. Neither is used: asyncssh is called
+directly, so it does not matter what else is installed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Who does not answer is given up after about a minute, also in the middle of a transfer.
+# A server that does not answer is given up after about a minute, also in the middle of a transfer.
 _LIMITS = {"connect_timeout": 10, "login_timeout": 30, "keepalive_interval": 15, "keepalive_count_max": 3}
 
 
 class SftpStore:
     """Files below a folder of an ssh server; see `Store`.
 
-    A file is written under a hidden name and renamed; a link gives a name to one creator only. One connection serves all
-    threads; it is made when first needed, and again after it broke.
+    A file is written under a hidden name and renamed. `create` makes a hard link instead, which fails where the name is
+    taken. One connection serves all threads; it is made when it is first needed, and again after it broke.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -38,7 +38,7 @@ class SftpStore:
         given = {"username": parts.username, "password": parts.password, "port": parts.port}
         given = {name: unquote(v) if isinstance(v, str) else v for name, v in given.items() if v}
         self._options = {"host": parts.hostname or "", **_LIMITS, **given, **options}
-        # As in scp: `/~/x` is in the user's home, where a session begins.
+        # As in scp, `/~/x` is in the user's home: a session begins there.
         self._root = unquote(parts.path).removeprefix("/~/").rstrip("/") or "/"
         self._client: Any = None
         self._connection: Any = None
@@ -46,11 +46,11 @@ class SftpStore:
 
     def write(self, path: str, parts: Iterable[Part]) -> int:
         """See Store."""
-        place = self._at(path)
-        temporary = self._fill(place, parts)
+        target = self._at(path)
+        temporary = self._fill(target, parts)
         try:
             size = int(self._do(lambda client: client.getsize(temporary)))
-            self._do(lambda client: client.posix_rename(temporary, place))
+            self._do(lambda client: client.posix_rename(temporary, target))
         except BaseException:
             self._drop(temporary)
             raise
@@ -58,12 +58,12 @@ class SftpStore:
 
     def create(self, path: str, data: bytes) -> None:
         """See Store."""
-        place = self._at(path)
-        temporary = self._fill(place, (data,))
+        target = self._at(path)
+        temporary = self._fill(target, (data,))
         try:
-            self._do(lambda client: client.link(temporary, place))
+            self._do(lambda client: client.link(temporary, target))
         except Exception:
-            # The server says only "Failure" for a name that is taken.
+            # Where the name is taken, the server's answer is only "Failure".
             if self.exists(path):
                 raise FileExistsError(path) from None
             raise
@@ -108,10 +108,10 @@ class SftpStore:
 
     def remove_tree(self, folder: str) -> None:
         """See Store."""
-        place = self._at(folder)
+        target = self._at(folder)
         if not self.exists(folder):
             raise FileNotFoundError(folder)
-        self._do(lambda client: client.rmtree(place))
+        self._do(lambda client: client.rmtree(target))
 
     def _at(self, path: str) -> str:
         return str(PurePosixPath(self._root, path))
@@ -123,9 +123,9 @@ class SftpStore:
 
         return self._do(read)
 
-    def _fill(self, place: str, parts: Iterable[Part]) -> str:
-        """Put *parts* into a new hidden file beside *place*, on the server's disk, and return its path."""
-        folder, _, name = place.rpartition("/")
+    def _fill(self, target: str, parts: Iterable[Part]) -> str:
+        """Write *parts* to a new hidden file beside *target*, flush it to the server's disk, and return its path."""
+        folder, _, name = target.rpartition("/")
         temporary = str(PurePosixPath(folder, temporary_name(name)))
 
         async def begin(client: Any) -> Any:
@@ -150,11 +150,11 @@ class SftpStore:
             self._do(lambda client: client.remove(temporary))
 
     def _do(self, operation: Callable[[Any], Awaitable[T]]) -> T:
-        """Return what *operation* gives on the connection, which runs in fsspec's one loop thread."""
+        """Return what *operation* returns; it runs on the connection, in the thread of fsspec's event loop."""
         from fsspec import asyn
 
-        found: T = asyn.sync(asyn.get_loop(), self._run, operation)
-        return found
+        result: T = asyn.sync(asyn.get_loop(), self._run, operation)
+        return result
 
     async def _run(self, operation: Callable[[Any], Awaitable[T]]) -> T:
         client = await self._connected()
@@ -166,7 +166,7 @@ class SftpStore:
             raise
 
     async def _connected(self) -> Any:
-        """Return the connection's client; of several threads at once, one connects and the others wait for it."""
+        """Return the connection's client; of several callers at once, one connects and the others wait."""
         import asyncio
 
         self._connecting = self._connecting or asyncio.Lock()
@@ -185,7 +185,7 @@ class SftpStore:
 
 
 async def _finish(file: Any) -> None:
-    """Bring the file to the server's disk where it knows how, and close it."""
+    """Flush the file to the server's disk, if the server supports that, and close it."""
     from asyncssh import SFTPOpUnsupported
 
     with suppress(SFTPOpUnsupported):

@@ -1,7 +1,7 @@
-"""The only door to files of snapshots: commit-or-discard writes, exclusive create, no listing cache.
+"""All access to files of snapshots: writes that commit or leave nothing, exclusive create, listings that are never cached.
 
-Local folders are served without any library, so that a process that needs no other store never loads one; `sftp://` is
-served by asyncssh; everything else (s3, gs, az, abfs, http to read, memory for tests ...) by fsspec.
+Local folders need no library, so that a process that uses no other store never loads one; `sftp://` needs asyncssh;
+everything else (s3, gs, az, abfs, http to read, memory for tests ...) goes through fsspec.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A short one, so that a wrong address is reported soon.
+# Short, so that a wrong address is reported soon.
 _AT_THE_CHECK = Patience(total_s=15.0)
 
 
@@ -39,11 +39,11 @@ class Trouble:
     """An operation that failed for a reason that passes and is tried again; without secrets.
 
     Attributes:
-        operation: What, and of which path.
+        operation: What was done, and with which path.
         kind: Class of the error.
-        error: Class and first line of it.
+        error: Class of the error, and the first line of its message.
         attempt: Tries so far.
-        pause_s: Seconds until the next.
+        pause_s: Seconds until the next try.
     """
 
     operation: str
@@ -57,8 +57,8 @@ class Storage:
     """Files under one URI: a local folder, or a store on another machine.
 
     Every method takes paths relative to the URI, with `/`, and may be called from several threads. Failures are OSErrors
-    of the fitting kind without secrets. What fails on another machine for a reason that passes (no answer, a reset, too
-    many requests, 5xx) is tried again for a bounded time; what is refused, absent or full is told at once.
+    of the fitting class, without secrets. What fails on another machine for a reason that passes (no answer, a reset, too
+    many requests, 5xx) is tried again for a bounded time; what is refused, absent or full fails at once.
 
     Attributes:
         uri: The URI as given, with a password in it masked.
@@ -73,11 +73,11 @@ class Storage:
         patience: Patience | None = None,
         on_trouble: Callable[[Trouble], object] | None = None,
     ) -> None:
-        """Name a place; nothing is asked of it yet.
+        """Remember the URI; nothing is opened yet.
 
         Args:
             uri: A path, or a URL; a password in it is kept but never shown.
-            options: For the library that serves the URL; each is worth more than what is in the environment.
+            options: For the library that serves the URL; they win over the environment.
             patience: How long a store may be in trouble before an operation fails.
             on_trouble: Called before an operation is tried again, by the thread that waits for it.
         """
@@ -90,7 +90,7 @@ class Storage:
         self.uri = redaction.mask_url(uri)
         self.is_local = protocol in {"file", "local"}
         plain = re.sub(r"^(file|local)://", "", uri, flags=re.IGNORECASE)
-        # Has a meaning for a local folder only.
+        # Used for local folders only.
         self._folder = Path(plain).expanduser().absolute()
         self._store: Store | None = LocalStore(self._folder) if self.is_local else None
         self._pid = os.getpid()
@@ -107,7 +107,7 @@ class Storage:
         return self._folder / path if path else self._folder
 
     def with_patience(self, patience: Patience) -> Storage:
-        """Return the same place that waits so long for a store in trouble; what is open is shared."""
+        """Return the same storage with another patience; both share what is open."""
         same = copy.copy(self)
         same._patience = patience  # noqa: SLF001  # our own
         return same
@@ -115,10 +115,10 @@ class Storage:
     def write(
         self, path: str, parts: Iterable[atomic_files.Part] | Callable[[], Iterable[atomic_files.Part]]
     ) -> int:
-        """Put *parts* at *path* and return their bytes; if it fails, nothing half written is at that name.
+        """Put *parts* at *path* and return their bytes; if that fails, nothing half written is at that name.
 
-        A list, or a function that gives the parts anew, can be tried again as a whole; an iterator cannot, beyond
-        what the store's own library does for each request.
+        A list, or a function that returns the parts anew, is tried again as a whole. An iterator is not: only the
+        store's own library repeats single requests.
         """
         fault_injection.reach("storage.write")
         if callable(parts):
@@ -128,10 +128,10 @@ class Storage:
         return self._do("write", path, lambda store: store.write(path, parts), patience)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Put *data* at *path* if nothing is there; True if this call made it, False if it was there.
+        """Put *data* at *path* if nothing is there; True if this call made the file, False if there was one.
 
-        Exclusive on local disks, s3, gs, az, abfs, sftp and memory. On another machine equal bytes count as this
-        call's own, since the answer to a put may be lost: where that matters, let *data* say who wrote it.
+        Exclusive on local disks, s3, gs, az, abfs, sftp and memory. On another machine a file with equal bytes counts as
+        made by this call, since the answer to a put may be lost: where that matters, let *data* say who wrote it.
         """
         fault_injection.reach("storage.create")
         try:
@@ -141,7 +141,7 @@ class Storage:
         return True
 
     def replace_text(self, path: str, data: bytes) -> None:
-        """Put the small file *data* at *path*, replacing what was there, in one act."""
+        """Put *data*, a small file, at *path* in one act, in place of what was there."""
         fault_injection.reach("storage.write")
         self._do("write", path, lambda store: store.replace(path, data))
 
@@ -151,20 +151,20 @@ class Storage:
         return self._do("read", path, lambda store: store.read(path))
 
     def read_range(self, path: str, start: int, size: int) -> bytes:
-        """Return *size* bytes from *start*, fewer where the file ends before; for reading pieces at once."""
+        """Return *size* bytes from *start* on, fewer where the file ends before that."""
         fault_injection.reach("storage.read")
         return self._do("read", path, lambda store: store.read_range(path, start, size)) if size > 0 else b""
 
     def open_read(self, path: str) -> BinaryIO:
         """Return the file open for reading; the caller closes it."""
         fault_injection.reach("storage.read")
-        found = self._do("read", path, lambda store: store.open_read(path))
-        if found is not None:
-            return found
+        file = self._do("read", path, lambda store: store.open_read(path))
+        if file is not None:
+            return file
         return RangeReader.buffered(lambda start, size: self.read_range(path, start, size), self.size(path))
 
     def exists(self, path: str) -> bool:
-        """Return whether a file is there now, never from a cache; no answer is an error, not absence."""
+        """Return whether a file is there now, never from a cache; a store that does not answer is an error."""
         return self._do("look for", path, lambda store: store.exists(path))
 
     def size(self, path: str) -> int:
@@ -172,7 +172,7 @@ class Storage:
         return self._do("look for", path, lambda store: store.size(path))
 
     def modified(self, path: str) -> float | None:
-        """Return the Unix time of the file's writing by the store's own clock; None if the store does not tell."""
+        """Return the Unix time at which the file was written, by the store's clock; None if the store does not say."""
         return self._do("look for", path, lambda store: store.modified(path))
 
     def list(self, folder: str = "") -> list[str]:
@@ -223,25 +223,25 @@ class Storage:
         if self.is_local and self._store is not None:
             return action(self._store)
 
-        def tell(error: Exception, tries: int, pause_s: float) -> None:
+        def on_retry(error: Exception, tries: int, pause_s: float) -> None:
             if self._on_trouble is not None:
                 kind = type(error).__name__
                 self._on_trouble(Trouble(f"{what} {path}", kind, self._text(error), tries, pause_s))
 
         try:
             store = self._opened()
-            return retry.call(lambda: action(store), patience or self._patience, tell)
+            return retry.call(lambda: action(store), patience or self._patience, on_retry)
         except StorageError:
             raise
         except Exception as error:
             if errors.kind_of(error) is type(error) and self._mask(full := errors.in_full(error)) == full:
                 raise
-            told = errors.as_os_error(error, self._text(error))
-        # Raised outside of the handler: the error that caused it may hold secrets.
-        raise told
+            without_secrets = errors.as_os_error(error, self._text(error))
+        # Raised outside of the handler: its cause may hold secrets.
+        raise without_secrets
 
     def _reads_as(self, path: str, data: bytes) -> bool:
-        """Whether our own put succeeded and only its answer was lost."""
+        """Return whether the file has these bytes: an earlier put succeeded, and only its answer was lost."""
         try:
             return self.read(path) == data
         except FileNotFoundError:
@@ -261,7 +261,7 @@ class Storage:
         return self._store
 
     def _text(self, error: BaseException) -> str:
-        """Return kind and first line of *error* without secrets; further lines are a server's own page."""
+        """Return class and first line of *error* without secrets; further lines are the server's error page."""
         lines = str(error).strip().splitlines() or [""]
         return self._mask(f"{type(error).__name__}: {lines[0]}")
 

@@ -1,4 +1,4 @@
-"""What the storage door asks of a back-end, and reading a file by ranges."""
+"""What `Storage` needs of a back-end, and reading a file by ranges."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _AHEAD = 1 << 20
 class Store(Protocol):
     """Files under one address. Paths are relative to it, with `/`.
 
-    An absent file is FileNotFoundError, also for `remove`; any other failure is whatever the library below raises, which
-    the storage door tries again or turns into an OSError.
+    For an absent file every method, `remove` too, raises FileNotFoundError. Other failures are those of the library
+    below: `Storage` tries again, or turns them into an OSError.
     """
 
     def write(self, path: str, parts: Iterable[Part]) -> int:
         """Put *parts* at *path* and return their bytes; nothing half written is ever at that name."""
 
     def create(self, path: str, data: bytes) -> None:
-        """Put *data* at *path*, or raise FileExistsError if something is there."""
+        """Put *data* at *path*; raise FileExistsError if something is there."""
 
     def replace(self, path: str, data: bytes) -> None:
-        """Put the small file *data* at *path* in one act."""
+        """Put *data*, a small file, at *path* in one act."""
 
     def read(self, path: str) -> bytes:
         """Return the whole file."""
 
     def read_range(self, path: str, start: int, size: int) -> bytes:
-        """Return *size* bytes from *start*, fewer where the file ends before."""
+        """Return *size* bytes from *start* on, fewer where the file ends before that."""
 
     def open_read(self, path: str) -> BinaryIO | None:
         """Return the file open for reading, or None if reading it by ranges is as good."""
@@ -46,10 +46,10 @@ class Store(Protocol):
         """Return the file's bytes, as they are now."""
 
     def modified(self, path: str) -> float | None:
-        """Return the Unix time at which the file was written, by the store's own clock; None if that is not told."""
+        """Return the Unix time at which the file was written, by the store's clock; None if the store does not say."""
 
     def exists(self, path: str) -> bool:
-        """Return whether a file is there now; no answer is an error, not absence."""
+        """Return whether a file is there now; a store that does not answer is an error."""
 
     def list(self, folder: str) -> list[str]:
         """Return the names in *folder*, in any order."""
@@ -62,7 +62,7 @@ class Store(Protocol):
 
 
 class RangeReader(io.RawIOBase):
-    """A remote file as a stream of ranges, each of which is asked for, and tried again, on its own."""
+    """A remote file as a stream of ranges; each range is one request, and is tried again by itself."""
 
     def __init__(self, read_range: Callable[[int, int], bytes], size: int) -> None:
         super().__init__()
@@ -72,15 +72,15 @@ class RangeReader(io.RawIOBase):
 
     @classmethod
     def buffered(cls, read_range: Callable[[int, int], bytes], size: int) -> BinaryIO:
-        """Return the stream; small reads are served from memory, large ones go straight to the caller's."""
+        """Return the stream with a buffer for small reads; large reads go straight into the caller's memory."""
         return cast("BinaryIO", io.BufferedReader(cls(read_range, size), min(_AHEAD, max(size, 1))))
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
@@ -88,12 +88,12 @@ class RangeReader(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Begin the next read there."""
+        """Begin the next read at *offset*; return where that is."""
         self._place = max(0, offset + {0: 0, 1: self._place, 2: self._size}[whence])
         return self._place
 
     def readinto(self, target: WriteableBuffer) -> int:
-        """Fill *target* as far as one request goes; 0 at the end of the file."""
+        """Fill *target* as far as one request goes; return the bytes read, 0 at the end of the file."""
         view = memoryview(target).cast("B")
         wanted = max(0, min(len(view), self._size - self._place, BLOCK))
         data = self._read_range(self._place, wanted) if wanted else b""
@@ -102,16 +102,16 @@ class RangeReader(io.RawIOBase):
         return len(data)
 
     def readall(self) -> bytes:
-        """Return the rest; io's own asks for 8 KiB at a time."""
-        found = []
+        """Return the rest; the method of io makes a request for every 8 KiB."""
+        blocks = []
         while self._place < self._size:
             data = self._read_range(self._place, min(BLOCK, self._size - self._place))
             if not data:
                 # The file is shorter than it was when it was opened.
                 break
-            found.append(data)
+            blocks.append(data)
             self._place += len(data)
-        return b"".join(found)
+        return b"".join(blocks)
 
 
 def pieces(parts: Iterable[Part]) -> Iterator[memoryview]:

@@ -1,4 +1,4 @@
-"""From a URL to its store: what each kind needs installed, and limits so that none hangs for ever."""
+"""From a URL to its store: what must be installed for it, and time limits, so that no store hangs for ever."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _SFTP = frozenset({"sftp", "ssh"})
 _S3, _GCS, _AZURE = frozenset({"s3", "s3a"}), frozenset({"gs", "gcs"}), frozenset({"az", "abfs", "abfss"})
 _WEB = frozenset({"http", "https"})
 _CONNECT_S, _SILENCE_S = 10, 60
-# Names that other ssh libraries have for asyncssh's options.
+# Options of other ssh libraries, and what asyncssh calls them.
 _SFTP_NAMES = {"key_filename": "client_keys", "pkey": "client_keys", "look_for_keys": "client_keys"}
 
 
 def protocol_of(uri: str) -> str:
     """Return the protocol of *uri* in lower case; `file` for a path."""
-    found = _URL.fullmatch(uri)
-    return found["protocol"].lower() if found else "file"
+    match = _URL.fullmatch(uri)
+    return match["protocol"].lower() if match else "file"
 
 
 def package_for(protocol: str) -> str | None:
-    """Return what to install for *protocol*, if this project knows."""
+    """Return what to install for *protocol*; None if that is not known."""
     extra = EXTRAS.get(protocol)
     return f'"elasticflow[{extra}]"' if extra else None
 
 
 def open_store(uri: str, options: Mapping[str, Any], shown: str) -> Store:
-    """Return the store at *uri*, which is not local; nothing is asked of it yet.
+    """Return the store at *uri*, which is not local; nothing is sent to it yet.
 
     Args:
-        uri: With its secrets.
-        options: The user's, which go before our limits.
-        shown: The URI for messages.
+        uri: The URI with its secrets.
+        options: The user's options; they win over our limits.
+        shown: The URI as messages show it.
 
     Raises:
         ImportError: the package for it is missing.
@@ -61,21 +61,21 @@ def open_store(uri: str, options: Mapping[str, Any], shown: str) -> Store:
     from elasticflow.storage.http import HttpStore
     from elasticflow.storage.objects import ObjectStore
 
-    # A cached listing hides others' files.
+    # A cached listing would hide what other processes wrote.
     extra = {"skip_instance_cache": True, "use_listings_cache": False}
     settings = _merged(_merged(_limits(protocol), options), extra)
     if protocol in _GCS:
-        # The class that fsspec has registered first asks by gRPC which kind of bucket it is.
+        # The class that fsspec registers makes a gRPC request first, to learn the kind of the bucket.
         from gcsfs.core import GCSFileSystem
 
         return ObjectStore(GCSFileSystem(**settings), GCSFileSystem._strip_protocol(uri))  # noqa: SLF001  # fsspec's way
     fs, root = fsspec.core.url_to_fs(uri, **settings)
     if protocol in _S3:
-        # botocore tries again, which is bounded; both together are not.
+        # botocore repeats requests for a bounded time; if s3fs repeated them as well, that would not be bounded.
         fs.retries = 1
     if protocol in _WEB:
         return HttpStore(fs, root, shown)
-    # fsspec's memory shows a file from its opening on, whatever it is told.
+    # fsspec's memory shows a file as soon as it is opened, with `autocommit=False` too.
     return ObjectStore(fs, root, has_folders=protocol in _WITH_FOLDERS, has_parts=protocol != "memory")
 
 
@@ -92,7 +92,7 @@ def _open_sftp(uri: str, options: Mapping[str, Any]) -> Store:
 
 
 def _limits(protocol: str) -> dict[str, Any]:
-    """Options so that a store that does not answer is given up; none limits how long a transfer may go on."""
+    """Return options by which a store that does not answer is given up; a transfer may take any time."""
     if protocol in _S3:
         retries = {"mode": "standard", "max_attempts": 4}
         limits = {"connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S, "retries": retries}
@@ -108,7 +108,7 @@ def _limits(protocol: str) -> dict[str, Any]:
 
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both, tables within tables too; *theirs* wins."""
+    """Return both tables as one, tables within tables too; *theirs* wins."""
     both = {**ours, **theirs}
     for name in ours.keys() & theirs.keys():
         if isinstance(ours[name], dict) and isinstance(theirs[name], dict):
