@@ -15,11 +15,11 @@ Integrity = Literal["crc32", "sha256"]
 
 
 class Checksums:
-    """CRC-32 of each BLOCK of a stream of bytes, and the SHA-256 of all of them if asked for.
+    """CRC-32 of each BLOCK of a stream of bytes; with `sha256` also the SHA-256 of all bytes.
 
     Attributes:
         size: Bytes so far.
-        blocks: CRC-32 of each block begun so far.
+        blocks: CRC-32 of each block that has begun.
     """
 
     def __init__(self, integrity: Integrity = "crc32") -> None:
@@ -28,7 +28,7 @@ class Checksums:
         self._sha256 = hashlib.sha256() if integrity == "sha256" else None
 
     def through(self, parts: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Pass *parts* on, cut at block borders, and take their checksums."""
+        """Yield *parts*, cut at the borders of blocks, and add them to the checksums."""
         for part in parts:
             rest = part
             while len(rest):
@@ -43,15 +43,18 @@ class Checksums:
                 yield piece
 
     def entry(self) -> FileEntry:
-        """Return the manifest's entry for the bytes that passed."""
+        """Return the manifest's entry for the bytes so far."""
         sha256 = None if self._sha256 is None else self._sha256.hexdigest()
         return FileEntry(size=self.size, crc32=tuple(self.blocks), sha256=sha256)
 
 
 class Verifier:
-    """Checks bytes of one file, in order, against what the manifest says of it: of all of it, or of *count* blocks.
+    """Checks the bytes of one file, in order, against the manifest's entry.
 
-    The SHA-256 needs the whole file, so it is not looked at when *first* is not 0 or *count* ends before the file does.
+    Args:
+        entry: The manifest's entry.
+        first: Number of the first block to be checked.
+        count: How many blocks; None: all from *first* on. The SHA-256 is checked only if these are all blocks.
     """
 
     def __init__(self, entry: FileEntry, first: int = 0, count: int | None = None) -> None:
@@ -63,7 +66,7 @@ class Verifier:
         self._sums = Checksums("crc32" if self._sha256 is None else "sha256")
 
     def feed(self, part: memoryview) -> None:
-        """Take the next bytes; every block that is whole now is what was written.
+        """Check the next bytes, block by block.
 
         Raises:
             DamagedSnapshotError: a block is not what was written, or there are more bytes than were written.
@@ -76,10 +79,10 @@ class Verifier:
                 self._check_block((at - 1) // BLOCK)
 
     def finish(self) -> None:
-        """Return if all bytes came and are what was written.
+        """Raise if the file is not whole.
 
         Raises:
-            DamagedSnapshotError: the file is too short, or its SHA-256 is another.
+            DamagedSnapshotError: the file is too short, or its SHA-256 differs.
         """
         if (at := self._start + self._sums.size) < self._end:
             raise DamagedSnapshotError(f"ends at byte {at}, {self._entry.size} bytes were written")

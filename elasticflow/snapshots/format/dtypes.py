@@ -1,4 +1,4 @@
-"""Every kind of number that a snapshot can hold: its name in safetensors, its name in torch, its bytes."""
+"""The dtypes that a snapshot can hold: their names in safetensors and in torch, and their bytes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class Dtype(NamedTuple):
-    """One kind: what torch calls it, and the bytes of one element."""
+    """A dtype: its name in torch, and the bytes of one element."""
 
     torch_name: str
     nbytes: int
 
 
-# What safetensors 0.8 has a name for, and torch a type.
+# By name in safetensors: the dtypes that safetensors 0.8 and torch have in common.
 DTYPES: dict[str, Dtype] = {
     "F64": Dtype("float64", 8),
     "F32": Dtype("float32", 4),

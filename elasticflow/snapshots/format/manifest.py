@@ -1,4 +1,4 @@
-"""The commit record of a snapshot: a snapshot exists when its MANIFEST.json does."""
+"""MANIFEST.json, the commit record of a snapshot: the snapshot exists when this file does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 FILE_NAME = "MANIFEST.json"
 STATE_FILE = "state.json"
-# Bytes under one checksum: small enough to say where the damage is.
+# Bytes under one checksum: few enough to say where the damage is.
 BLOCK = 8 << 20
 
 
@@ -40,7 +40,7 @@ _SOURCE = " (source "
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a snapshot: its bytes, the CRC-32 of each BLOCK of it, and its SHA-256 where that was asked for."""
+    """A file of a snapshot: its bytes, the CRC-32 of each BLOCK, and its SHA-256 if that was taken."""
 
     size: int
     crc32: tuple[int, ...]
@@ -48,7 +48,7 @@ class FileEntry:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> FileEntry:
-        """Return the entry that `dataclasses.asdict` turned into JSON."""
+        """Return the entry whose fields are *content*."""
         return cls(size=content["size"], crc32=tuple(content["crc32"]), sha256=content.get("sha256"))
 
 
@@ -56,7 +56,7 @@ class FileEntry:
 class TensorPlace:
     """Where a tensor lies: file, safetensors dtype, shape, offset from the start of the file, bytes.
 
-    The file is one of the snapshot's own, or a key of `Manifest.borrowed`; `Manifest.location` tells where it is.
+    The file is one of the snapshot's own, or a key of `Manifest.borrowed`; see `Manifest.location`.
     """
 
     file: str
@@ -67,7 +67,7 @@ class TensorPlace:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> TensorPlace:
-        """Return the place that `dataclasses.asdict` turned into JSON."""
+        """Return the place whose fields are *content*."""
         return cls(**{**content, "shape": tuple(content["shape"])})
 
 
@@ -128,18 +128,18 @@ class Manifest(ManifestFacts):
 
     @property
     def size(self) -> int:
-        """Bytes of its own files but the manifest; what it borrows is not counted."""
+        """Bytes of its own files, without the manifest."""
         return sum(entry.size for entry in self.files.values())
 
     @property
     def measured_by(self) -> tuple[str | None, str | None, str | None]:
-        """What *metric* is, its source, and the identity of the data it was measured on; None matches any: it was not recorded."""
+        """What *metric* is, its source, and the identity of the data it was measured on; each None if not recorded."""
         name, _, source = (self.ranked_by or "").partition(_SOURCE)
         return name or None, source.rstrip(")") or None, self.fingerprints.get("evaluation")
 
     @property
     def borrowed_from(self) -> frozenset[str]:
-        """Names of the snapshots it borrows from: without them it cannot be loaded."""
+        """Names of the snapshots that hold its borrowed files: without them it cannot be loaded."""
         return frozenset(location.partition("/")[0] for location in self.borrowed)
 
     def location(self, file: str) -> str:
@@ -147,11 +147,11 @@ class Manifest(ManifestFacts):
         return file if file in self.borrowed else f"{self.name}/{file}"
 
     def locations(self) -> dict[str, FileEntry]:
-        """Return every file that is needed to load the snapshot, its own and the borrowed ones, by `location`."""
+        """Return by `location` every file that is needed to load the snapshot: its own and the borrowed ones."""
         return {self.location(file): entry for file, entry in (self.files | self.borrowed).items()}
 
     def to_bytes(self) -> bytes:
-        """Return MANIFEST.json's content, with the digest over the rest."""
+        """Return the content of MANIFEST.json, with the digest over the rest."""
         content = asdict(self)
         if self.metric is not None and not math.isfinite(self.metric):
             # JSON has no infinities.
@@ -160,17 +160,17 @@ class Manifest(ManifestFacts):
 
 
 def measure_of(name: str, source: str | None) -> str:
-    """Return what a metric is: "max accuracy by metrics:accuracy (source 0f3a...)", where the source can be read."""
+    """Return what a metric is: "max accuracy by metrics:accuracy (source 0f3a...)", without the source if None."""
     return name if source is None else f"{name}{_SOURCE}{source})"
 
 
 def parse(data: bytes) -> Manifest:
-    """Return the manifest in *data*; what it says of names, places and sizes fits together.
+    """Return the manifest in *data*; its names, places and sizes fit together.
 
     Raises:
-        DamagedSnapshotError: not JSON, of a format unknown here, incomplete, not what its digest says, or saying what
-            no manifest says: another type, a number out of range, a name that leads out of the folder, tensors that
-            overlap, leave gaps or reach beyond their file.
+        DamagedSnapshotError: *data* is not JSON, of an unknown format, incomplete, or differs from its digest; or a
+            value has the wrong type or is out of range, a name leads out of the folder, or tensors overlap, leave
+            gaps or reach beyond their file.
     """
     try:
         content = records.parse(data)
@@ -193,7 +193,7 @@ def parse(data: bytes) -> Manifest:
 
 
 class _Wrong(Exception):  # noqa: N818  # becomes a DamagedSnapshotError at once
-    """What a manifest says and none can mean."""
+    """A value that no manifest can have."""
 
 
 def _checked(content: dict[str, Any]) -> Manifest:
@@ -226,7 +226,7 @@ def _file(name: str, content: Any, pattern: re.Pattern[str]) -> FileEntry:
     size, sums, sha256 = content["size"], content["crc32"], content.get("sha256")
     if not _is_count(size) or type(sums) is not list or len(sums) != -(-size // BLOCK):
         raise _Wrong(f"{name} has {printable(size)} bytes and not as many checksums as those have blocks")
-    if not all(type(each) is int and 0 <= each < 1 << 32 for each in sums):
+    if not all(type(crc32) is int and 0 <= crc32 < 1 << 32 for crc32 in sums):
         raise _Wrong(f"a checksum of {name} is none")
     if sha256 is not None and (type(sha256) is not str or not _SHA256.fullmatch(sha256)):
         raise _Wrong(f"the SHA-256 of {name} is none")
@@ -241,7 +241,7 @@ def _tensor(key: str, content: Any) -> TensorPlace:
         raise _Wrong(f"tensor {printable(key)} is of {printable(dtype)}, which this version does not know")
     if type(shape) is not list or len(shape) > _MOST_DIMENSIONS or not all(map(_is_count, shape)):
         raise _Wrong(f"the shape of tensor {printable(key)} is none")
-    # Zeroes aside: torch takes the product of the others, too.
+    # Without the zeros: torch multiplies the other dimensions, too.
     if math.prod(filter(None, shape)) > _LARGEST or not _is_count(nbytes) or not _is_count(offset):
         raise _Wrong(f"the size of tensor {printable(key)} is none")
     if nbytes != math.prod(shape) * DTYPES[dtype].nbytes:
@@ -252,7 +252,7 @@ def _tensor(key: str, content: Any) -> TensorPlace:
 
 
 def _check_extents(tensors: Mapping[str, TensorPlace], files: Mapping[str, FileEntry]) -> None:
-    """Return if the tensors of each file fill it from behind its header to its end, without gap or overlap."""
+    """Raise _Wrong unless the tensors of each file fill it, from its header to its end, without gap or overlap."""
     places: dict[str, list[tuple[int, int]]] = {}
     for key, place in tensors.items():
         if place.file not in files:
@@ -290,7 +290,7 @@ def _is_parent(value: object) -> bool:
 
 
 def _is_texts(value: object) -> bool:
-    return type(value) is dict and all(type(each) is str for each in value.values())
+    return type(value) is dict and all(type(text) is str for text in value.values())
 
 
 def _is_object(value: object) -> bool:
@@ -302,7 +302,7 @@ _LARGEST = (1 << 63) - 1
 # The last second of the year 9999: later ones have no date.
 _LATEST = 253_402_300_799.0
 _LONGEST = 1000
-# Bytes of the length of a safetensors header.
+# A safetensors file begins with 8 bytes: the length of its header.
 _LEAST_HEADER = 8
 # torch allows no more.
 _MOST_DIMENSIONS = 64

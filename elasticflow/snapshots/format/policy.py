@@ -1,4 +1,4 @@
-"""When a snapshot is due and which ones stay: two small pure policies, without I/O."""
+"""When a snapshot is due, and which snapshots stay: two pure policies, without I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BestMode = Literal["max", "min"]
 # Attribute of a `HasPosition`, by the unit of an interval.
 _FIELDS = {"step": "step", "epoch": "epoch", "sample": "samples"}
 _TRIGGERS = (("epoch", "epoch"), ("step", "steps"), ("sample", "samples"))
-# Reasons to stay that hold for good.
+# Reasons to stay that do not pass with time.
 PERMANENT = frozenset({"best", "every", "pinned"})
 
 
@@ -53,7 +53,7 @@ class RetainableSnapshot(HasPosition, Protocol):
 
     @property
     def measured_by(self) -> tuple[str | None, ...]:
-        """What *metric* is, by which code, and on what data it was measured: others cannot be compared. None matches any."""
+        """What *metric* is, by which code and on what data it was measured; only equal ones compare. None equals any."""
 
     @property
     def created(self) -> float:
@@ -70,11 +70,10 @@ class RetainableSnapshot(HasPosition, Protocol):
 
 @dataclass(frozen=True)
 class Due:
-    """Whether something is due at each of several intervals: any of them suffices.
+    """Whether something is due by any of several intervals.
 
-    Counted intervals are due when a multiple of them was reached or passed since the last time, so the answer
-    depends on positions alone and is the same on every rank and after a resume. Time is given as an argument:
-    one rank measures it.
+    A counted interval is due when a multiple of it was reached or passed since the last time. So the answer depends on
+    positions alone, and is the same on every rank and after a resume. Time is an argument: one rank measures it.
 
     Attributes:
         every: Intervals as written in the job file: "500 steps", "10 min", "1 epoch", "10000 samples".
@@ -95,10 +94,10 @@ class Due:
         object.__setattr__(self, "_counted", counted)
 
     def is_due(self, previous: HasPosition, now: HasPosition, seconds: float = 0.0) -> bool:
-        """Return whether it is due at *now*, when it was last done (or training began) at *previous*, *seconds* ago."""
+        """Return whether it is due at *now*; it was last done, or training began, at *previous*, *seconds* ago."""
         if now.step <= previous.step:
             return False
-        # Asked at every step, so it makes no calls.
+        # This runs at every step, so it calls nothing.
         for name, amount in self._counted:
             if getattr(now, name) // amount > getattr(previous, name) // amount:
                 return True
@@ -119,20 +118,20 @@ def _passed(previous: HasPosition, now: HasPosition, interval: Interval) -> bool
     return _count(now, interval) // amount > _count(previous, interval) // amount
 
 
-def _count(place: HasPosition, interval: Interval) -> int:
-    count: int = getattr(place, _FIELDS[interval.unit])
+def _count(position: HasPosition, interval: Interval) -> int:
+    count: int = getattr(position, _FIELDS[interval.unit])
     return count
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Which committed snapshots stay, as the job file says; any one reason is enough.
+    """Which committed snapshots stay, as the job file says; one reason is enough.
 
     Attributes:
         last: How many of the newest.
-        best: How many of the best by metric, among those measured like the newest one; of equals, the newer.
-        every: The first one at or after each multiple of this interval; a time counts from 1970 on.
-        within: Those that are at most this time older than the newest, like "2 h".
+        best: How many of the best by metric, among those measured like the newest; of equals, the newer.
+        every: The first snapshot at or after each multiple of this interval; a time counts from 1970 on.
+        within: Those that are at most this much older than the newest, like "2 h".
         best_mode: Whether the largest or the smallest metric is the best; None: `best` keeps nothing.
     """
 
@@ -150,21 +149,21 @@ def reasons(
     pinned: Collection[str] = (),
     in_use: Collection[str] = (),
 ) -> dict[str, set[str]]:
-    """Return the names of the committed snapshots that stay, each with why: at least one of the words below.
+    """Return the names of the committed snapshots that stay, each with its reasons.
 
-    `newest`, `parent` (of the newest), `last`, `within`, `best`, `every`, `pinned`, `in use`, `borrowed` (one that
-    stays refers to its files). Those of PERMANENT hold for good, the others pass with time.
+    A reason is `newest`, `parent` (of the newest), `last`, `within`, `best`, `every`, `pinned`, `in use` or `borrowed`
+    (a snapshot that stays refers to its files). Those of PERMANENT hold for good, the others pass with time.
 
     Args:
-        snapshots: The committed snapshots that could be restored (none that is set aside).
+        snapshots: The committed snapshots that can be restored, without those set aside.
         rules: What the job file says.
-        pinned: Names that a person pinned.
-        in_use: Names that must not go now, such as the one that was restored.
+        pinned: Names of pinned snapshots.
+        in_use: Names of snapshots that must not go now, such as the one that was restored.
     """
     newest_first = sorted(snapshots, key=lambda s: (s.generation, s.step, s.name), reverse=True)
-    found: dict[str, set[str]] = {}
+    staying: dict[str, set[str]] = {}
     if not newest_first:
-        return found
+        return staying
     newest = newest_first[0]
     by_reason: dict[str, Collection[str | None]] = {
         "newest": {newest.name},
@@ -178,9 +177,9 @@ def reasons(
     }
     for snapshot in newest_first:
         if why := {reason for reason, names in by_reason.items() if snapshot.name in names}:
-            found[snapshot.name] = why
-    _add_owners(found, {snapshot.name: snapshot.borrowed_from for snapshot in newest_first})
-    return found
+            staying[snapshot.name] = why
+    _add_owners(staying, {snapshot.name: snapshot.borrowed_from for snapshot in newest_first})
+    return staying
 
 
 def keep(
@@ -194,21 +193,21 @@ def keep(
     return set(reasons(snapshots, rules, pinned=pinned, in_use=in_use))
 
 
-def _add_owners(found: dict[str, set[str]], borrowed_from: Mapping[str, Collection[str]]) -> None:
-    """Add the snapshots that those in *found* borrow from, and those that these borrow from."""
-    todo = list(found)
+def _add_owners(staying: dict[str, set[str]], borrowed_from: Mapping[str, Collection[str]]) -> None:
+    """Add to *staying* the snapshots whose files those in it refer to, and so on."""
+    todo = list(staying)
     while todo:
         for owner in borrowed_from[todo.pop()]:
             if owner in borrowed_from:
-                if owner not in found:
+                if owner not in staying:
                     todo.append(owner)
-                found.setdefault(owner, set()).add("borrowed")
+                staying.setdefault(owner, set()).add("borrowed")
 
 
 def _recent(newest_first: list[RetainableSnapshot], within: str | None) -> set[str]:
-    """Measured from the newest snapshot: no clock is asked, so a job that rested loses nothing.
+    """Return the snapshots within that time before the newest; no clock is read, so a job that rested loses none.
 
-    What claims to be younger than a later one was taken before the clock was set back: it counts as being of that age.
+    A snapshot that seems younger than a later one was taken before the clock was set back: it counts as of that age.
     """
     if within is None:
         return set()
@@ -222,8 +221,8 @@ def _best(newest_first: list[RetainableSnapshot], rules: Keep) -> set[str]:
         return set()
     sign = -1.0 if rules.best_mode == "max" else 1.0
     measured = [s for s in newest_first if s.metric is not None and not math.isnan(s.metric)]
-    alike = [s for s in measured if _is_measured_like(s, measured[0])]
-    ranked = sorted(((sign * (s.metric or 0.0), s.name) for s in alike), key=lambda pair: pair[0])
+    comparable = [s for s in measured if _is_measured_like(s, measured[0])]
+    ranked = sorted(((sign * (s.metric or 0.0), s.name) for s in comparable), key=lambda pair: pair[0])
     return {name for _, name in ranked[: rules.best]}
 
 

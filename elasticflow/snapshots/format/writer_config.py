@@ -8,7 +8,7 @@ from typing import Any, Self
 from elasticflow.snapshots.format.digests import Integrity  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.snapshots.format.policy import Keep
 
-# Names of the fields of `Keep` in JSON, as plan.json has had them from the first version on.
+# Keys of the fields of `Keep` in JSON, as plan.json has had them from the first version on.
 _KEEP_KEYS = {
     "last": "keep_last",
     "best": "keep_best",
@@ -20,11 +20,11 @@ _KEEP_KEYS = {
 
 @dataclass(frozen=True)
 class WriterConfig:
-    """What a job says of how its snapshots are written.
+    """How a job's snapshots are written.
 
     Attributes:
         keep: Which snapshots stay.
-        integrity: Digests that every file gets.
+        integrity: Digest of every file.
         staging_limit: Most bytes of staging memory on each node; None: what the machine can give.
         options: For the file system.
     """
@@ -46,7 +46,7 @@ class WriterConfig:
 
     @staticmethod
     def nested(flat: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of WriterConfig, `keep` as those of Keep, out of what `to_json` gave; unchecked."""
+        """Return the arguments of WriterConfig, and in `keep` those of Keep, from what `to_json` gave; unchecked."""
         keep = {name: flat[key] for name, key in _KEEP_KEYS.items() if key in flat}
         return {"keep": keep, **{key: value for key, value in flat.items() if key not in _KEEP_KEYS.values()}}
 
@@ -55,7 +55,7 @@ class WriterConfig:
         """Return the record that `to_json` gave; absent keys have their defaults.
 
         Raises:
-            TypeError: there is a key that is none of its own.
+            TypeError: a key is unknown.
         """
         arguments = cls.nested(content)
         return cls(**{**arguments, "keep": Keep(**arguments["keep"])})
@@ -78,14 +78,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class WriterStart:
-    """What a writer process is told on its standard input, as one line of JSON.
+    """What a writer process reads from its standard input, as one line of JSON.
 
     Attributes:
         uri: Snapshot URI.
         run_id: For the manifest.
-        config: What the job says.
-        prefix: The run's place under the URI.
-        limits: How long it waits.
+        config: How snapshots are written.
+        prefix: The run's folder under the URI.
+        limits: How long the writer waits.
         parent: Process id of the process that started the writer.
     """
 
@@ -116,7 +116,7 @@ class WriterStart:
 
         Raises:
             KeyError: one of these two is absent.
-            TypeError: there is a key that is none of its own.
+            TypeError: a key is unknown.
         """
         own = {"uri", "run_id", "prefix", "limits", "parent"}
         return cls(
@@ -129,5 +129,5 @@ class WriterStart:
         )
 
     def started_by(self, pid: int, uri: str) -> Self:
-        """Return the record as the process *pid* gives it to the writer that it starts, with the absolute *uri*."""
+        """Return the record for a writer that process *pid* starts, with the absolute *uri*."""
         return replace(self, parent=pid, uri=uri)
