@@ -1,7 +1,7 @@
-"""Shards: whole tensors in safetensors layout, checksummed while they are written.
+"""Shard files: whole tensors in safetensors layout, checksummed while they are written.
 
-Layout: 8 bytes little-endian header length, JSON header, tensors without gaps, which safetensors 0.8 refuses. It would
-read a header that does not end on a multiple of 8 bytes; none is made here.
+Layout: the length of the header (8 bytes, little-endian), the header as JSON, the tensors. safetensors 0.8 refuses gaps
+between tensors. The header is padded to a multiple of 8 bytes, which safetensors does not demand.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StoredTensor(Protocol):
 class TensorEntry:
     """A tensor in a staging buffer: key, safetensors dtype ("F32"), shape, offset and bytes in the buffer.
 
-    A frozen one takes no gradient: if its file is the same as before, it is not written again.
+    A frozen tensor takes no gradient: it lies in a file that is not written again as long as it stays the same.
     """
 
     key: str
@@ -110,9 +110,9 @@ class StagedShard:
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file of a snapshot that is on the store: what the manifest says about it.
+    """A file of a snapshot on the store, as the manifest has it.
 
-    Its name is a location, "<snapshot>/<file>", if it is borrowed from an earlier snapshot.
+    The name of a file that is borrowed from an earlier snapshot is a location, "<snapshot>/<file>".
     """
 
     name: str
@@ -121,57 +121,57 @@ class WrittenFile:
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether the snapshot refers to the file and did not write it."""
+        """Whether the file belongs to an earlier snapshot."""
         return "/" in self.name
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record another node's writer reads."""
+        """Return the fields as JSON, for another node's writer."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> WrittenFile:
-        """Return the file a record tells of."""
+        """Return the file that `to_json` gave."""
         tensors = {key: TensorPlace.from_json(place) for key, place in content["tensors"].items()}
         return cls(content["name"], FileEntry.from_json(content["entry"]), tensors)
 
 
 def shard_name(rank: int, world_size: int) -> str:
-    """Return the file name of a rank's share."""
+    """Return the name of a rank's shard file."""
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 def frozen_name(rank: int, world_size: int) -> str:
-    """Return the file name of what a rank stores of the frozen tensors."""
+    """Return the name of a rank's file of frozen tensors."""
     return f"frozen-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A file of a snapshot in memory: name, its bytes in pieces, and where in it tensors lie."""
+    """A file of a snapshot in memory: its name, its bytes in pieces, and where its tensors lie."""
 
     name: str
     parts: list[memoryview]
     tensors: dict[str, TensorPlace]
 
     def sha256(self) -> str:
-        """Return the SHA-256 of the file, which is not written."""
+        """Return the SHA-256 of the file."""
         digest = hashlib.sha256()
         for part in self.parts:
             digest.update(part)
         return digest.hexdigest()
 
     def borrowed(self, location: str, entry: FileEntry) -> WrittenFile:
-        """Return what the manifest says when the same bytes are at *location* already."""
+        """Return the file as the manifest has it if *location* has the same bytes already."""
         tensors = {key: replace(place, file=location) for key, place in self.tensors.items()}
         return WrittenFile(location, entry, tensors)
 
 
 def pack(name: str, *, tensors: Sequence[TensorEntry], staged: memoryview, about: dict[str, str]) -> Packed:
-    """Return a share as a file in safetensors layout; the tensors' bytes stay where they are.
+    """Return *tensors* as a file in safetensors layout; their bytes stay where they are.
 
     Args:
         name: File name.
-        tensors: What lies where in *staged*.
+        tensors: Where each tensor lies in *staged*.
         staged: The staging buffer.
         about: The header's metadata.
     """
@@ -186,7 +186,7 @@ def header(metadata: dict[str, str], tensors: Mapping[str, StoredTensor]) -> tup
 
     Args:
         metadata: Texts about the file.
-        tensors: By key, in the order in which their bytes follow.
+        tensors: By key, in the order of their bytes.
     """
     content: dict[str, Any] = {"__metadata__": metadata}
     begins, end = {}, 0
@@ -201,7 +201,7 @@ def header(metadata: dict[str, str], tensors: Mapping[str, StoredTensor]) -> tup
 
 
 def write_shard(storage: Storage, folder: str, shard: Packed, integrity: Integrity = "crc32") -> WrittenFile:
-    """Write *shard* to *folder* and return what the manifest says about it.
+    """Write *shard* to *folder* and return the file as the manifest has it.
 
     Raises:
         OSError: the store failed; nothing half written is at the name.
@@ -215,7 +215,7 @@ def write_shard(storage: Storage, folder: str, shard: Packed, integrity: Integri
 def write_json(
     storage: Storage, folder: str, name: str, content: Any, integrity: Integrity = "crc32"
 ) -> WrittenFile:
-    """Write *content* as JSON to *folder* and return what the manifest says about it."""
+    """Write *content* as JSON to *folder* and return the file as the manifest has it; raises as `write_shard`."""
     data = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
     fault_injection.reach("shares.before_state")
     written = _write(storage, folder, Packed(name, [memoryview(data)], {}), integrity)
@@ -228,9 +228,9 @@ def _write(storage: Storage, folder: str, packed: Packed, integrity: Integrity) 
 
     def parts() -> Iterator[memoryview]:
         nonlocal sums
-        # A store in trouble may ask for all parts again.
+        # A write that failed begins again with the first part.
         sums = Checksums(integrity)
-        return _on_cue(sums.through(packed.parts))
+        return _with_fault_points(sums.through(packed.parts))
 
     size = storage.write(f"{folder}/{packed.name}", parts)
     if size != sums.size:
@@ -238,14 +238,14 @@ def _write(storage: Storage, folder: str, packed: Packed, integrity: Integrity) 
     return WrittenFile(packed.name, sums.entry(), packed.tensors)
 
 
-def _on_cue(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+def _with_fault_points(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
     for piece in pieces:
         fault_injection.reach("shares.mid_write")
         yield piece
 
 
 def _runs(ordered: Sequence[TensorEntry], staged: memoryview) -> Iterator[memoryview]:
-    """Yield the tensors' bytes; neighbours without a gap between them as one piece."""
+    """Yield the bytes of the tensors; those without a gap between them as one piece."""
     start = end = 0
     for tensor in ordered:
         if tensor.offset != end:

@@ -1,6 +1,6 @@
-"""What state.json says, as Python values with references to tensors; needs no torch.
+"""state.json as Python values with references to tensors; needs no torch.
 
-`runtime/state/codec.py` writes it. What JSON cannot say is an object with a `StateMark` as its only key.
+`runtime/state/codec.py` writes it. A value that JSON lacks is an object with a `StateMark` as its only key.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
     from elasticflow.snapshots.format.manifest import TensorPlace
 
-# Key beside the parts: which parameter each number in the optimizer's state stands for.
+# Key beside the parts: the names of the parameters that numbers in the optimizer's state stand for.
 PARAMETERS = "parameters"
-# Levels of values inside values: readers call themselves for each level.
+# Levels of values inside values; `decode` calls itself at each level.
 _DEEPEST = 500
 
 
 class StateMark:
-    """The only key of an object that stands for what JSON cannot say.
+    """The only key of an object that stands for a value that JSON lacks.
 
     Attributes:
         TENSOR: A stored tensor, by its key.
-        SCALAR: One element of a stored vector: its key, which element.
-        FLOAT: A number that JSON has no form for: "inf", "-inf", "nan".
+        SCALAR: One element of a stored vector: the vector's key and the element's index.
+        FLOAT: A number that JSON lacks: "inf", "-inf", "nan".
         TUPLE: A tuple, as a list.
         COUNTER: A `collections.Counter`, as pairs.
-        DICT: A dict whose keys are not all texts, or could be taken for marks, as pairs.
+        DICT: A dict with a key that is no text, or looks like a mark, as pairs.
     """
 
     TENSOR: Final = "$tensor"
@@ -47,14 +47,14 @@ class StateMark:
 
 
 class UnknownMarkError(SnapshotError):
-    """The snapshot holds a value that another version of elasticflow wrote."""
+    """The snapshot holds a value that only another version of elasticflow knows."""
 
     def __init__(self, mark: str) -> None:
         super().__init__(f"the snapshot holds a value marked {mark}, which this version does not know")
 
 
 def mark_of(value: dict[str, Any]) -> str | None:
-    """Return the mark of an object that stands for something else; None: it stands for itself."""
+    """Return the mark of an object that stands for another value, or None if it stands for itself."""
     if len(value) != 1 or not (key := next(iter(value))).startswith("$"):
         return None
     return key
@@ -66,7 +66,7 @@ class Ref:
 
     Attributes:
         key: The tensor's key in the manifest.
-        index: Which element of the packed vector; None: all of the tensor.
+        index: Of the element in a packed vector; None: the whole tensor.
     """
 
     key: str
@@ -74,17 +74,17 @@ class Ref:
 
 
 def parse(data: bytes, tensors: Mapping[str, TensorPlace]) -> dict[str, Any]:
-    """Return state.json's content; what it says can be decoded, and every tensor it names is among *tensors*.
+    """Return the content of state.json; it can be decoded, and every tensor that it names is among *tensors*.
 
     Raises:
-        DamagedSnapshotError: it cannot be what was written.
+        DamagedSnapshotError: *data* cannot be what was written.
     """
     try:
         content = records.parse(data)
     except records.BadJsonError as error:
         raise DamagedSnapshotError(f"{STATE_FILE} {error}") from None
     position, parts = content.get("position"), content.get("state")
-    if not isinstance(position, dict) or not all(map(_is_place, position.values())):
+    if not isinstance(position, dict) or not all(map(_is_position_value, position.values())):
         raise DamagedSnapshotError(f"{STATE_FILE} tells no position")
     if not isinstance(parts, dict) or not _are_names(parts.get(PARAMETERS)):
         raise DamagedSnapshotError(f"{STATE_FILE} holds no state")
@@ -99,7 +99,7 @@ def parse(data: bytes, tensors: Mapping[str, TensorPlace]) -> dict[str, Any]:
 
 
 def _values_in(value: dict[str, Any] | list[Any], tensors: Mapping[str, TensorPlace]) -> list[Any]:
-    """Return the values right inside *value*; a mark has the content that belongs to it."""
+    """Return the values directly inside *value*; raise DamagedSnapshotError if a mark has the wrong content."""
     if isinstance(value, list):
         return value
     if (mark := mark_of(value)) is None:
@@ -130,7 +130,7 @@ def _values_in(value: dict[str, Any] | list[Any], tensors: Mapping[str, TensorPl
         ):
             pass
         case _:
-            # Another version wrote this mark: `decode` names it.
+            # A mark of another version: `decode` names it.
             return []
     raise DamagedSnapshotError(f"{STATE_FILE} holds {printable(value)}, which nothing writes")
 
@@ -149,7 +149,7 @@ def _is_key(value: Any, depth: int = 0) -> bool:
             return not isinstance(value, dict | list)
 
 
-def _is_place(value: Any) -> bool:
+def _is_position_value(value: Any) -> bool:
     return _is_number(value) or (isinstance(value, list) and all(map(_is_number, value)))
 
 
@@ -158,11 +158,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_names(groups: Any) -> bool:
-    """Return whether these are the names of parameters, group by group, of one optimizer or of each; or none were told."""
+    """Return whether these are names of parameters by group, of one optimizer or of each of several, or None."""
     if groups is None:
         return True
     if isinstance(groups, dict):
-        return all(isinstance(each, list) and _are_names(each) for each in groups.values())
+        return all(isinstance(names, list) and _are_names(names) for names in groups.values())
     return isinstance(groups, list) and all(
         isinstance(group, list) and all(name is None or isinstance(name, str) for name in group)
         for group in groups
@@ -170,10 +170,10 @@ def _are_names(groups: Any) -> bool:
 
 
 def decode(value: Any, tensor: Callable[[Ref], Any] = lambda ref: ref) -> Any:
-    """Return what was written as *value*, each tensor as what *tensor* makes of its Ref.
+    """Return the Python value that *value* stands for, each tensor as what *tensor* returns for its Ref.
 
     Raises:
-        UnknownMarkError: it was written by another version.
+        UnknownMarkError: another version wrote the value.
     """
     if isinstance(value, list):
         return [decode(item, tensor) for item in value]
@@ -200,7 +200,7 @@ def decode(value: Any, tensor: Callable[[Ref], Any] = lambda ref: ref) -> Any:
 
 
 def replace_refs(value: Any, by: Callable[[Ref], Any]) -> Any:
-    """Return *value* with every Ref replaced."""
+    """Return *value* with every Ref replaced by what *by* returns for it."""
     match value:
         case Ref():
             return by(value)

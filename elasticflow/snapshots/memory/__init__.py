@@ -1,1 +1,1 @@
-"""Memory that the processes of a node share, and what of a snapshot lies there."""
+"""Memory that the processes of a node share: staging buffers and the memory tier."""

@@ -1,4 +1,4 @@
-"""Staging memory: owned by the writer, mapped by workers, kept warm over restarts."""
+"""Shared memory for snapshots: the writer owns it, workers map it, and it is kept over restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HUGE_PAGE = 2 << 20
 
 
 class LimitError(Exception):
-    """What a worker needs is more than `staging_limit` allows; the text has the figures."""
+    """A worker needs more than `staging_limit` allows; the text has the figures."""
 
 
 @dataclass(eq=False)
@@ -27,9 +27,9 @@ class Buffer:
         descriptor: Of the memory file.
         size: Bytes.
         view: The writer's mapping of it.
-        busy: True while a staged share in it is being written.
-        owned: True while a connected worker may write into it, or the memory tier holds it.
-        is_slot: It is a slot of the memory tier: locked while it is being written (`slots.Slot`).
+        busy: A shard in it is being written to the store.
+        owned: A connected worker may write into it, or the memory tier holds it.
+        is_slot: It is a slot of the memory tier, and locked while it is busy (`slots.Slot`).
     """
 
     number: int
@@ -42,10 +42,10 @@ class Buffer:
 
 
 class BufferPool:
-    """All staging buffers of a node; those of dead workers are used again, since first touch is what costs.
+    """All buffers of a node; those of dead workers are used again, since touching memory for the first time is slow.
 
     Args:
-        limit: Most bytes of all of them, None: what the machine can give.
+        limit: Most bytes of all buffers; None: what the machine can give.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -57,13 +57,13 @@ class BufferPool:
     def take_up_to(
         self, most: int, size: int, *, least: int, workers: int
     ) -> tuple[list[Buffer], str | None]:
-        """Return *most* buffers of *size* bytes, or as many as fit, at least *least*; and why they are fewer.
+        """Return *most* buffers, or as many as fit; and why they are fewer, if they are.
 
         Args:
-            most: As many as are of use.
+            most: How many are wanted.
             size: Bytes of each, at least.
-            least: Fewer are no use.
-            workers: Of this node, among whom the limit is shared out evenly.
+            least: How many are needed.
+            workers: Workers of this node; each may take an equal part of the limit.
 
         Raises:
             LimitError: the limit does not allow *least* for each worker.
@@ -97,7 +97,7 @@ class BufferPool:
         """Return a buffer of at least *size* bytes, all its pages present.
 
         Raises:
-            OSError: the machine has no such memory to give.
+            OSError: the machine has no memory for it.
         """
         with self._lock:
             widest = 2 * size + _HUGE_PAGE if self._limit is None else _whole(size)
@@ -110,21 +110,21 @@ class BufferPool:
             self._made += 1
             number = self._made
             stale, self._free = self._free, []
-        # These buffers fit a state of another size: their memory is given back before more is taken.
+        # The free buffers are of another size: their memory is given back before more is taken.
         for buffer in stale:
             buffer.view.close()
             os.close(buffer.descriptor)
         return _make(number, size)
 
     def disown(self, buffer: Buffer) -> None:
-        """Take *buffer* back from a worker that is gone or has larger ones; free once it is written."""
+        """Take *buffer* back from a worker that is gone or has larger ones; it is free once it is written."""
         with self._lock:
             buffer.owned = False
             if not buffer.busy:
                 self._free.append(buffer)
 
     def written(self, buffer: Buffer) -> bool:
-        """Mark *buffer* as written; True if its worker is to be told that it may fill it again."""
+        """Mark *buffer* as written; True if its worker waits for the message that it may be filled again."""
         with self._lock:
             buffer.busy = False
             if buffer.is_slot:
@@ -141,14 +141,14 @@ def map_memory(descriptor: int, size: int) -> mmap.mmap:
 
 def _make(number: int, size: int) -> Buffer:
     whole = _whole(size)
-    # Without this check, the kernel would end some process to make room.
+    # Without this check, the kernel would kill a process to make room.
     if whole > (left := available()):
         raise OSError(errno.ENOMEM, f"{left >> 20} MiB of memory are left, {whole >> 20} MiB are needed")
     descriptor = memory_file("staging")
     try:
         os.ftruncate(descriptor, whole)
         if hasattr(os, "posix_fallocate"):
-            # Fails here and now if there is no memory, where a later touch would kill by SIGBUS.
+            # Fails now if there is no memory; without it, a later touch would end the process by SIGBUS.
             os.posix_fallocate(descriptor, 0, whole)
         return Buffer(number, descriptor, whole, map_memory(descriptor, whole))
     except BaseException:

@@ -8,7 +8,7 @@ import tempfile
 
 
 def memory_file(name: str) -> int:
-    """Return the descriptor of an empty file in memory; where the system has none, of a nameless temporary file."""
+    """Return the descriptor of a new empty file in memory, or of a nameless temporary file where there is no memfd."""
     if sys.platform == "linux":
         return os.memfd_create(f"elasticflow-{name}", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
@@ -16,7 +16,7 @@ def memory_file(name: str) -> int:
 
 
 def available() -> int:
-    """Return the bytes that the machine can give without swapping; no limit where it does not say."""
+    """Return the bytes that the machine can give without swapping; `sys.maxsize` where that is not known."""
     import psutil
 
     try:

@@ -1,11 +1,11 @@
 """Slots of the memory tier: a shard in shared memory with a label that says what it is.
 
-A worker fills a slot and the writer reads it without a word between them: a slot is locked by whoever fills or writes
-it, by a lock that the kernel takes back from a process that dies, and its label is worth something only while whole.
+A worker fills a slot and the writer reads it without a message. Whoever fills the slot, or writes it to the store, has
+its lock; the kernel takes the lock from a process that dies. A slot whose copy was cut short has no label.
 
-There is no digest of the content. Reading it for one takes twice as long as copying it, at every step, and finds only
-what other code of the same workers wrote where it may not, which can hit the model as well: nobody else has this memory.
-A copy that was cut short has no label, one that is being made has the lock, and the store's digests are made from here.
+There is no digest of the content. To make one at every step would take twice as long as the copy, and would find only
+what other code of the same workers wrote over it, which could hit the model as well: no other process has this memory.
+The store's digests are made from the content of the slot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MARK = 0x656C_6173_7469_6366
 # Mark, generation, step, number of the layout, bytes of metadata.
 _LABEL = struct.Struct("<QQQQQ")
-# At the end of a buffer: the label and its metadata.
+# Bytes at the end of a slot for the label and its metadata.
 TAIL = 16 << 10
 MOST_METADATA = TAIL - _LABEL.size
 _NO_LABEL = bytes(_LABEL.size)
@@ -35,7 +35,7 @@ class Label:
         generation: Of the worker that filled it.
         step: Finished steps.
         layout: Number of the `Describe` that says how the shard is laid out.
-        metadata: JSON of what is another than in the layout; rank 0's only.
+        metadata: On rank 0, JSON: the snapshot's name, and what of the record differs from the described one.
     """
 
     generation: int
@@ -59,7 +59,7 @@ class Slot:
         self._tail = size - TAIL
 
     def lock(self) -> bool:
-        """Take the slot, unless another process has it; it is given back at this process' death at the latest."""
+        """Lock the slot; False if another process has locked it."""
         try:
             fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -67,15 +67,15 @@ class Slot:
         return True
 
     def unlock(self) -> None:
-        """Give the slot back."""
+        """Unlock the slot."""
         fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
 
     def clear_label(self) -> None:
-        """Take the label off: what lies here is not whole from now on."""
+        """Remove the label: the content is not whole from now on."""
         self.memory[self._tail : self._tail + _LABEL.size] = _NO_LABEL
 
     def set_label(self, label: Label) -> None:
-        """Put the label on: what lies here is whole. Metadata may have MOST_METADATA bytes."""
+        """Label the slot: its content is whole. Metadata may have MOST_METADATA bytes."""
         begin = self._tail + _LABEL.size
         self.memory[begin : begin + len(label.metadata)] = label.metadata
         fields = (label.generation, label.step, label.layout, len(label.metadata))
@@ -84,7 +84,7 @@ class Slot:
         _LABEL.pack_into(self.memory, self._tail, _MARK, *fields)
 
     def label(self) -> Label | None:
-        """Return the label, or None if what lies here is not whole."""
+        """Return the label, or None if the content is not whole."""
         mark, generation, step, layout, length = _LABEL.unpack_from(self.memory, self._tail)
         if mark != _MARK or length > MOST_METADATA:
             return None

@@ -1,9 +1,9 @@
-"""The memory tier: the newest state that all ranks of this node staged, held by the writer.
+"""The memory tier: the newest state that all ranks of this node hold in shared memory, which the writer owns.
 
-Each rank has three slots: one that it fills, one that holds what it filled before, and one that may be on its way to
-the store. Ranks step together, so no rank is more than one step ahead, and what the slowest has filled is still held
-by all. Workers that die leave their slots with their writer; their successors go on from what lies there, and then
-take the slots over. The tier covers one node: it holds a set only if all ranks of the group are here.
+Each rank has three slots: one that it fills, one that it filled before, and one that may be on its way to the store.
+Ranks step together: no rank is more than one step ahead, so all still hold the step that the slowest filled. When
+workers die, their slots stay with the writer; their successors go on from the content and then take the slots over.
+The tier covers one node: a set is whole only if all ranks of the group are on this node.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.memory.buffers import Buffer, BufferPool
 
 SLOTS = 3
-# Layouts of one rank that labels may still refer to.
+# Layouts kept of each rank: labels may still refer to them.
 _LAYOUTS = 2 * SLOTS
-# Tries to lock a set while ranks go on to newer ones.
+# Tries to lock a set, while ranks go on to newer ones.
 _TRIES = 5
 
 
 @dataclass(eq=False)
 class RankSlots:
-    """One rank's slots, and how its shares are laid out.
+    """One rank's slots, and how its shards are laid out.
 
     Attributes:
-        rank: Whose.
-        world_size: Ranks of its group, all on this node.
-        generation: Of the worker that has it, or had it last.
-        slots: With their buffers.
-        is_detached: That worker is gone.
+        rank: Whose slots.
+        world_size: Ranks of the group, all on this node.
+        generation: Of the worker that has the slots, or had them last.
+        slots: The slots with their buffers.
+        layouts: By generation and number of the `Describe`.
+        is_detached: The worker is gone.
     """
 
     rank: int
@@ -50,13 +51,13 @@ class RankSlots:
     is_detached: bool = False
 
     def buffers(self) -> list[Buffer]:
-        """Return the buffers, the one that was filled last at the end."""
+        """Return the buffers; the one that was filled last comes last."""
         return [buffer for _, buffer in sorted(self.slots, key=lambda pair: _age(pair[0]))]
 
 
 @dataclass(frozen=True)
 class FilledSlot:
-    """One rank's part of a held set: where it lies, its label, and how it is laid out."""
+    """One rank's part of a set: where it lies, its label, and how it is laid out."""
 
     slot: Slot
     buffer: Buffer
@@ -66,19 +67,19 @@ class FilledSlot:
 
 @dataclass(frozen=True)
 class SlotSet:
-    """What all ranks staged at one step."""
+    """What all ranks hold at one step; the slots are by rank."""
 
     generation: int
     step: int
     slots: dict[int, FilledSlot]
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Generation and step: what is newer is greater."""
+    def age(self) -> tuple[int, int]:
+        """Generation and step: the newer is greater."""
         return self.generation, self.step
 
     def metadata(self) -> tuple[str, SnapshotRecord]:
-        """Return the set's name and rank 0's record, as it was at this step."""
+        """Return the name of the snapshot and rank 0's record, as they were at this step."""
         slot = self.slots[0]
         assert slot.layout.record is not None, "rank 0 describes its shard with a record"
         metadata = json.loads(slot.label.metadata)
@@ -100,35 +101,35 @@ class PersistRequest:
     trigger: str
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Generation and step."""
+    def age(self) -> tuple[int, int]:
+        """Generation and step: the newer is greater."""
         return self.generation, self.step
 
 
 class MemoryTierSlots:
-    """Slots of all ranks of a node; safe to use from all the writer's threads."""
+    """Slots of all ranks of a node; may be used from all the writer's threads."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
         self._lock = threading.RLock()
         self._rank_slots: dict[int, RankSlots] = {}
         self._request: PersistRequest | None = None
-        # Generation and step of the set that was last handed out to be written.
+        # Age of the set that was last taken for writing.
         self._written = (0, 0)
-        # What this generation or an older one held is not handed out.
+        # What this generation or an older one holds is not to be used.
         self._invalid = 0
 
     def attach(
         self, rank: int, world_size: int, generation: int, nbytes: int, before: RankSlots | None
     ) -> RankSlots:
-        """Return slots of *nbytes* for a rank: those its predecessor left if they fit, with what lies in them.
+        """Return slots of *nbytes* for a rank: those of its predecessor if they fit, with their content.
 
         Args:
-            rank: Who asks.
-            world_size: Ranks of its group, all on this node.
-            generation: Its own.
+            rank: Whose slots.
+            world_size: Ranks of the group, all on this node.
+            generation: Of the worker.
             nbytes: Bytes of each slot, its label included.
-            before: Its slots so far, if they became too small.
+            before: The worker's slots so far, which became too small.
 
         Raises:
             LimitError: three slots for each rank are more than the limit allows.
@@ -146,41 +147,41 @@ class MemoryTierSlots:
             slots = [(Slot(b.number, b.descriptor, b.size, b.view), b) for b in buffers]
             for slot, buffer in slots:
                 buffer.is_slot = True
-                # The buffer may have been a slot of another rank.
+                # The buffer may have been a slot before.
                 slot.clear_label()
             rank_slots = self._rank_slots[rank] = RankSlots(rank, world_size, generation, slots)
             return rank_slots
 
     def describe(self, rank_slots: RankSlots, number: int, layout: StagedShard) -> None:
-        """Take note of how a rank's next shares are laid out."""
+        """Remember how a rank's next shards are laid out."""
         with self._lock:
             rank_slots.layouts[rank_slots.generation, number] = layout
             while len(rank_slots.layouts) > _LAYOUTS:
                 del rank_slots.layouts[next(iter(rank_slots.layouts))]
 
     def detach(self, rank_slots: RankSlots) -> None:
-        """Keep what lies in *rank_slots*, whose worker is gone, unless another worker of its rank is here already."""
+        """Keep the slots of a worker that is gone, unless another worker of the same rank has its own already."""
         with self._lock:
             rank_slots.is_detached = True
             if self._rank_slots.get(rank_slots.rank) is not rank_slots:
                 self._give_back(rank_slots)
 
     def clear(self) -> None:
-        """Drop what dead workers left."""
+        """Give the slots of dead workers back."""
         with self._lock:
-            for rank_slots in [b for b in self._rank_slots.values() if b.is_detached]:
+            for rank_slots in [slots for slots in self._rank_slots.values() if slots.is_detached]:
                 del self._rank_slots[rank_slots.rank]
                 self._give_back(rank_slots)
 
     def newest(self, before: int | None = None) -> SlotSet | None:
-        """Return the newest set that is whole.
+        """Return the newest set that is whole, or None.
 
         Args:
-            before: Only if all who could still write in it are of generations before this one, and gone.
+            before: A generation; None is returned while a worker of an older one lives, who could still write.
         """
         with self._lock:
             if before is not None and any(
-                not b.is_detached and b.generation < before for b in self._rank_slots.values()
+                not slots.is_detached and slots.generation < before for slots in self._rank_slots.values()
             ):
                 return None
             ranks = sorted(self._rank_slots)
@@ -188,7 +189,7 @@ class MemoryTierSlots:
             worlds = {rank_slots.world_size for rank_slots in self._rank_slots.values()}
             if worlds != {len(filled)}:
                 return None
-            common = {at for at in set(filled[0]).intersection(*filled[1:]) if at[0] > self._invalid}
+            common = {age for age in set(filled[0]).intersection(*filled[1:]) if age[0] > self._invalid}
             if not common:
                 return None
             generation, step = max(common)
@@ -196,33 +197,33 @@ class MemoryTierSlots:
             return SlotSet(generation, step, slots)
 
     def request(self, request: PersistRequest | None) -> None:
-        """A snapshot is wanted on the store; the newest request stands for those before, None for none.
+        """Remember that a snapshot is wanted on the store, instead of older requests; None: none is wanted.
 
-        Every rank has the same request: one that comes when another rank's has been fulfilled already is ignored.
+        Every rank makes the same request; it is ignored if that of another rank has been fulfilled already.
         """
         with self._lock:
-            if request is None or request.place > self._written:
+            if request is None or request.age > self._written:
                 self._request = request
 
     def invalidate(self, generation: int) -> None:
-        """Nothing that *generation* or an older one holds is handed out any more, to the store or to successors."""
+        """Have nothing that *generation* or an older one holds be used any more, for the store or by successors."""
         with self._lock:
             self._invalid = max(self._invalid, generation)
             self._request = None
 
     def take_for_writing(self) -> tuple[SlotSet, PersistRequest] | None:
-        """Return the newest set, locked for writing, if a snapshot is asked for; the same set only once."""
+        """Return the newest set, locked, and the request for it, if there is one; each set is returned once."""
         with self._lock:
             for _ in range(_TRIES):
                 request, slot_set = self._request, self.newest()
-                if request is None or slot_set is None or slot_set.place < request.place:
+                if request is None or slot_set is None or slot_set.age < request.age:
                     return None
-                if slot_set.place == self._written:
+                if slot_set.age == self._written:
                     self._request = None
                 elif _lock(slot_set):
                     for slot in slot_set.slots.values():
                         slot.buffer.busy = True
-                    self._request, self._written = None, slot_set.place
+                    self._request, self._written = None, slot_set.age
                     return slot_set, request
             return None
 
@@ -232,7 +233,7 @@ class MemoryTierSlots:
 
 
 def _lock(slot_set: SlotSet) -> bool:
-    """Lock all slots of a set; False, and none is locked, if a rank was quicker."""
+    """Lock all slots of a set; False, with none locked, if a rank has begun to fill one of them."""
     locked: list[Slot] = []
     for filled in slot_set.slots.values():
         if not filled.slot.lock():
