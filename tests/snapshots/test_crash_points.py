@@ -154,7 +154,9 @@ class Story:
             for number, frozen in enumerate(life.frozen):
                 self.step += 1
                 facts = ManifestFacts(
-                    trigger="steps", parent=parent and parent.name, metric=float(number % 2)
+                    trigger="steps",
+                    parent=None if parent is None else parent.name,
+                    metric=float(number % 2),
                 )
                 self._stage(writing, board, generation, frozen, facts)
                 pending = board.next_settled()

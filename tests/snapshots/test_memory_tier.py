@@ -95,7 +95,7 @@ def recalled(ranks: list[Rank]) -> list[tuple[int, list[bytes]] | None]:
         found.append(
             None
             if held is None
-            else (held.step, [bytes(memory[: entries[0].nbytes]) for entries, memory in held.shares])
+            else (held.step, [bytes(memory[: entries[0].nbytes]) for entries, memory in held.shards])
         )
     return found
 

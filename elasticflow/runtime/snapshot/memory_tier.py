@@ -40,7 +40,7 @@ def content_of(recalled: RecalledState, run_id: str) -> SnapshotContent:
         name=recalled.name,
         step=recalled.step,
         generation=recalled.generation,
-        world_size=len(recalled.shares),
+        world_size=len(recalled.shards),
         created=0.0,
         files={},
         tensors={},
@@ -48,7 +48,7 @@ def content_of(recalled: RecalledState, run_id: str) -> SnapshotContent:
     )
     tensors = {
         entry.key: view_of(memoryview(memory), BY_NAME[entry.dtype], entry.shape, entry.offset)
-        for entries, memory in recalled.shares
+        for entries, memory in recalled.shards
         for entry in entries
     }
     return SnapshotContent(manifest, recalled.record.state, tensors)

@@ -26,7 +26,7 @@ M = TypeVar("M")
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 16
-# Linux takes 253 with a message.
+# Linux takes 253 descriptors with a message.
 _MOST_DESCRIPTORS = 250
 
 
@@ -116,7 +116,7 @@ def listen() -> tuple[socket.socket, str]:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f"elasticflow-{os.getpid()}-{secrets.token_hex(8)}"
     address = f"@{name}" if sys.platform == "linux" else str(Path(tempfile.mkdtemp(prefix="ef-")) / "writer")
-    server.bind(_place(address))
+    server.bind(_socket_address(address))
     server.listen(128)
     return server, address
 
@@ -130,7 +130,7 @@ def connect(address: str, timeout_s: float) -> Channel[ToWorker]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout_s)
     try:
-        connection.connect(_place(address))
+        connection.connect(_socket_address(address))
     except OSError:
         connection.close()
         raise
@@ -138,7 +138,7 @@ def connect(address: str, timeout_s: float) -> Channel[ToWorker]:
 
 
 def is_own_user(connection: socket.socket) -> bool:
-    """Return whether the peer runs as this user; an address without a file has no permissions to rely on."""
+    """Return whether the peer runs as this user: an address without a file has no permissions."""
     if sys.platform != "linux":
         return True
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -146,5 +146,5 @@ def is_own_user(connection: socket.socket) -> bool:
     return bool(uid == os.getuid())
 
 
-def _place(address: str) -> str:
+def _socket_address(address: str) -> str:
     return f"\0{address[1:]}" if address.startswith("@") else address

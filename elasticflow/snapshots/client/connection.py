@@ -1,4 +1,4 @@
-"""A worker's connection to its node's writer: greeting, messages, and who handles them."""
+"""A worker's connection to its node's writer: the greeting, and messages with their handlers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.client.messages import ToWorker, ToWriter
 
 _LOOK_S = 1.0
-# A slow store is waited for; a writer that says nothing for longer hangs.
+# A store may be slow; a writer that sends nothing for longer than this hangs.
 _LONGEST_WRITE_S = 3600.0
 
 
@@ -26,8 +26,8 @@ class WriterConnection:
     """One rank's connection to its node's writer; used from one thread.
 
     Attributes:
-        handlers: What to do with a message, by its type; one that none is for is ignored.
-        waiting: Called each second while a message is waited for, for an hour at most.
+        handlers: Called with a message, by its type; a message without a handler is ignored.
+        waiting: Called every second while `receive_one` waits, for an hour at most.
     """
 
     def __init__(self, channel: Channel[ToWorker]) -> None:
@@ -48,11 +48,11 @@ class WriterConnection:
     ) -> Self:
         """Return this rank's connection. Every rank.
 
-        The writer answers once it has committed or given up what an earlier generation left with it, so that
-        `Catalog.newest()` read afterwards is final.
+        The writer answers once every snapshot of an earlier generation is committed or given up, so that
+        `Catalog.newest()` is final after this call.
 
         Raises:
-            SnapshotError: no writer there, no answer in time, or a later generation is here already.
+            SnapshotError: there is no writer, it did not answer in time, or it serves a later generation already.
         """
         try:
             channel = channels.connect(address, timeout_s)
@@ -71,7 +71,7 @@ class WriterConnection:
 
     @property
     def descriptors(self) -> deque[int]:
-        """Descriptors that came with messages, oldest first; whoever takes one closes it."""
+        """Descriptors that came with messages, oldest first; whoever takes a descriptor closes it."""
         return self._channel.descriptors
 
     def fileno(self) -> int:
@@ -94,7 +94,7 @@ class WriterConnection:
             raise SnapshotError(f"the snapshot writer died: {error}") from None
 
     def receive_waiting(self) -> None:
-        """Handle all messages that are here.
+        """Handle all messages that have arrived; never waits.
 
         Raises:
             SnapshotError: the writer died.
@@ -111,10 +111,10 @@ class WriterConnection:
 
         Args:
             deadline: Of `time.monotonic`; None waits for ever.
-            complaint: What did not happen, if nothing comes.
+            complaint: What did not happen, if no message comes.
 
         Raises:
-            SnapshotError: the writer died, or nothing came in time.
+            SnapshotError: the writer died, or no message came in time.
         """
         began = time.monotonic()
         while True:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class NodeLoader:
-    """Loads snapshots through this node's writer, which verifies each once for all ranks that ask. For one rank.
+    """Loads snapshots for one rank through its node's writer, which verifies each snapshot once for all ranks.
 
     Args:
         link: The connection to the writer.
-        beat: Called whenever the writer has read on.
+        beat: Called when the writer reports that it has read more.
     """
 
     def __init__(self, link: WriterConnection, beat: Callable[[], None]) -> None:
@@ -34,13 +34,13 @@ class NodeLoader:
         }
 
     def load(self, name: str) -> LoadedSnapshot:
-        """Return snapshot *name*; `release` must follow once nothing more of it is to be read.
+        """Return snapshot *name*, verified; call `release` once its tensors have been read.
 
         Raises:
-            DamagedSnapshotError: it is not what was written; says what.
-            UnreadableSnapshotError: this machine's writer may not read it.
-            SnapshotError: the store cannot be read, the node has no memory for it, or the writer died; that says
-                nothing about the snapshot.
+            DamagedSnapshotError: the snapshot is not what was written; the text says where.
+            UnreadableSnapshotError: this node's writer may not read the snapshot.
+            SnapshotError: the store cannot be read, the node has no memory for the snapshot, or the writer died; that
+                says nothing about the snapshot.
         """
         self._answer = None
         self._link.send(Load(name))
@@ -61,7 +61,7 @@ class NodeLoader:
                 assert_never(answer)
 
     def release(self) -> None:
-        """Close what was loaded, if anything was, and tell the writer that this rank has no use for it.
+        """Close the loaded snapshot, if there is one, and tell the writer that this rank does not need it any more.
 
         Raises:
             SnapshotError: the writer died.

@@ -1,4 +1,4 @@
-"""The worker's side of the memory tier: fill a slot, say what lies there, go on from what a predecessor held."""
+"""The worker's side of the memory tier: fill a slot, label it, go on from what a predecessor held."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.memory.slots import Slot
 
 _ANSWER_LIMIT_S = 60.0
-# Made once: to make an encoder takes longer than what it encodes at each step.
+# Made once: making an encoder takes longer than encoding the metadata of a step.
 _JSON = json.JSONEncoder(allow_nan=False)
 
 
 @dataclass(frozen=True)
 class RecalledState:
-    """What all ranks of an earlier generation held at one step, in their node's memory.
+    """What all ranks of an earlier generation held at one step, in the memory of this node.
 
     Attributes:
-        name: As a snapshot would be called.
+        name: What a snapshot of it would be called.
         record: Rank 0's.
-        committed: Newest snapshot that its writer committed out of the memory tier; None: none.
-        shares: Where each tensor lies, and the memory it lies in.
+        committed: Newest snapshot that the writer committed out of the memory tier; None: none.
+        shards: Of each rank: where each tensor lies, and the memory.
     """
 
     name: str
@@ -51,7 +51,7 @@ class RecalledState:
     step: int
     record: SnapshotRecord
     committed: CommittedPosition | None
-    shares: list[tuple[Sequence[TensorEntry], mmap.mmap]]
+    shards: list[tuple[Sequence[TensorEntry], mmap.mmap]]
 
     @property
     def parent(self) -> str | None:
@@ -81,12 +81,12 @@ class MemoryTierClient:
         self._link.reserve(nbytes + TAIL, is_held=True)
 
     def next_slot(self, timeout_s: float | None = None) -> Slot:
-        """Return the slot to fill next; waits until slots are ready.
+        """Return the slot to fill next, locked; waits until slots are ready.
 
-        What was held before is held until `commit_slot`.
+        The slot that was filled last stays whole meanwhile.
 
         Raises:
-            SnapshotError: the writer died, has no memory, or made no slot ready within *timeout_s*.
+            SnapshotError: the writer died, has no memory, or had no slot ready within *timeout_s*.
             StagingLimitError: three slots for each worker are more than the limit allows.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -96,7 +96,7 @@ class MemoryTierClient:
             if slot.lock():
                 slot.clear_label()
                 return slot
-        # The writer locks one of the three at most, so this is a defect.
+        # A defect: the writer locks one of the three at most.
         raise SnapshotError("no slot of the memory tier is free")
 
     def describe(self, tensors: Sequence[TensorEntry], nbytes: int, record: SnapshotRecord | None) -> None:
@@ -113,10 +113,10 @@ class MemoryTierClient:
         """Label *slot* as this rank's shard of *step*; False if the record changed too much for that: `describe` first.
 
         Args:
-            slot: As `next_slot` gave it; given back.
-            name: As a snapshot would be called; on rank 0.
+            slot: From `next_slot`; unlocked if it was labelled.
+            name: What a snapshot of it would be called; used on rank 0.
             step: Finished steps.
-            record: Rank 0's, None on other ranks.
+            record: Rank 0's; None on other ranks.
         """
         metadata = b""
         if record is not None:
@@ -138,12 +138,12 @@ class MemoryTierClient:
         is enough, and it may end right after.
 
         Raises:
-            SnapshotError: the writer died, and what was held with it.
+            SnapshotError: the writer died, and what was held is lost with it.
         """
         self._link.send(Invalidate(equal_at))
 
     def recall(self) -> RecalledState | None:
-        """Return what the newest earlier generation held, or None if this node has no whole set. Before `reserve`.
+        """Return what the newest earlier generation held, or None if this node has no whole set. Call before `reserve`.
 
         Raises:
             SnapshotError: the writer died.
@@ -155,7 +155,7 @@ class MemoryTierClient:
             self._link.receive_one(deadline, "no word of what it holds")
         if answer.held is None:
             return None
-        held, shares = answer.held, []
+        held, shards = answer.held, []
         for number, shard in enumerate(held.shards):
             while len(self._held_memory) <= number:
                 self._link.receive_one(deadline, "no word of what it holds")
@@ -164,8 +164,8 @@ class MemoryTierClient:
                 memory = mmap.mmap(descriptor, shard.size)
             finally:
                 os.close(descriptor)
-            shares.append((shard.shard.tensors, memory))
-        return RecalledState(held.name, held.generation, held.step, held.record, held.committed, shares)
+            shards.append((shard.shard.tensors, memory))
+        return RecalledState(held.name, held.generation, held.step, held.record, held.committed, shards)
 
     def _note_held(self, message: Held) -> None:
         self._held = message
@@ -175,7 +175,7 @@ class MemoryTierClient:
 
 
 def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[list[str | int], Any]]:
-    """Yield what is another in *new*, which is not *old*: path and value."""
+    """Yield the path and the new value of everything in *new* that differs from *old*."""
     if type(old) is dict and type(new) is dict and old.keys() == new.keys():
         pairs: Iterable[tuple[str | int, Any, Any]] = ((key, old[key], value) for key, value in new.items())
     elif type(old) is list and type(new) is list and len(old) == len(new):
@@ -184,6 +184,6 @@ def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[li
         yield path, new
         return
     for key, before, now in pairs:
-        # That 1 counts as equal to 1.0 makes no difference to anyone.
+        # 1 and 1.0 count as equal: nobody tells them apart.
         if before is not now and before != now:
             yield from _differences(before, now, [*path, key])

@@ -1,4 +1,4 @@
-"""What a worker and its node's snapshot writer tell one another: one frozen dataclass for each message.
+"""Messages between a worker and its node's snapshot writer: one frozen dataclass each.
 
 A worker sends a `ToWriter`, the writer a `ToWorker`. Each is one JSON object whose `type` is the name of its class;
 `encode`, `to_writer` and `to_worker` are the only places that know that form.
@@ -89,7 +89,7 @@ class Stage(_WithShard):
 
 @dataclass(frozen=True)
 class Describe(_WithShard):
-    """How the shards that follow lie in their slots; labels refer to it by *number*, which this worker counts."""
+    """How the shards that follow lie in their slots; labels refer to it by *number*, which the worker counts up."""
 
     number: int
     shard: StagedShard
@@ -97,7 +97,7 @@ class Describe(_WithShard):
 
 @dataclass(frozen=True)
 class RequestPersist(_Message):
-    """Write a snapshot of what the memory tier holds at *step*, or later; `PersistBegun` follows."""
+    """Write a snapshot of what the memory tier holds at *step* or later; `PersistBegun` follows."""
 
     step: int
     trigger: str
@@ -105,12 +105,12 @@ class RequestPersist(_Message):
 
 @dataclass(frozen=True)
 class Recall(_Message):
-    """What did the newest earlier generation hold? `Held` answers it."""
+    """Send what the newest earlier generation held; `Held` answers it."""
 
 
 @dataclass(frozen=True)
 class Invalidate(_Message):
-    """Nobody is to go on from what this generation holds, or from what was taken of it after step *equal_at*."""
+    """Have nobody go on from what this generation holds, or from a snapshot taken of it after step *equal_at*."""
 
     equal_at: int
 
@@ -124,7 +124,7 @@ class Load(_Message):
 
 @dataclass(frozen=True)
 class Unload(_Message):
-    """This rank reads no more of what was loaded."""
+    """This rank has read what it needs of the loaded snapshot."""
 
 
 # --- from a writer to a worker ----------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Unload(_Message):
 
 @dataclass(frozen=True)
 class Welcome(_Message):
-    """Older snapshots have an outcome: the newest committed one is final."""
+    """Older snapshots have an outcome: the newest committed snapshot is final."""
 
 
 @dataclass(frozen=True)
@@ -210,12 +210,12 @@ class HeldSet:
     """What all ranks of a generation held at one step.
 
     Attributes:
-        name: As a snapshot would be called.
-        generation: Whose.
+        name: What a snapshot of it would be called.
+        generation: Of the ranks.
         step: Finished steps.
         record: Rank 0's.
         committed: Newest snapshot that was committed out of the memory tier; None: none.
-        shards: Of each rank.
+        shards: By rank.
     """
 
     name: str
@@ -228,7 +228,7 @@ class HeldSet:
 
 @dataclass(frozen=True)
 class Held(_Message):
-    """What was held, None: nothing whole. A `HeldMemory` for each shard follows."""
+    """What was held; None: no whole set. A `HeldMemory` for each shard follows."""
 
     held: HeldSet | None
 
@@ -264,8 +264,8 @@ class LoadReady(_Message):
 
     Attributes:
         name: The snapshot's.
-        descriptors: How many come.
-        snapshot: What `LoadedSnapshot.from_json` needs besides.
+        descriptors: How many there are.
+        snapshot: From `LoadedSnapshot.to_json`.
     """
 
     name: str
@@ -291,7 +291,7 @@ class LoadFailed(_Message):
 
 @dataclass(frozen=True)
 class Report(_Message):
-    """What became of a snapshot, or how the store does."""
+    """What became of a snapshot, or that the store is in trouble."""
 
     report: WriterReport
 
@@ -303,7 +303,7 @@ class Report(_Message):
 
 @dataclass(frozen=True)
 class RetentionDone(_Message):
-    """Snapshot *name* has its outcome, and retention after it is through."""
+    """Snapshot *name* has its outcome, and retention has run after it."""
 
     name: str
 
@@ -343,7 +343,8 @@ def _fields(value: Any) -> dict[str, Any]:
         case SnapshotReport() | Trouble():
             return writer_reports.to_json(value)
         case _:
-            return vars(value)
+            fields: dict[str, Any] = vars(value)
+            return fields
 
 
 def to_writer(data: bytes) -> ToWriter:

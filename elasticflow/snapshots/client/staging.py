@@ -1,4 +1,4 @@
-"""The worker's side of a snapshot: fill a staging buffer, hand it over, train on."""
+"""The worker's side of a snapshot: fill a staging buffer and hand it over while training goes on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TIDY_LIMIT_S = 5.0
 
 
 class StagingClient(WriterConnection):
-    """One rank's connection to its node's writer, to stage and to hear of outcomes; used from one thread.
+    """One rank's connection to its node's writer, by which it stages shards and receives reports; used from one thread.
 
     Its shared memory is either staging buffers or the slots of the memory tier (`MemoryTierClient`). There are two
     buffers per rank, or one where memory is short: while one is being written, the other can be filled; when all are
@@ -61,9 +61,9 @@ class StagingClient(WriterConnection):
         # Numbers of the buffers that the writer has not released.
         self._writing: set[int] = set()
         self._reports: list[WriterReport | PersistBegun] = []
-        # Snapshots staged here that have no outcome yet.
+        # Names of staged snapshots that have no outcome yet.
         self._open: set[str] = set()
-        # Snapshots staged here after which retention has not run yet.
+        # Names of staged snapshots after which retention has not run yet.
         self._untidied: set[str] = set()
         # Step of a `RequestPersist` that the writer has not begun to fulfil.
         self._requested: int | None = None
@@ -81,7 +81,7 @@ class StagingClient(WriterConnection):
         }
 
     def close(self) -> None:
-        """Leave; what was staged is still written, and what was held is held."""
+        """Leave; the writer still writes what was staged, and keeps what was held."""
         self._drop_slots()
         super().close()
 
@@ -102,7 +102,7 @@ class StagingClient(WriterConnection):
     def buffer(self, nbytes: int, timeout_s: float | None = None) -> memoryview:
         """Return a free staging buffer of *nbytes*; waits while all are being written.
 
-        It also waits while `MOST_OPEN` snapshots staged here are not committed: small ones are written faster than they
+        It also waits while `MOST_OPEN` staged snapshots are not committed: small snapshots are written faster than they
         are committed, and a run that leaves waits for all of them.
 
         Raises:
@@ -136,7 +136,7 @@ class StagingClient(WriterConnection):
         Args:
             name: The snapshot's folder name, the same on every rank, never used before.
             step: Finished steps.
-            tensors: This rank's share; may be empty.
+            tensors: Where each tensor of this rank's shard lies; may be empty.
             nbytes: Bytes of the buffer in use.
             record: Rank 0's; None on other ranks.
 
@@ -154,9 +154,9 @@ class StagingClient(WriterConnection):
         fault_injection.reach("snapshot.after_stage")
 
     def request_persist(self, step: int, trigger: str) -> None:
-        """Ask for a snapshot on the store of what the memory tier holds at *step*, or a later one if it is busy.
+        """Ask for a snapshot on the store of what the memory tier holds at *step*, or later if the writer is busy.
 
-        What was asked for and not begun before is included. Every rank asks.
+        It stands for earlier requests that are not begun. Every rank asks.
 
         Raises:
             SnapshotError: the writer died.
@@ -167,7 +167,7 @@ class StagingClient(WriterConnection):
 
     @property
     def is_awaiting(self) -> bool:
-        """True while something staged here has no outcome, or a request is not fulfilled."""
+        """True while a staged snapshot has no outcome, or a request is not fulfilled."""
         return bool(self._open) or self._requested is not None
 
     def reports(self) -> list[WriterReport | PersistBegun]:
@@ -177,9 +177,9 @@ class StagingClient(WriterConnection):
         return reports
 
     def flush(self, timeout_s: float) -> list[WriterReport | PersistBegun]:
-        """Wait until everything staged here is committed or failed; return the reports not yet fetched.
+        """Wait until every staged snapshot is committed or failed; return the reports since the last call.
 
-        Retention after the last commit is waited for as well, but not for long, and never for an error.
+        It also waits a few seconds for retention after the last commit, whose failure is no error.
 
         Raises:
             SnapshotError: the writer died, or an outcome is missing after *timeout_s*.

@@ -1,4 +1,4 @@
-"""Starting the writer and hearing from it: for the agent, or a worker that has no agent of ours."""
+"""Starting the writer and reading its reports: for the agent, or a worker without an agent of ours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WriterNotStartedError(SnapshotError):
     """The writer ended before it was ready, or was not ready in time.
 
     Attributes:
-        ended_with: How it ended (negative: a signal); None if it was not ready in time.
+        ended_with: Its exit code (negative: a signal); None if it was not ready in time.
     """
 
     def __init__(self, exit_code: int | None) -> None:
@@ -56,19 +56,19 @@ class WriterProcess:
         self.address = ""
 
     def reports(self) -> list[dict[str, Any]]:
-        """Return the reports since the last call (`snapshot.committed`, `.failed`, `.removed`); does not wait."""
+        """Return the reports since the last call, as `writer_reports.to_json` gives them; does not wait."""
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._stdout, 1 << 16):
                 self._data += chunk
         *lines, self._data = self._data.split(b"\n")
-        found = self._waiting + [json.loads(line) for line in lines]
+        reports = self._waiting + [json.loads(line) for line in lines]
         self._waiting = []
-        return found
+        return reports
 
     def exit_code(self) -> int | None:
-        """Return how the writer ended (negative: a signal), or None while it lives.
+        """Return the writer's exit code (negative: a signal), or None while it lives.
 
-        One that is about to end is waited for: it has closed its workers' connections, who may have told of it already.
+        Waits for a writer that is ending: it has closed its connections, so workers may have reported its end already.
         """
         code = self.process.poll()
         if code is None and is_ending(self.process.pid):
@@ -77,13 +77,13 @@ class WriterProcess:
         return code
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when there are reports, or when the writer ended."""
+        """Return a descriptor that is readable when there are reports, or once the writer has ended."""
         return self._stdout
 
     def finish(self, patience_s: float) -> None:
-        """Have the writer end when all it was handed has an outcome; `reports` then tells it, and `close` follows.
+        """Have the writer end once all it was handed has an outcome; call `reports` and `close` after it.
 
-        Returns when it has ended, at the latest after *patience_s*. No worker may be staging any more.
+        Returns when the writer has ended, at the latest after *patience_s*. No worker may be staging any more.
         """
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ class WriterProcess:
             self._waiting = self.reports()
 
     def close(self) -> None:
-        """End the writer at once; what is not committed is dropped (flush the clients first)."""
+        """End the writer at once; snapshots that are not committed are lost."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -129,20 +129,20 @@ class WriterProcess:
 
 
 def start_writer(start: WriterStart, python: str = sys.executable) -> WriterProcess:
-    """Start the node's writer and return it ready. To be called from the main thread.
+    """Start the node's writer and return it once it is ready. To be called from the main thread.
 
-    It ends when this process does: its standard input ends then, and on Linux the kernel also kills it when the
+    The writer ends with this process: its standard input ends then, and on Linux the kernel also kills it when the
     *thread* that started it ends.
 
     Args:
-        start: What the writer is told; its `parent` is set here.
+        start: What the writer needs to know; `parent` is set here.
         python: The interpreter.
 
     Raises:
-        WriterNotStartedError: it ended, or was not ready in time.
+        WriterNotStartedError: the writer ended, or was not ready in time.
     """
     start = start.started_by(os.getpid(), Storage(start.uri).absolute_uri)
-    # The child inherits the mask, so a signal to the whole group cannot end it before it ignores them itself.
+    # The child inherits the mask: a signal to the whole group cannot end it before it ignores these signals itself.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     try:
         process = subprocess.Popen(

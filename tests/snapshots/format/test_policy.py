@@ -273,7 +273,17 @@ def test_values_of_another_evaluation_are_no_better_or_worse() -> None:
     """The best is looked for among those measured like the newest: the same measure, by the same code, on the same data."""
     other_metric, other_data, other_source, newest = (
         Manifest(
-            "r", "s", 1, 1, 1, "steps", 0.0, {}, {}, ranked_by=name, fingerprints={"evaluation": data}
+            run_id="r",
+            name="s",
+            step=1,
+            generation=1,
+            world_size=1,
+            trigger="steps",
+            created=0.0,
+            files={},
+            tensors={},
+            ranked_by=name,
+            fingerprints={"evaluation": data},
         ).measured_by
         for name, data in (
             (measure_of("max f1 by m:f1", "s"), "a"),

@@ -44,7 +44,11 @@ def take(client: StagingClient, state: State, rank: int, generation: int, step: 
     captured = state.capture()
     shard = ShardPlanner(rank, WORLD).shard_of(captured)
     entries = shard.copy_into(client.buffer(shard.nbytes, timeout_s=100))
-    record = SnapshotRecord({"position": {"step": step}, "state": {}}, ManifestFacts(trigger="steps")) if rank == 0 else None
+    record = (
+        SnapshotRecord({"position": {"step": step}, "state": {}}, ManifestFacts(trigger="steps"))
+        if rank == 0
+        else None
+    )
     name = snapshot_name(step, generation, f"{step:08x}")
     client.stage(name=name, step=step, tensors=entries, nbytes=shard.nbytes, record=record)
 

@@ -59,7 +59,13 @@ def test_shards_are_safetensors(bench: Bench) -> None:
         TensorEntry("scalar", "I64", (), 64, 8),
     ]
     name = bench.name_of(1)
-    client.stage(name=name, step=1, tensors=entries, nbytes=200, record=SnapshotRecord({}, ManifestFacts(trigger="steps")))
+    client.stage(
+        name=name,
+        step=1,
+        tensors=entries,
+        nbytes=200,
+        record=SnapshotRecord({}, ManifestFacts(trigger="steps")),
+    )
     client.flush(20)
     shard = bench.catalog.storage.read(f"snapshots/{name}/shard-00000-of-00001.safetensors")
     found = {key: (value["dtype"], value["shape"], bytes(value["data"])) for key, value in deserialize(shard)}
