@@ -103,7 +103,9 @@ def commit(catalog: Catalog, state: State, step: int) -> Manifest:
     rank_shard = ShardPlanner(0, 1).shard_of(captured)
     memory = memoryview(bytearray(rank_shard.nbytes))
     entries = list(rank_shard.copy_into(memory))
-    record = SnapshotRecord({"position": {"step": step}, "state": captured.tree}, ManifestFacts(trigger="steps"))
+    record = SnapshotRecord(
+        {"position": {"step": step}, "state": captured.tree}, ManifestFacts(trigger="steps")
+    )
     shard = StagedShard(entries, rank_shard.nbytes, record)
     pending = PendingSnapshot(f"{step:012d}-0001-{step:08x}", step, 1, 1, 1)
     files = ShardWriter(WriterStart("", "r"), catalog).write(pending, 0, shard, memory)
