@@ -1,8 +1,8 @@
-"""Loading a snapshot: a node's writer verifies it once, and each rank reads its tensors.
+"""Loads a snapshot: a node's writer verifies it once, and each rank reads its tensors.
 
-Files on a disk of this machine are handed to the ranks as they are: the writer verifies them a piece at a time in little
-memory and holds them open meanwhile, and each rank reads them again, out of the system's cache, straight into its own
-memory. Files from anywhere else are read once, into a file in memory that all ranks of the node read.
+Files on a disk of this machine go to the ranks as they are: the writer verifies them piece by piece and holds them open
+meanwhile; then each rank reads them again, from the system's cache, straight into its own memory. Files from elsewhere
+are read once, into a file in memory that all ranks of the node read.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedSnapshot:
-    """A verified snapshot, whose tensors are read one by one into memory of the reader's own.
+    """A verified snapshot, whose tensors are read one by one into the reader's own memory.
 
     Attributes:
-        manifest: What it holds.
+        manifest: The manifest.
         state_json: Content of state.json, as text.
-        files: Its files.
+        files: Its files, open.
     """
 
     manifest: Manifest
@@ -67,7 +67,7 @@ class LoadedSnapshot:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], descriptors: Sequence[int]) -> LoadedSnapshot:
-        """Return the snapshot of which `to_json` gave *content*; the descriptors belong to it from now on."""
+        """Return the snapshot that `to_json` gave; the descriptors belong to it from now on."""
         manifest = parse(content["manifest"].encode())
         return cls(manifest, content["state_json"], VerifiedFiles.from_json(content["files"], descriptors))
 
@@ -75,18 +75,18 @@ class LoadedSnapshot:
         """Fill *target* with the bytes of tensor *key*, as they were verified.
 
         Raises:
-            SnapshotError: its file changed meanwhile, or cannot be read.
+            SnapshotError: the tensor's file changed meanwhile, or cannot be read.
         """
         place = self.manifest.tensors[key]
         self.files.read_into(self.manifest.location(place.file), place.offset, target)
 
 
 class SnapshotReader:
-    """A snapshot on its way to a node's ranks; for one use.
+    """Reads and verifies one snapshot, once.
 
     Args:
-        catalog: Where it is.
-        name: Which.
+        catalog: Where the snapshot is.
+        name: The snapshot's.
         progress: Called with the bytes read so far, from one thread at a time.
     """
 
@@ -99,9 +99,9 @@ class SnapshotReader:
         """Return the snapshot, every byte of it verified.
 
         Raises:
-            DamagedSnapshotError: it is not what was written; says which file, and where in it.
-            UnreadableSnapshotError: this process may not read it.
-            SnapshotError: there is no memory for it, or `stop` was called.
+            DamagedSnapshotError: the snapshot is not what was written; the text says which file, and where in it.
+            UnreadableSnapshotError: this process may not read the snapshot.
+            SnapshotError: there is no memory for the snapshot, or `stop` was called.
             OSError: the store cannot be read.
         """
         manifest = self._manifest()
@@ -114,7 +114,7 @@ class SnapshotReader:
                 self._verify(manifest)
                 files.check_at(self._catalog.storage, folder)
             content = files.read(manifest.location(STATE_FILE))
-            # Checked in the writer, once for all ranks of the node.
+            # Checked here, once for all ranks of the node.
             state_json.parse(content, manifest.tensors)
         except BaseException:
             if files is not None:
@@ -142,10 +142,10 @@ class SnapshotReader:
         return manifest
 
     def _copied(self, manifest: Manifest) -> VerifiedFiles:
-        """Return the files in memory."""
+        """Return the files, verified, as copies in memory."""
         files = verify.needed_files(self._catalog, manifest)
         offsets, size = _layout(files)
-        # Without this check, the kernel would end some process to make room.
+        # Without this check, the kernel would kill a process to make room.
         if size > (left := available()):
             raise SnapshotError(
                 f"loading snapshot {self._name} takes {size} bytes of memory, {left} are left on this node"
@@ -153,7 +153,7 @@ class SnapshotReader:
         descriptor = memory_file("loading")
 
         def keep(path: str, offset: int, data: memoryview) -> None:
-            # Written, not mapped: whole pages come into being full instead of zeroed first.
+            # Written, not mapped: so the kernel need not fill new pages with zeros first.
             try:
                 done = 0
                 while done < len(data):
@@ -183,18 +183,12 @@ class SnapshotReader:
 
 
 def load(catalog: Catalog, name: str) -> LoadedSnapshot:
-    """Return snapshot *name*, read and verified by this process itself.
-
-    Raises:
-        DamagedSnapshotError: as `SnapshotReader.read`, as are the others.
-        SnapshotError: the same.
-        OSError: the same.
-    """
+    """Return snapshot *name*, read and verified by this process itself; raises as `SnapshotReader.read`."""
     return SnapshotReader(catalog, name).read()
 
 
 def _layout(files: Mapping[str, FileEntry]) -> tuple[dict[str, int], int]:
-    """Return where each file lies in memory, and the bytes of all."""
+    """Return where each file is to lie in memory, and the bytes of all files."""
     offsets, end = {}, 0
     for path, entry in files.items():
         offsets[path] = end

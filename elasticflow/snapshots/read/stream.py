@@ -1,4 +1,4 @@
-"""Files of snapshots read once, several places at a time, every byte checked on its way."""
+"""Reads files of snapshots once, by several threads, and checks every byte on its way."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     Sink = Callable[[str, int, memoryview], None]
 
-# Bytes read at a time where a request costs nothing: still in the cache when checked.
+# Bytes of one read from a local disk: few enough to be in the processor's cache when they are checked.
 _PIECE = 1 << 18
-# Blocks that one thread reads in a row: few enough to share a file out, many enough to open it for.
+# Blocks that one thread reads in a row: few, so that threads share a file; not one, since the file is opened for each run.
 _RUN = 4
-# Most threads at a time; each holds one block at most.
+# Most threads at a time; each has one block in memory at most.
 _THREADS = 8
 _BAD_PLACE = (errno.EIO, errno.EISDIR, errno.ENOTDIR)
 _REFUSED = (errno.EACCES, errno.EPERM)
@@ -42,7 +42,7 @@ _REFUSED = (errno.EACCES, errno.EPERM)
 
 @dataclass(frozen=True)
 class _Run:
-    """Blocks of a file that are read in a row; *count* is None for all of it."""
+    """Blocks of a file that are read in a row; *count* None: the whole file."""
 
     path: str
     entry: FileEntry
@@ -51,15 +51,15 @@ class _Run:
 
 
 class VerifiedStream:
-    """Files on their way from a store to a sink; for one use.
+    """Reads and verifies files, and passes their bytes to a sink; for one use.
 
     Args:
-        storage: Where they are.
-        files: What is to be read, by path in the storage.
-        sink: Takes path, offset and bytes, from several threads at a time; the bytes are its own only during the
-            call. None to look at them only.
+        storage: Where the files are.
+        files: Entries of the manifest, by path in the storage.
+        sink: Called with path, offset and bytes, from several threads at a time; the bytes may not be used after the
+            call. None: the files are only verified.
         progress: Called with the bytes read so far, from one thread at a time.
-        to_the_end: Read on after the first damage, to find all of it; what may not be read counts as damage then.
+        to_the_end: Read on after the first damage, to find all of it; a file that may not be read counts as damage then.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class VerifiedStream:
     ) -> None:
         self._storage, self._files = storage, files
         self._sink, self._progress, self._to_the_end = sink, progress, to_the_end
-        # On local disks two for each core: one checks while another waits for the disk. Elsewhere each waits for an answer.
+        # On local disks two for each core: one checks while another waits for the disk. Elsewhere all wait for answers.
         self._threads = min(2 * (os.cpu_count() or 1), _THREADS) if storage.is_local else _THREADS
         most = _PIECE if storage.is_local else BLOCK
         self._piece = min(most, max((entry.size for entry in files.values()), default=0))
@@ -84,12 +84,12 @@ class VerifiedStream:
         self._is_over = False
 
     def read(self) -> dict[str, str]:
-        """Return what is damaged, by path; empty if every byte was what the entries say and went to the sink.
+        """Return what is damaged, by path; empty: every byte is what was written, and went to the sink.
 
         Raises:
             UnreadableSnapshotError: this process may not read a file on a disk of this machine.
-            SnapshotError: the store could not be read, or the sink failed, or `stop` was called; that says nothing
-                about the files.
+            SnapshotError: the store could not be read, the sink failed, or `stop` was called; that says nothing about
+                the files.
         """
         with ThreadPoolExecutor(self._threads, thread_name_prefix="reading") as pool:
             self._each(pool, [partial(self._look, *item) for item in self._files.items()])
@@ -130,7 +130,7 @@ class VerifiedStream:
 
     @contextlib.contextmanager
     def _noting(self, run: _Run) -> Iterator[None]:
-        """Note what is damaged in the file of *run*; what says nothing about the file is raised."""
+        """Note damage in the file of *run*; raise SnapshotError for what says nothing about the file."""
         name = run.path.rpartition("/")[2]
         try:
             yield
@@ -143,7 +143,7 @@ class VerifiedStream:
         except Exception as error:
             number = getattr(error, "errno", None) if self._storage.is_local else None
             text = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
-            # A disk that cannot read this very place is damage; anything else may pass.
+            # A local disk that cannot read these bytes is damage; anything else may pass.
             if number in _BAD_PLACE or (number in _REFUSED and self._to_the_end):
                 self._note(run, f"cannot be read: {text}")
             elif number in _REFUSED:
@@ -171,10 +171,10 @@ class VerifiedStream:
                 return
             self._read(run, scratch)
 
-    def _pass_on(self, path: str, place: int, data: memoryview, verifier: Verifier) -> None:
+    def _pass_on(self, path: str, offset: int, data: memoryview, verifier: Verifier) -> None:
         verifier.feed(data)
         if self._sink is not None:
-            self._sink(path, place, data)
+            self._sink(path, offset, data)
         self._count(len(data))
 
     def _read(self, run: _Run, scratch: memoryview) -> None:
@@ -184,12 +184,12 @@ class VerifiedStream:
         with self._noting(run), self._storage.open_read(run.path) as file:
             if start:
                 file.seek(start)
-            for offset in range(start, end, BLOCK):
+            for block in range(start, end, BLOCK):
                 if self._is_over:
                     return
                 fault_injection.reach("restore.mid_load")
-                for place in range(offset, min(offset + BLOCK, end), len(scratch)):
-                    self._pass_on(run.path, place, _fill(file, scratch[: end - place]), verifier)
+                for offset in range(block, min(block + BLOCK, end), len(scratch)):
+                    self._pass_on(run.path, offset, _fill(file, scratch[: end - offset]), verifier)
             verifier.finish()
             if end == run.entry.size and file.read(1):
                 raise _longer(run.entry)
@@ -201,7 +201,7 @@ def _size(run: _Run) -> int:
 
 
 def _size_of(file: BinaryIO) -> int | None:
-    """Return the bytes of an open file; None for a stream that can only be read from its start to its end."""
+    """Return the bytes of an open file; None for a stream that can only be read from start to end."""
     try:
         return file.seek(0, os.SEEK_END)
     except ValueError:
@@ -213,9 +213,9 @@ def _longer(entry: FileEntry) -> DamagedSnapshotError:
     return DamagedSnapshotError(f"is longer than the {entry.size} bytes that were written")
 
 
-def _fill(file: BinaryIO, place: memoryview) -> memoryview:
-    """Fill *place* as far as the file goes; return what was read."""
+def _fill(file: BinaryIO, target: memoryview) -> memoryview:
+    """Fill *target* as far as the file goes; return what was read."""
     done = 0
-    while done < len(place) and (size := file.readinto(place[done:])):  # type: ignore[attr-defined]
+    while done < len(target) and (size := file.readinto(target[done:])):  # type: ignore[attr-defined]
         done += size
-    return place[:done]
+    return target[:done]

@@ -1,4 +1,4 @@
-"""Files of a verified snapshot held open, and whether they still are what was verified."""
+"""Files of a verified snapshot, held open, and whether they are still what was verified."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from elasticflow.storage.storage import Storage
 
-# Most files that are handed over: one message carries their descriptors, and a process may have few more.
+# Most files that are handed over open: one message carries their descriptors, and a process may have few more.
 MOST = 200
-# Kinds of file systems that only this machine writes. What others write, NFS and its like show late or not at all, and
-# each rank that reads asks the network again.
+# File systems that only this machine writes. NFS and its like show what other machines write late or not at all, and
+# every rank that reads from them uses the network again.
 _OWN_KINDS = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs", "ramfs", "overlay"}
 )
@@ -28,12 +28,12 @@ StatMark = list[int]
 
 
 class VerifiedFiles:
-    """Bytes of files behind open descriptors, which are closed with it.
+    """Bytes of files behind open descriptors; `close`, or the end of the object, closes them.
 
     Args:
-        descriptors: Of what holds the bytes: one for each file, or of one place in memory for all of them.
+        descriptors: One for each file, or one of a file in memory that has the bytes of all files.
         extents: Where the bytes of each file are, by location (`Manifest.location`).
-        stat_marks: How each descriptor's file was when it was verified; None: as it is now.
+        stat_marks: Of each descriptor's file when it was verified; None: as it is now.
     """
 
     def __init__(
@@ -51,31 +51,31 @@ class VerifiedFiles:
 
     @classmethod
     def opened(cls, storage: Storage, folder: str, locations: Iterable[str]) -> Self | None:
-        """Return the files at *locations* in *folder*, held open where they are.
+        """Return the files at *locations* in *folder*, open.
 
-        None if they are better copied once for the whole node: they are not on a disk of this machine's own, they are
-        many, or one of them cannot be opened.
+        None if they are to be copied once for the whole node instead: they are not on a disk of this machine, they are
+        too many, or one of them cannot be opened.
         """
-        places = list(locations)
-        if not storage.is_local or len(places) > MOST:
+        names = list(locations)
+        if not storage.is_local or len(names) > MOST:
             return None
         if file_system_of(storage.local_path(folder)) not in _OWN_KINDS:
             return None
         descriptors: list[int] = []
         try:
-            for place in places:
-                path = storage.local_path(f"{folder}/{place}")
-                # Opened one by one: on an error, those before it are closed.
+            for name in names:
+                path = storage.local_path(f"{folder}/{name}")
+                # One by one: on an error, the files before it are closed.
                 descriptors.append(os.open(path, os.O_RDONLY))
         except OSError:
             _close_all(descriptors)
             return None
         sizes = [os.fstat(fd).st_size for fd in descriptors]
-        return cls(descriptors, {place: (n, 0, sizes[n]) for n, place in enumerate(places)})
+        return cls(descriptors, {name: (n, 0, sizes[n]) for n, name in enumerate(names)})
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], descriptors: Sequence[int]) -> Self:
-        """Return the files of which `to_json` gave *content*; the descriptors belong to them from now on."""
+        """Return the files that `to_json` gave; the descriptors belong to them from now on."""
         extents = {location: tuple(extent) for location, extent in content["extents"].items()}
         return cls(descriptors, extents, content["stat_marks"])
 
@@ -109,17 +109,17 @@ class VerifiedFiles:
             raise SnapshotError(f"{location}: cannot be read: {type(error).__name__}: {error}") from error
 
     def check_at(self, storage: Storage, folder: str) -> None:
-        """Return if the files that were opened have their names still, unchanged.
+        """Raise unless the files that were opened are still there, unchanged, under their names.
 
         Raises:
-            SnapshotError: one of them does not; named.
+            SnapshotError: a file is not; the text names it.
         """
         for location, (number, _, _) in self._extents.items():
             try:
-                found = _stat_mark(storage.local_path(f"{folder}/{location}").stat())
+                mark = _stat_mark(storage.local_path(f"{folder}/{location}").stat())
             except OSError:
-                found = []
-            if found != self._stat_marks[number]:
+                mark = []
+            if mark != self._stat_marks[number]:
                 raise _changed(location)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class VerifiedFiles:
 
 
 def _stat_mark(stat: os.stat_result) -> StatMark:
-    """Return what differs once somebody wrote, cut, replaced or removed the file."""
+    """Return what differs once a file was written, cut, replaced or removed."""
     return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 

@@ -1,4 +1,4 @@
-"""Reading a snapshot back, every byte checked against the manifest while it streams in."""
+"""Reads files of a snapshot back, or only verifies them, against its manifest."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _BORROWED = "; it is borrowed, and no snapshot that borrows it can be loaded"
 
 
 def read_shard(storage: Storage, path: str, entry: FileEntry) -> bytearray:
-    """Return the verified content of a file; tensors lie in it at the manifest's offsets.
+    """Return the verified content of a file.
 
     Raises:
         DamagedSnapshotError: the file is absent, of another size, unreadable, or a block of it is not what was
-            written; says which.
+            written; the text says which.
         SnapshotError: the store could not be reached, which says nothing about the snapshot.
     """
     content = bytearray(entry.size)
@@ -40,7 +40,8 @@ def read_state(catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
     """Return the verified content of state.json.
 
     Raises:
-        DamagedSnapshotError: as `read_shard`, and as `state_values.parse`.
+        DamagedSnapshotError: as `read_shard`, and as `state_json.parse`.
+        SnapshotError: as `read_shard`.
     """
     entry = manifest.files.get(STATE_FILE)
     if entry is None:
@@ -50,14 +51,14 @@ def read_state(catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
 
 
 def verify(catalog: Catalog, manifest: Manifest, progress: Callable[[int], None] | None = None) -> list[str]:
-    """Return what is wrong with the snapshot's files and those it borrows, one line for each that is damaged.
+    """Return a line for each file, the snapshot's own or borrowed, that is damaged; empty: the snapshot is whole.
 
-    Empty if every byte is what was written. Nothing is kept in memory but a block per thread.
+    Nothing is kept in memory but a block per thread.
 
     Args:
-        catalog: Where it is.
-        manifest: What it should be.
-        progress: Called with the bytes looked at so far, from one thread at a time.
+        catalog: Where the snapshot is.
+        manifest: The snapshot's.
+        progress: Called with the bytes read so far, from one thread at a time.
 
     Raises:
         SnapshotError: as `read_shard`.
@@ -74,7 +75,7 @@ def needed_files(catalog: Catalog, manifest: Manifest) -> dict[str, FileEntry]:
 
 
 def describe_damage(catalog: Catalog, manifest: Manifest, damage: Mapping[str, str]) -> list[str]:
-    """Return a line for each damaged path; a file of another snapshot is named with it, and what hangs on it said."""
+    """Return a line for each damaged path; that of a borrowed file names its snapshot, and says what that means."""
     own, all_ = f"{catalog.folder(manifest.name)}/", f"{catalog.folder()}/"
     return [
         f"{path.removeprefix(own).removeprefix(all_)}: {text}{'' if path.startswith(own) else _BORROWED}"

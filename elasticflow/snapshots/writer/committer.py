@@ -48,11 +48,11 @@ class Committer:
         self._report = report
 
     def run(self) -> None:
-        """Commit until no more snapshots can come; a failure is reported, and the next snapshot is tried."""
+        """Commit snapshots until no more can come; a failure is reported, and the next snapshot follows."""
         while (pending := self._pending_snapshots.next_settled()) is not None:
             try:
                 committed = self._settle(pending)
-            except Exception as error:  # noqa: BLE001  # whatever the store raises, the next snapshot is tried
+            except Exception as error:  # noqa: BLE001  # whatever the store raises, the next snapshot follows
                 self._give_up(pending, error)
             else:
                 self._pending_snapshots.close(pending)
@@ -63,7 +63,7 @@ class Committer:
                 listener.send(RetentionDone(pending.name))
 
     def _settle(self, pending: PendingSnapshot) -> Manifest | None:
-        """Bring the snapshot to its end here; return the manifest if this writer committed it."""
+        """Commit the snapshot, or wait until another node did; return the manifest if this writer committed it."""
         fault_injection.reach("commit.settled")
         if pending.state is State.ABANDONED:
             raise CommitRefusedError(pending.reason)
@@ -133,7 +133,7 @@ class Committer:
             raise CommitRefusedError(FENCED)
 
     def _give_up(self, pending: PendingSnapshot, error: Exception) -> None:
-        """Clear away what is certain never to be committed, and tell everybody."""
+        """Remove the files that are certain never to be committed, and report the failure."""
         reason = str(error) if isinstance(error, CommitRefusedError) else f"{type(error).__name__}: {error}"
         own = [
             name(rank, pending.world_size)
@@ -151,9 +151,9 @@ class Committer:
             with contextlib.suppress(OSError):
                 self._publisher.announce(pending.name, min(pending.staged), {"failed": reason})
         elif isinstance(error, CommitAbandonedError):
-            # In any other case the node of rank 0 may be committing our shares at this moment.
+            # In any other case the node of rank 0 may be committing our shards at this moment.
             self._publisher.withdraw(pending.name, own, pending.staged)
-        # Who hears of the fence ends this writer, perhaps before it comes to what was staged since.
+        # The parent ends a fenced writer, perhaps before it comes to the snapshots staged since.
         if reason == FENCED:
             with contextlib.suppress(OSError, StorageError):
                 self._publisher.sweep(pending.generation + 1, ())

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ConnectedRank:
-    """One rank, as the writer sees it.
+    """A rank, as the writer sees it.
 
     Attributes:
-        channel: Its connection.
-        hello: How it greeted.
-        buffers: Staging buffers that it may write into, by number.
-        is_busy: A message of it is being handled.
+        channel: The connection.
+        hello: The rank's first message.
+        buffers: Staging buffers that the rank may write into, by number.
+        is_busy: A message of the rank is being handled.
     """
 
     channel: Channel[ToWriter]
@@ -29,16 +29,16 @@ class ConnectedRank:
 
     @property
     def rank(self) -> int:
-        """Its number."""
+        """The rank's number."""
         return self.hello.rank
 
     @property
     def generation(self) -> int:
-        """The generation it belongs to."""
+        """The rank's generation."""
         return self.hello.generation
 
     def send(self, message: ToWorker, descriptors: tuple[int, ...] = ()) -> None:
-        """Send it a message; nothing happens if it is gone: its own thread sees that too."""
+        """Send *message*; does nothing if the rank is gone, which its own thread notices."""
         try:
             self.channel.send(message, descriptors)
         except OSError:

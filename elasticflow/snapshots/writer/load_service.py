@@ -1,4 +1,4 @@
-"""Loading for a node's ranks: each snapshot is verified once, whoever asks, and held until the last rank is done."""
+"""Loads snapshots for the ranks of a node: each is verified once, and kept until the last rank is done."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PROGRESS_EVERY_S = 0.5
 
 @dataclass(eq=False)
 class _Loading:
-    """A snapshot that is being read, or was read, or was found unreadable.
+    """A snapshot that is being read, was read, or could not be read.
 
     Attributes:
-        ranks: Those that wait for it or have it; it ends with the last of them.
-        outcome: What was read, or why it was not; None: it is being read.
+        ranks: The ranks that wait for the snapshot or read it; it is closed with the last of them.
+        outcome: The snapshot, or why it could not be read; None: it is being read.
     """
 
     name: str
@@ -34,8 +34,8 @@ class _Loading:
     ranks: set[ConnectedRank] = field(default_factory=set)
     outcome: LoadedSnapshot | LoadFailed | None = None
 
-    def tell(self, rank: ConnectedRank) -> None:
-        """Tell *rank* the outcome, if there is one."""
+    def send_outcome(self, rank: ConnectedRank) -> None:
+        """Send *rank* the outcome, if there is one."""
         if isinstance(self.outcome, LoadFailed):
             rank.send(self.outcome)
         elif self.outcome is not None:
@@ -52,24 +52,24 @@ class LoadService:
         self._loadings: list[_Loading] = []
 
     def load(self, rank: ConnectedRank, name: str) -> None:
-        """Have *rank* told of snapshot *name* as soon as it is verified, or why it will not be; returns at once."""
+        """Send snapshot *name* to *rank* once it is verified, or the reason why it cannot be read; returns at once."""
         with self._lock:
-            # What could not be read is remembered for the ranks of this generation that have not asked yet.
+            # A failure is kept for the ranks of this generation that have not asked yet.
             self._loadings = [
                 loading
                 for loading in self._loadings
                 if not isinstance(loading.outcome, LoadFailed)
                 or (loading.name, loading.generation) == (name, rank.generation)
             ]
-            same = (each for each in self._loadings if each.name == name and rank not in each.ranks)
-            loading = next(same, None) or self._begin(name, rank.generation)
+            begun = (one for one in self._loadings if one.name == name and rank not in one.ranks)
+            loading = next(begun, None) or self._begin(name, rank.generation)
             loading.ranks.add(rank)
             is_over = loading.outcome is not None
         if is_over:
-            loading.tell(rank)
+            loading.send_outcome(rank)
 
     def leave(self, rank: ConnectedRank) -> None:
-        """*rank* needs nothing any more, or is gone."""
+        """*rank* has read what it needs, or is gone."""
         with self._lock:
             for loading in tuple(self._loadings):
                 if rank not in loading.ranks or isinstance(loading.outcome, LoadFailed):
@@ -104,7 +104,7 @@ class LoadService:
             outcome = LoadFailed(loading.name, "damaged", error.message)
         except UnreadableSnapshotError as error:
             outcome = LoadFailed(loading.name, "forbidden", error.message)
-        except Exception as error:  # noqa: BLE001  # whatever the store raises, the ranks are told
+        except Exception as error:  # noqa: BLE001  # whatever the store raises is sent to the ranks
             reason = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
             outcome = LoadFailed(loading.name, "unreadable", reason)
         with self._lock:
@@ -113,4 +113,4 @@ class LoadService:
             if not ranks and isinstance(outcome, LoadedSnapshot):
                 outcome.files.close()
         for rank in ranks:
-            loading.tell(rank)
+            loading.send_outcome(rank)

@@ -1,8 +1,8 @@
 """The writer process of a node: `python -m elasticflow.snapshots.writer.main`.
 
-It owns the staging memory, hashes and writes shards, commits snapshots, and loads them for ranks that go on. TERM and INT
-are ignored, since they go to whole process groups while the last snapshot is still being written; it leaves at once when
-its standard input ends, and after what it has been handed when a line comes there.
+The writer owns the shared memory, hashes and writes shards, commits snapshots, and loads them for the ranks. It ignores
+TERM, INT and HUP, which go to whole process groups while the last snapshot is still being written. It ends at once when
+its standard input ends; when a line comes there, it ends once all that it was handed has an outcome.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 _WRITING_THREADS = 2
 _HEAR_OUT_S = 5.0
-# Training goes first; while a worker waits for us, it does not compete.
+# Training goes first. A worker that waits for the writer does not compete with it.
 _NICENESS = 5
 
 
@@ -76,10 +76,9 @@ class Writer:
     def __init__(self, start: WriterStart) -> None:
         self._limits = start.limits
         self._workers: set[ConnectedRank] = set()
-        tell = partial(self._report, listeners=self._workers, to_parent=True)
-        catalog = Catalog(
-            Storage(start.uri, start.config.options, on_trouble=ThrottledTroubles(tell)), start.prefix
-        )
+        report = partial(self._report, listeners=self._workers, to_parent=True)
+        storage = Storage(start.uri, start.config.options, on_trouble=ThrottledTroubles(report))
+        catalog = Catalog(storage, start.prefix)
         self._shard_writer = ShardWriter(start, catalog)
         self._load_service = LoadService(catalog)
         self._pool = BufferPool(start.config.staging_limit)
@@ -95,14 +94,14 @@ class Writer:
         self._printing = thread(self._print)
 
     def start(self) -> None:
-        """Listen, and say where on standard output."""
+        """Listen, and write the address to standard output."""
         server, address = channels.listen()
         for started in (self._printing, self._committing, thread(self._accept, server)):
             started.start()
         self._out.put({"event": "ready", "address": address})
 
     def finish(self) -> None:
-        """Bring to an end all that workers have handed over, and end the process; none of them stages any more."""
+        """End the process once all that workers handed over has an outcome; no worker may be staging any more."""
         self._hear_out(math.inf)
         self._memory_tier.finish()
         self._pending_snapshots.end_all()
@@ -178,14 +177,14 @@ class Writer:
         return True
 
     def _hear_out(self, generation: float) -> None:
-        """Return when all that workers of older generations sent has been read: they may have died right after."""
+        """Wait until all messages of older generations are handled: their workers may have died after sending them."""
         deadline = time.monotonic() + _HEAR_OUT_S
         older = [worker for worker in tuple(self._workers) if worker.generation < generation]
         while time.monotonic() < deadline and not all(self._is_idle(worker) for worker in older):
             time.sleep(0.001)
 
     def _is_idle(self, worker: ConnectedRank) -> bool:
-        """Whether nothing *worker* sent is unread or being handled; the order of the two looks matters."""
+        """Return whether no message of *worker* is unread or being handled; to be asked in this order."""
         try:
             is_unread = worker in self._workers and worker.channel.wait(0)
         except (OSError, ValueError):
@@ -219,7 +218,7 @@ class Writer:
         return buffers, single
 
     def _stage(self, worker: ConnectedRank, message: Stage) -> None:
-        """Take a shard over; its bytes are written by a thread of the pool."""
+        """Note a shard that was handed over; a thread of the pool writes its bytes."""
         buffer = None if message.slot is None else worker.buffers.get(message.slot)
         if buffer is not None:
             buffer.busy = True

@@ -1,4 +1,4 @@
-"""What the writer does for the memory tier: slots for workers, sets for the store, sets for successors."""
+"""The writer's part of the memory tier: slots for workers, sets for the store and for successors."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.writer.connected_rank import ConnectedRank
     from elasticflow.snapshots.writer.pending import PendingSnapshots
 
-# Trigger of what is written because its launch ended without a snapshot of it.
+# Trigger of a snapshot that is written because its launch ended without it.
 _AT_THE_END = "crash"
 
 MemoryTierMessage = Describe | RequestPersist | Recall | Invalidate
 
 
 class MemoryTierService:
-    """Serves the memory tier; safe to use from all the writer's threads.
+    """Serves the memory tier; may be used from all the writer's threads.
 
     Args:
         pool: Where slots come from.
         pending_snapshots: Snapshots on their way to the store.
-        write: Starts writing a shard: rank, snapshot, how it lies in the buffer, the buffer.
-        set_aside: Has a committed snapshot never be restored: name, reason.
+        write: Starts to write a shard: rank, snapshot, how the shard lies in the buffer, the buffer.
+        set_aside: Sets a committed snapshot aside: name, reason.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class MemoryTierService:
         self._rank_slots: dict[ConnectedRank, RankSlots] = {}
         self._beginning = threading.Lock()
         self._begun: dict[str, CommittedPosition] = {}
-        # The newest snapshot that was committed out of the tier.
+        # The newest snapshot committed out of the tier.
         self._committed: CommittedPosition | None = None
-        # Of the newest generation: snapshots out of the tier that are not known to be refused.
+        # Snapshots taken out of the tier of the newest generation, without those that were refused.
         self._taken: list[PendingSnapshot] = []
 
     def handle(self, worker: ConnectedRank, message: MemoryTierMessage) -> None:
@@ -98,20 +98,20 @@ class MemoryTierService:
         return rank_slots.buffers()
 
     def greet(self, *, is_single_node: bool) -> None:
-        """A worker of the newest generation is here: what older ones ask for is not begun any more."""
+        """Drop the requests of older generations: a worker of the newest one is here."""
         self._tier.request(None)
-        # A group over several nodes goes on without the tier: what lies here grows old.
+        # A group over several nodes trains without the tier: what it holds becomes old.
         if not is_single_node:
             self._tier.clear()
 
     def leave(self, worker: ConnectedRank) -> None:
-        """*worker* is gone."""
+        """Keep the slots of *worker*, which is gone, for its successor."""
         rank_slots = self._rank_slots.pop(worker, None)
         if rank_slots is not None:
             self._tier.detach(rank_slots)
 
     def begin(self) -> None:
-        """Begin to write the newest set, if one is asked for and the store is free."""
+        """Begin to write the newest set, if a snapshot is wanted and no other is pending."""
         with self._beginning:
             if not self._pending_snapshots.is_free:
                 return
@@ -120,7 +120,7 @@ class MemoryTierService:
                 self._begin(*taken)
 
     def finish(self) -> None:
-        """See that the newest set is on the store or on its way: no worker comes any more."""
+        """Begin to write the newest set, unless it is on the store: no more workers come."""
         self._pending_snapshots.end_open()
         self._pending_snapshots.await_free()
         slot_set = self._tier.newest()
@@ -161,12 +161,12 @@ class MemoryTierService:
             self._write(rank, pending, replace(slot.layout, record=None if rank else record), slot.buffer)
 
     def _invalidate(self, generation: int, equal_at: int) -> None:
-        """The replicas of *generation* differ: what was taken of them since they were equal is not to be used.
+        """Refuse what was taken of *generation* after step *equal_at*: its replicas differ.
 
-        Every rank says so before it ends. New workers are answered only after this was handled.
+        Every rank asks for this before it ends. New workers are answered only after it is done.
         """
         self._tier.invalidate(generation)
-        # No other set is taken meanwhile, and of all ranks the first sets aside.
+        # No other set is taken meanwhile. The first rank that asks sets aside.
         with self._beginning:
             doubtful = [
                 taken for taken in self._taken if taken.generation == generation and taken.step > equal_at

@@ -1,8 +1,8 @@
-"""Which shards have come, and which generation may still commit.
+"""Snapshots on their way to the store, and which generation may still commit.
 
-The rule that keeps history in one line: a snapshot of an older generation may be committed only while no worker of a
-newer one can have chosen where to start from. Workers learn that their writer is ready by its answer to their greeting,
-so the answer waits until older snapshots have an outcome.
+The rule that keeps the history of a run one line: a snapshot of an older generation may be committed only while no
+worker of a newer generation can have chosen where to start from. Workers choose after the writer has answered their
+greeting, so the answer waits until older snapshots have an outcome.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class State(Enum):
     """How far a snapshot has come on this node."""
 
-    STAGING = "its shards are coming or being written"
+    STAGING = "its shards are being handed over or written"
     WRITTEN = "its shards are on the store"
     COMMITTED = "its manifest is on the store"
     ABANDONED = "it will not be committed"
 
 
 class Role(Enum):
-    """What this node's writer does for a snapshot."""
+    """This node's part in committing a snapshot."""
 
     LOCAL = "all ranks are here: it commits"
     COORDINATOR = "rank 0 is here: it commits when the other nodes have written their shards"
@@ -44,10 +44,10 @@ class PendingSnapshot:
     Attributes:
         staged: Ranks whose shard was handed over.
         done: Ranks whose shard is on the store, or failed.
-        files: What is on the store, by rank.
-        record: What rank 0 gave with its shard.
-        listeners: Who is told of the outcome, by rank.
-        state: How far it has come.
+        files: Files on the store, by rank.
+        record: What rank 0 handed over with its shard.
+        listeners: Ranks that receive the outcome.
+        state: How far the snapshot has come.
         reason: Why it was abandoned.
         is_complete: No more shards can come.
     """
@@ -69,23 +69,23 @@ class PendingSnapshot:
 
     @property
     def role(self) -> Role:
-        """What this writer does for it, as far as rank 0 has staged."""
+        """This node's part; PARTICIPANT until rank 0 has staged."""
         if self.local_world_size == self.world_size:
             return Role.LOCAL
         return Role.COORDINATOR if 0 in self.staged else Role.PARTICIPANT
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing of it is still coming or being written."""
+        """Whether no shard is being written, and no more can come."""
         return self.done == self.staged and (self.is_complete or len(self.staged) == self.local_world_size)
 
     def abandon(self, reason: str) -> None:
-        """It will not be committed; the first reason stands."""
+        """Have the snapshot not be committed; the first reason stands."""
         if self.state is not State.ABANDONED:
             self.state, self.reason = State.ABANDONED, reason
 
     def end(self) -> None:
-        """No more shards can come: unless all are here, the snapshot cannot be committed."""
+        """Note that no more shards can come: unless all are here, the snapshot is abandoned."""
         if len(self.staged) < self.local_world_size:
             self.is_complete = True
             self.abandon("the generation ended before all shares were staged")
@@ -113,12 +113,12 @@ class PendingSnapshots:
 
     @property
     def newest(self) -> int:
-        """The newest generation that greeted; 0 before the first."""
+        """The newest generation of which a worker greeted; 0 before the first."""
         return max(self._generations, default=0)
 
     @property
     def is_free(self) -> bool:
-        """Whether no snapshot is without an outcome."""
+        """Whether every snapshot has an outcome."""
         with self._changed:
             return not self._open
 
@@ -129,7 +129,7 @@ class PendingSnapshots:
             return set(self._open)
 
     def greet(self, generation: int, *, is_single_node: bool) -> bool:
-        """Take note of a worker of *generation*; True if it is welcome: no newer generation is here."""
+        """Note a worker of *generation*; False if a newer generation is here: the worker is to be refused."""
         with self._changed:
             if generation < self.newest:
                 return False
@@ -141,7 +141,7 @@ class PendingSnapshots:
             return True
 
     def await_older(self, generation: int, limit_s: float) -> None:
-        """Return when no snapshot before *generation* is open, or after *limit_s*; then none of them is committed."""
+        """Wait until no snapshot before *generation* is open; after *limit_s*, none of them is committed any more."""
         with self._changed:
             self._changed.wait_for(
                 lambda: all(s.generation >= generation for s in self._open.values()), limit_s
@@ -155,7 +155,7 @@ class PendingSnapshots:
         record: SnapshotRecord | None,
         listener: ConnectedRank | None,
     ) -> PendingSnapshot:
-        """Note that *rank* handed over a shard of the snapshot that *pending* describes; return the one it is part of."""
+        """Note that *rank* handed over a shard; return the snapshot of that name: *pending*, or the one that is open."""
         with self._changed:
             pending = self._open.setdefault(pending.name, pending)
             pending.staged.add(rank)
@@ -167,7 +167,7 @@ class PendingSnapshots:
             return pending
 
     def add_complete(self, pending: PendingSnapshot) -> None:
-        """Note a snapshot whose shards are all here."""
+        """Add a snapshot whose shards are all here."""
         with self._changed:
             self._open[pending.name] = pending
 
@@ -185,7 +185,7 @@ class PendingSnapshots:
             self._changed.notify_all()
 
     def refuse(self, pending: PendingSnapshot, reason: str) -> bool:
-        """Have *pending* not be committed; False if it was: who asks has to set it aside."""
+        """Have *pending* not be committed; False if it is committed: the caller has to set it aside."""
         with self._changed:
             if pending.state is State.COMMITTED:
                 return False
@@ -193,7 +193,7 @@ class PendingSnapshots:
             return True
 
     def published(self, pending: PendingSnapshot) -> str | None:
-        """Note that the manifest is there; return why it was refused meanwhile: who published has to set it aside."""
+        """Note that the manifest is on the store; if *pending* was refused meanwhile, return why: set it aside then."""
         with self._changed:
             if pending.state is State.ABANDONED:
                 return pending.reason
@@ -201,14 +201,17 @@ class PendingSnapshots:
             return None
 
     def end_all(self) -> None:
-        """No more shards can come at all: once every open snapshot is settled, `next_settled` has no more."""
+        """Note that no more shards can come at all: `next_settled` returns None after the snapshots that are open."""
         with self._changed:
             self._is_finishing = True
             self._changed.notify_all()
         self.end_open()
 
     def next_settled(self) -> PendingSnapshot | None:
-        """Return the oldest open snapshot once it is settled: snapshots are committed in the order they were staged."""
+        """Wait for the oldest open snapshot to be settled and return it; None: no more can come.
+
+        So snapshots are committed in the order in which they were staged.
+        """
         with self._changed:
             self._changed.wait_for(self._is_next_known)
             return next(iter(self._open.values()), None)
@@ -218,7 +221,7 @@ class PendingSnapshots:
         return self._is_finishing if oldest is None else oldest.is_settled
 
     def close(self, pending: PendingSnapshot) -> None:
-        """The snapshot has an outcome."""
+        """Note that the snapshot has an outcome."""
         with self._changed:
             self._open.pop(pending.name, None)
             is_free = not self._open
@@ -227,14 +230,14 @@ class PendingSnapshots:
             self.on_free()
 
     def end_open(self) -> None:
-        """No more shards can come of the snapshots that are open."""
+        """Note that no more shards of the open snapshots can come."""
         with self._changed:
             for pending in self._open.values():
                 pending.end()
             self._changed.notify_all()
 
     def await_free(self) -> None:
-        """Return when no snapshot is open."""
+        """Wait until no snapshot is open."""
         with self._changed:
             self._changed.wait_for(lambda: not self._open)
 
@@ -244,10 +247,10 @@ class PendingSnapshots:
             return pending.generation >= self.newest
 
     def await_successor(self, pending: PendingSnapshot, limit_s: float) -> int | None:
-        """Return the newer generation that waits for this snapshot's outcome, or None if there is none.
+        """Return the newer generation that waits for this snapshot's outcome, or None after *limit_s*.
 
-        Asked when a newer generation was claimed: by this node's own launcher, whose workers greet in a moment and
-        wait for their answer, or by another launch, whose workers never come here.
+        To be called when a newer generation was claimed: by this node's own launcher, whose workers greet in a moment
+        and wait for their answer, or by another launch, whose workers never come here.
         """
         if pending.role is not Role.LOCAL:
             return None

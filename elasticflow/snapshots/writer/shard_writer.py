@@ -1,4 +1,4 @@
-"""A rank's shard, from staging memory to files on the store."""
+"""Writes a rank's shard from shared memory to files on the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ShardWriter:
-    """Writes shards of one run's snapshots; safe to use from several threads."""
+    """Writes shards of one run's snapshots; may be used from several threads."""
 
     def __init__(self, start: WriterStart, catalog: Catalog) -> None:
         self._run_id = start.run_id
@@ -29,40 +29,40 @@ class ShardWriter:
     def write(
         self, pending: PendingSnapshot, rank: int, shard: StagedShard, memory: memoryview
     ) -> list[WrittenFile]:
-        """Write *rank*'s shard, and rank 0's state.json; return what the manifest says about the files.
+        """Write *rank*'s shard, and rank 0's state.json; return the files as the manifest has them.
 
         Frozen tensors go to a file of their own, which is written only if no earlier snapshot has the same bytes.
 
         Args:
             pending: The snapshot.
             rank: Whose shard.
-            shard: How it lies in *memory*.
+            shard: How the shard lies in *memory*.
             memory: The staging buffer.
 
         Raises:
             OSError: the store failed; nothing half written is at a file's name.
         """
-        place = self._publisher.place(pending.name)
+        folder = self._publisher.place(pending.name)
         staged = memory[: shard.nbytes]
         ranks = rank, pending.world_size
         about = {"run_id": self._run_id, "snapshot": pending.name, "step": str(pending.step)}
         own = [tensor for tensor in shard.tensors if not tensor.frozen]
         packed = shard_file.pack(shard_file.shard_name(*ranks), tensors=own, staged=staged, about=about)
-        files = [shard_file.write_shard(self._storage, place, packed, self._integrity)]
+        files = [shard_file.write_shard(self._storage, folder, packed, self._integrity)]
         if frozen := [tensor for tensor in shard.tensors if tensor.frozen]:
-            # Nothing of this snapshot in the header: equal tensors make equal files.
+            # The header names no snapshot, so that equal tensors make equal files.
             about = {"run_id": self._run_id}
             packed = shard_file.pack(
                 shard_file.frozen_name(*ranks), tensors=frozen, staged=staged, about=about
             )
-            files.append(self._write_unless_there(place, packed))
+            files.append(self._write_or_borrow(folder, packed))
         if shard.record is not None:
             state = shard.record.state
-            files.append(shard_file.write_json(self._storage, place, STATE_FILE, state, self._integrity))
+            files.append(shard_file.write_json(self._storage, folder, STATE_FILE, state, self._integrity))
         return files
 
-    def _write_unless_there(self, place: str, packed: Packed) -> WrittenFile:
-        found = self._reusable_files.find(packed.sha256())
-        if found is not None:
-            return packed.borrowed(*found)
-        return shard_file.write_shard(self._storage, place, packed, "sha256")
+    def _write_or_borrow(self, folder: str, packed: Packed) -> WrittenFile:
+        reusable = self._reusable_files.find(packed.sha256())
+        if reusable is not None:
+            return packed.borrowed(*reusable)
+        return shard_file.write_shard(self._storage, folder, packed, "sha256")

@@ -1,4 +1,4 @@
-"""Threads whose unforeseen errors end the process, so that nobody waits for one that is gone."""
+"""Threads whose unforeseen errors end the process, so that nothing waits for a thread that is gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def thread(body: Callable[..., None], *args: Any) -> threading.Thread:
 
 
 def or_die(body: Callable[..., None], *args: Any) -> None:
-    """Run *body*; an error nobody foresaw ends the whole process with its traceback."""
+    """Run *body*; an unforeseen error is printed and ends the whole process."""
     try:
         body(*args)
     except BaseException:  # noqa: BLE001  # printed, then the process ends
