@@ -19,11 +19,15 @@ from elasticflow.system.records import BadJsonError, parse
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MARK = "ELASTICFLOW_PROBE"  # in the environment of everything the child starts, wherever it goes
-_KEPT_BYTES = 1 << 16  # of what it prints: the end
+# In the environment of everything that the child starts, wherever it goes.
+MARK = "ELASTICFLOW_PROBE"
+# Of what the child prints, this much is kept: the end.
+_KEPT_BYTES = 1 << 16
 _LOOK_S = 0.02
-_STACKS_S = 1.0  # faulthandler writes them at once
-_LEAVE_S = 0.3  # what the child started may still be ending with it
+# faulthandler writes the stacks at once.
+_STACKS_S = 1.0
+# What the child started may still be ending with it.
+_LEAVE_S = 0.3
 
 
 class ChildEnd(NamedTuple):
@@ -132,11 +136,12 @@ def _left(session: int, mark: str) -> list[str]:
 
 
 def _end_all(session: int, mark: str) -> None:
-    for _ in range(100):  # what forks faster than it is found ends with the last of them
-        found = _others(session, mark)
-        if not found:
+    # A program that forks faster than its processes are seen ends with the last of them.
+    for _ in range(100):
+        pids = _others(session, mark)
+        if not pids:
             return
-        for pid in found:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
